@@ -1,7 +1,12 @@
 //! Compiles the interfaces in `proto/`, with `protox` in place of a `protoc` that everybody who builds would have to install.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    const FILES: [&str; 2] = ["cri-runtime-v1.proto", "kubelet-podresources-v1.proto"];
+    const FILES: [&str; 4] = [
+        "cri-runtime-v1.proto",
+        "kubelet-podresources-v1.proto",
+        "nri-v1alpha1.proto",
+        "ttrpc.proto",
+    ];
     for file in FILES {
         println!("cargo::rerun-if-changed=proto/{file}");
         let descriptors = protox::compile([file], ["proto"])?;

@@ -21,6 +21,7 @@ mod kubelet;
 mod last_line;
 mod lifecycle;
 mod manifests;
+mod nri;
 mod oom_kills;
 mod oom_scores;
 mod placement;
@@ -71,6 +72,7 @@ use deadlines::Deadlines;
 pub use kubelet::KubeletWork;
 pub use last_line::LastLine;
 use lifecycle::LifecyclePace;
+pub use nri::NriWork;
 use oom_kills::OomKills;
 pub use placement::{Placing, Surroundings};
 use rescan::Rescans;
@@ -123,6 +125,8 @@ pub struct Agent {
     kubepods: Option<Kubepods>,
     /// `None`: no kubelet runs the pods.
     kubelet: Option<KubeletWork>,
+    /// `None`: no runtime asks.
+    nri: Option<NriWork>,
     /// `None`: disks are not watched.
     storage: Option<StorageWork>,
     /// `None`: nothing is tried before an eviction.
@@ -192,6 +196,7 @@ impl Agent {
             oom_groups: None,
             kubepods: None,
             kubelet: None,
+            nri: None,
             storage: None,
             remedies: None,
             memory_release: None,
@@ -352,6 +357,7 @@ impl Agent {
                         .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
                     reports: self.kubelet.as_ref().and_then(KubeletWork::counts),
+                    nri: self.nri.as_ref().map(NriWork::tally),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()
                 },

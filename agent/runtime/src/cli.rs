@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use plimsoll_core::policy::disk::unused::{ImageBook, unused_images};
 use plimsoll_core::shown::line;
 use serde_json::json;
 use tokio::net::UnixStream;
 
 use crate::cri::{Runtime, SOCKETS};
-use crate::{limits, pod_resources, serve, show};
+use crate::{frames, limits, nri, pod_resources, serve, show};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -58,6 +59,12 @@ enum Command {
         /// Socket of the container runtime
         #[arg(long, value_name = "PATH", value_parser = endpoint)]
         runtime_endpoint: PathBuf,
+    },
+    /// Answer the container runtime when it makes a container, as the agent says, which starts this with a socket as standard input
+    Nri {
+        /// Socket on which the runtime takes plugins (NRI)
+        #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = endpoint)]
+        nri_socket: PathBuf,
     },
 }
 
@@ -125,6 +132,11 @@ async fn run(command: Command) -> Result<(), String> {
             let served = serve::resources::run(&pod_resources, agent).await;
             served.map_err(|error| error.to_string())
         }
+        Command::Nri { nri_socket } => {
+            let agent = agent("--runtime-endpoint")?;
+            let served = nri::run(&nri_socket, agent).await;
+            served.map_err(|error| error.to_string())
+        }
         Command::List {
             what: What::Devices,
             pod_resources,
@@ -147,12 +159,12 @@ async fn run(command: Command) -> Result<(), String> {
     }
 }
 
-/// The agent, with which option it starts this; from now on this process is bounded.
+/// The agent, which has started this with an option: from now on it is bounded as a part of it.
 fn agent(option: &str) -> Result<UnixStream, String> {
     if let Err(error) = limits::take() {
         eprintln!("plimsoll-runtime: its memory is not bounded: {error}");
     }
-    serve::agent().map_err(|error| {
+    frames::agent().map_err(|error| {
         format!("standard input is not the agent's socket ({error}); `plimsoll run {option}` starts this")
     })
 }

@@ -1,13 +1,29 @@
 //! Frames to and from the agent (`plimsoll_core::kube::runtime_link`).
 
 use std::io;
+use std::os::fd::AsFd as _;
 
 use plimsoll_core::kube::framing::{FrameError, LENGTH_BYTES};
-use plimsoll_core::kube::runtime_link::{FRAMING, FromRuntime, ToRuntime};
+use plimsoll_core::kube::runtime_link::FRAMING;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+/// The agent's socket, which is standard input.
+///
+/// # Errors
+/// Standard input is no socket: the agent starts this.
+pub fn agent() -> io::Result<UnixStream> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::net::sockopt::socket_type(&socket)?;
+    let socket = std::os::unix::net::UnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    UnixStream::from_std(socket)
+}
 
 /// A message as it goes over the socket; `None`: it is too long.
-pub fn encode(message: &FromRuntime) -> Option<Vec<u8>> {
+pub fn encode(message: &impl Serialize) -> Option<Vec<u8>> {
     FRAMING.frame(&serde_json::to_vec(message).ok()?).ok()
 }
 
@@ -23,7 +39,9 @@ pub async fn write(writer: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::
 ///
 /// # Errors
 /// The system's, and what is no message of this protocol.
-pub async fn read(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<ToRuntime>> {
+pub async fn read<T: DeserializeOwned>(
+    reader: &mut (impl AsyncRead + Unpin),
+) -> io::Result<Option<T>> {
     let mut length = [0; LENGTH_BYTES];
     match reader.read_exact(&mut length).await {
         Ok(_) => {}

@@ -1,4 +1,4 @@
-//! The interfaces of Kubernetes, as compiled from `proto/`.
+//! The interfaces of Kubernetes and containerd, as compiled from `proto/`.
 
 /// The container runtime's (CRI v1).
 #[expect(
@@ -20,4 +20,22 @@ pub mod cri {
 )]
 pub mod pod_resources {
     tonic::include_proto!("v1");
+}
+
+/// What is used of the Node Resource Interface (NRI v1alpha1).
+#[expect(
+    missing_docs,
+    reason = "compiled from proto/nri-v1alpha1.proto, whose names are the published ones"
+)]
+pub mod nri {
+    tonic::include_proto!("nri.pkg.api.v1alpha1");
+}
+
+/// The envelope of a ttrpc call.
+#[expect(
+    missing_docs,
+    reason = "compiled from proto/ttrpc.proto, whose names are the published ones"
+)]
+pub mod ttrpc {
+    tonic::include_proto!("ttrpc");
 }

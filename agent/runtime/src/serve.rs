@@ -3,7 +3,6 @@
 pub mod resources;
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,18 +21,6 @@ const QUESTIONS: usize = 16;
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
 /// Of an error's text, characters.
 const WHY_MAX: usize = 300;
-
-/// The agent's socket, which is standard input.
-///
-/// # Errors
-/// Standard input is no socket: the agent starts this.
-pub fn agent() -> io::Result<UnixStream> {
-    let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    rustix::net::sockopt::socket_type(&socket)?;
-    let socket = std::os::unix::net::UnixStream::from(socket);
-    socket.set_nonblocking(true)?;
-    UnixStream::from_std(socket)
-}
 
 /// Answers until the agent closes the socket.
 ///

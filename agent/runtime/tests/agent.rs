@@ -18,7 +18,10 @@ use rustix::fs::statvfs;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use support::{Cgroup, Containerd, NEEDED, end_pod, notes, pod, programs, run_container, run_pod};
+use support::{
+    Cgroup, Containerd, NEEDED, NEEDED_WITH_NRI, create, end_pod, notes, pod, programs,
+    programs_with_nri, run_container, run_pod,
+};
 
 const UID: &str = "1b2c9a00-0000-4000-8000-00000000000a";
 const MIB: u64 = 1 << 20;
@@ -64,6 +67,8 @@ impl Agent {
             .arg(images)
             .arg("--runtime-endpoint")
             .arg(socket)
+            .arg("--nri-socket")
+            .arg(socket.with_file_name("nri.sock"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -107,15 +112,19 @@ impl Agent {
             .any(|line| line["decision"]["decision"] == "evict")
     }
 
-    /// The `plimsoll-runtime` that it has started.
+    /// The `plimsoll-runtime serve` that it has started.
     fn child(&self) -> Option<Pid> {
         let agent = self.process.id();
-        let children = fs::read_dir(format!("/proc/{agent}/task")).unwrap();
-        let children = children.flatten().filter_map(|thread| {
+        let threads = fs::read_dir(format!("/proc/{agent}/task")).unwrap();
+        let children = threads.flatten().filter_map(|thread| {
             let children = fs::read_to_string(thread.path().join("children")).ok()?;
             children.split_whitespace().next()?.parse().ok()
         });
-        children.filter_map(Pid::from_raw).next()
+        let serves = |child: &i32| {
+            let arguments = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            arguments.split(|byte| *byte == 0).nth(1) == Some(b"serve")
+        };
+        Pid::from_raw(children.into_iter().find(serves)?)
     }
 
     /// Whether it answers.
@@ -283,6 +292,52 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
     assert_eq!(
         containerd.use_of("localhost/sandbox:1").as_deref(),
         Some("pinned")
+    );
+    agent.stop();
+    end_pod(&mut client, sandbox).await;
+}
+
+#[tokio::test]
+async fn the_next_container_of_an_evicted_pod_is_refused_with_the_reason() {
+    let (Some((programs, busybox)), Some(program)) = (programs_with_nri(), program()) else {
+        notes::left_out(format!(
+            "{NEEDED_WITH_NRI}, and a plimsoll-agent that is built"
+        ));
+        return;
+    };
+    let containerd = Containerd::start_with_nri(programs).await;
+    let sleeps = ["/busybox", "sleep", "100000"];
+    containerd.import(&busybox, "localhost/sandbox:1", 4096, &sleeps);
+    containerd.import(&busybox, "localhost/app:1", 4096, &sleeps);
+    let cgroup = cgroup_of(&containerd.cgroup);
+    make_cgroups(&cgroup);
+    let pod = pod(UID, &cgroup);
+    let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
+    let sandbox = run_pod(&mut client, &pod).await;
+    run_container(&mut client, &pod, &sandbox, ("app", 0), "localhost/app:1").await;
+    into_unified(&cgroup);
+    let mut agent = Agent::start(
+        &program,
+        &containerd.cgroup,
+        containerd.dir.path(),
+        &containerd.socket(),
+        "imagefs.available<1Pi",
+    );
+    agent.wait_for(|line| line["decision"]["decision"] == "evict");
+    // As a kubelet, which starts again what has died. The plugin may not have been there yet.
+    let mut attempt = 1;
+    let refused = loop {
+        let container = ("app", attempt);
+        match create(&mut client, &pod, &sandbox, container, "localhost/app:1").await {
+            Err(refused) if refused.message().contains("plimsoll") => break refused,
+            Ok(_) | Err(_) => attempt += 1,
+        }
+    };
+    assert!(
+        refused
+            .message()
+            .contains("plimsoll: this pod was evicted from the node"),
+        "{refused}"
     );
     agent.stop();
     end_pod(&mut client, sandbox).await;

@@ -46,7 +46,7 @@ use crate::host::HostRoot;
 use crate::host::clock::rest_until_ns;
 use crate::host::file::{FileError, read_text};
 use crate::host::shown::Show as _;
-use crate::pods::names::container_name;
+use crate::pods::names::{container_id, container_name};
 use crate::pods::registry::Pods;
 
 /// Newcomers that may wait to be served. Beyond, their cgroups are reviewed instead.
@@ -68,6 +68,8 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 /// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
 /// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
+/// Containers of one pod whose names the runtime gave. The API lists them soon after.
+const GIVEN_NAMES_MAX: usize = 64;
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 
@@ -134,6 +136,8 @@ struct PodScores {
     pod: Arc<Pod>,
     /// Scores that take the place of the specification's, by container.
     ordered: BTreeMap<String, i32>,
+    /// Names of containers by the runtime's ids, as the runtime gave them before the API lists them.
+    given_names: BTreeMap<String, String>,
     cgroups: Vec<CgroupScores>,
 }
 
@@ -354,6 +358,7 @@ impl OomScores {
         let scores = self.pods.entry(uid.clone()).or_insert_with(|| PodScores {
             pod: Arc::clone(pod),
             ordered: BTreeMap::new(),
+            given_names: BTreeMap::new(),
             cgroups: Vec::new(),
         });
         let is_changed = !Arc::ptr_eq(&scores.pod, pod);
@@ -415,6 +420,21 @@ impl OomScores {
         }
     }
 
+    /// The scores of a pod's containers that take the place of the specification's, by name.
+    pub fn ordered(&self, uid: &PodUid) -> Option<&BTreeMap<String, i32>> {
+        self.pods.get(uid).map(|scores| &scores.ordered)
+    }
+
+    /// The runtime makes a container with this id: its cgroup has a name before the API lists it.
+    pub fn is_made(&mut self, uid: &PodUid, id: String, container: String) {
+        if let Some(scores) = self.pods.get_mut(uid) {
+            if scores.given_names.len() >= GIVEN_NAMES_MAX {
+                scores.given_names.clear();
+            }
+            scores.given_names.insert(id, container);
+        }
+    }
+
     /// A pod whose scores are kept.
     pub fn pod(&self, uid: &PodUid) -> Option<&Pod> {
         self.pods.get(uid).map(|scores| &*scores.pod)
@@ -429,7 +449,7 @@ impl OomScores {
                 // Not those that a container makes inside.
                 let directory = cgroup.dir.file_name().and_then(OsStr::to_str);
                 let is_container_cgroup = directory
-                    .and_then(|directory| named(&scores.pod, directory))
+                    .and_then(|directory| scores.named(directory))
                     .is_some_and(|container| container == name);
                 let container = scores.pod.container(name).filter(|_| is_container_cgroup)?;
                 Some(ContainerScore {
@@ -496,7 +516,7 @@ impl PodScores {
             }
             let container = match container_of(pod_dir, dir) {
                 None => None,
-                Some(name) => match name.to_str().and_then(|name| named(&self.pod, name)) {
+                Some(name) => match name.to_str().and_then(|name| self.named(name)) {
                     Some(name) => Some(name.to_owned()),
                     // A container runtime's: a sandbox, or a container under its id. The runtime sets their scores.
                     None => continue,
@@ -542,6 +562,18 @@ impl PodScores {
         }
     }
 
+    /// The container whose cgroup has this name: its own, or one that a runtime gave it.
+    fn named(&self, directory: &str) -> Option<&str> {
+        if let Some(container) = self.pod.container(directory) {
+            return Some(&container.name);
+        }
+        container_name(&self.pod, directory).or_else(|| {
+            let given = self.given_names.get(container_id(directory)?)?;
+            // A name that the pod does not have gets no score.
+            self.pod.container(given).map(|it| it.name.as_str())
+        })
+    }
+
     /// A container's score. What is in no container gets the pod's highest: nobody has asked for its protection.
     fn wanted(&self, container: Option<&str>, capacity_bytes: NonZeroU64) -> Option<i32> {
         let pod = &*self.pod;
@@ -557,14 +589,6 @@ impl PodScores {
                 .filter_map(|container| of(&container.name))
                 .max(),
         }
-    }
-}
-
-/// The container whose cgroup has this name: its own, or one that a runtime gave it.
-fn named<'pod>(pod: &'pod Pod, directory: &str) -> Option<&'pod str> {
-    match pod.container(directory) {
-        Some(container) => Some(&container.name),
-        None => container_name(pod, directory),
     }
 }
 

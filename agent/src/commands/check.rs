@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use serde::Serialize;
 
 use crate::act::placement::owner::{kubelet, running_kubelet};
@@ -108,6 +109,9 @@ struct Mode {
     /// How many pods have a cgroup there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<usize>,
+    /// Whether the container runtime offers to ask when it makes a container, where it does so by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nri: Option<bool>,
     /// Why plimsoll places no container: the kubelet does.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<String>,
@@ -139,14 +143,20 @@ impl Mode {
         match found {
             Ok((tree, pods)) => {
                 let (kubepods, driver) = (tree.kubepods().to_string(), tree.driver().name());
+                let has_nri = host.path(NRI_SOCKET).exists();
+                let nri = match has_nri {
+                    true => "NRI is used with --runtime-endpoint",
+                    false => "no NRI",
+                };
                 let text = format!(
-                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver{places}"
+                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver; {nri} ({NRI_SOCKET}){places}"
                 );
                 Self {
                     kubelet: Some(pid),
                     kubepods: Some(kubepods),
                     driver: Some(driver),
                     pods: Some(pods),
+                    nri: Some(has_nri),
                     placement,
                     text,
                 }
@@ -284,6 +294,14 @@ mod tests {
             (Some(77), Some("systemd"), Some(1))
         );
         assert_eq!(found.placement, None);
+        assert_eq!(found.nri, Some(false));
+        assert!(found.text.contains("no NRI"), "{}", found.text);
+        std::fs::create_dir_all(host.path(NRI_SOCKET)).unwrap();
+        assert!(
+            mode().text.contains("NRI is used with --runtime-endpoint"),
+            "{}",
+            mode().text
+        );
         // A kubelet that places keeps what it places.
         std::fs::create_dir_all(host.path(KUBELET_DIR)).unwrap();
         let state = host.path(KUBELET_DIR).join("cpu_manager_state");

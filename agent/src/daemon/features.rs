@@ -1,6 +1,6 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** Ten parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! **Problem.** Twelve parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
 //! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
 //! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
 
@@ -39,7 +39,7 @@ const NOTHING: Feature = Feature {
 };
 
 /// All of them, in the order in which they have their turn.
-const FEATURES: [Feature; 11] = [
+const FEATURES: [Feature; 12] = [
     // Which pods may run.
     Feature {
         begin: Agent::begin_admission,
@@ -78,6 +78,14 @@ const FEATURES: [Feature; 11] = [
             }
         },
         end: Agent::put_back_oom_scores,
+        ..NOTHING
+    },
+    // What the container runtime is answered: after what it follows from.
+    Feature {
+        follow_up: Agent::send_answers,
+        rescan_pod: Agent::note_nri,
+        rescan: Agent::rescan_nri,
+        end: |agent| agent.nri = None,
         ..NOTHING
     },
     // Cgroups of pods that have left.

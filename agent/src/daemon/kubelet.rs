@@ -146,6 +146,12 @@ impl KubeletWork {
         evicted.chain(self.lift_again_ns).min()
     }
 
+    /// Evicted pods in which nothing new is to start, whether or not they can be held (cgroup v1).
+    pub(super) fn closed(&self) -> impl Iterator<Item = &PodUid> {
+        let evicted = self.evicted.iter();
+        evicted.filter_map(|(uid, pod)| pod.is_begun().then_some(uid))
+    }
+
     /// Evictions that wait to be settled, those that are never reported, frames and clients that were refused.
     pub(super) fn counts(&self) -> Option<[u64; 4]> {
         self.link.as_ref().map(|link| link.counts().read())

@@ -33,6 +33,7 @@ impl Agent {
             }
         };
         for uid in changed {
+            self.note_nri(&uid);
             self.keep_oom_scores(&uid);
             self.interrupt()?;
         }

@@ -37,7 +37,7 @@ use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
-    Agent, Ending, KubeletWork, LastLine, Placing, Sources, StorageWork, Surroundings,
+    Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sources, StorageWork, Surroundings,
 };
 use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
@@ -61,6 +61,7 @@ use crate::serve::control::{self, Snapshots};
 use crate::serve::http;
 use crate::serve::summary::Statistics;
 use crate::source::cluster::{ClusterLink, ClusterSettings};
+use crate::source::nri::NriLink;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::reclaim::LeftToKubelet;
 use crate::storage::{Storage, StorageSettings};
@@ -71,7 +72,7 @@ mod plan;
 
 pub use self::args::RunArgs;
 use self::ledgers::Ledgers;
-use self::plan::{Plan, disks, topology_source};
+use self::plan::{Plan, disks, nri_settings, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
@@ -193,6 +194,7 @@ impl Start<'_> {
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
         let kubelet = self.pod_source(&mut sources)?;
+        let nri = self.nri(&mut sources);
         let _servers = self.serve(&mut sources, loaded.bpf.as_ref())?;
         let disk = self.disk(disks, &mut sources);
         let pods = self.pods(capacity);
@@ -209,6 +211,7 @@ impl Start<'_> {
         let agent = Agent::new(engine, pods, sampler, limits, bpf, journal, reporter)
             .with_kubepods(kubepods)
             .with_kubelet(kubelet)
+            .with_nri(nri)
             .keeping_programs(plan.args.keep_on_exit);
         let mut agent = features.add_to(agent);
         if let Some(disk) = disk {
@@ -304,6 +307,14 @@ impl Start<'_> {
         let lost = self.lost.clone();
         let work = KubeletWork::new(Some(link), holds, held, unsettled, lost);
         Ok(Some(work.with_topology(topology.flatten())))
+    }
+
+    /// What answers the container runtime, where one runs the pods.
+    fn nri(&mut self, sources: &mut Sources) -> Option<NriWork> {
+        let settings = nri_settings(&self.plan)?;
+        let (link, events) = self.without("NRI", NriLink::start(settings))?;
+        sources.watch_nri(events);
+        Some(NriWork::new(link))
     }
 
     /// The cgroups above the pods; a kubelet's are its own.

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::model::event::Cause;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -35,6 +36,7 @@ use crate::serve::control::SnapshotRequests;
 use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::cluster::{ClusterEvent, ClusterEvents};
 use crate::source::memcg_v1::{MemcgV1, PressureLevel};
+use crate::source::nri::NriEvents;
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
 use crate::storage::StorageEvent;
@@ -73,6 +75,8 @@ pub(super) enum Wake {
     Manifests(ManifestChange),
     /// `plimsoll-cluster` has said something.
     Cluster(ClusterEvent),
+    /// `plimsoll-runtime nri` has said something.
+    Nri(FromNri),
     /// The threads that look after disks.
     Storage(StorageEvent),
     /// The thread for remedies.
@@ -107,6 +111,7 @@ pub(super) enum SourceName {
     CgroupWatch,
     Manifests,
     Cluster,
+    Nri,
     Storage,
     Remedies,
     Placement,
@@ -117,7 +122,7 @@ pub(super) enum SourceName {
 impl SourceName {
     /// All of them.
     #[cfg(test)]
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::CriticalRing,
         Self::LifecycleRing,
         Self::PsiTrigger,
@@ -128,6 +133,7 @@ impl SourceName {
         Self::CgroupWatch,
         Self::Manifests,
         Self::Cluster,
+        Self::Nri,
         Self::Storage,
         Self::Remedies,
         Self::Placement,
@@ -147,6 +153,7 @@ impl SourceName {
             Self::CgroupWatch => "the watch of the cgroup directories",
             Self::Manifests => "the watch of the manifests",
             Self::Cluster => "the thread for plimsoll-cluster",
+            Self::Nri => "the thread for NRI",
             Self::Storage => "the reading of disks",
             Self::Remedies => "the thread for remedies",
             Self::Placement => "the thread for placement",
@@ -168,6 +175,7 @@ impl SourceName {
             Self::PodEvents => "what limits cost the pods is seen by the next rescan, not at once",
             Self::Manifests => "pods that come or go from now on are not known",
             Self::Cluster => "names of new pods are not known, and evictions are not reported",
+            Self::Nri => "scores and holds are applied when a container has started",
             Self::Storage => "thresholds on disks see no new figures and evict nobody",
             Self::Remedies => "the engine sees from its samples alone how remedies go",
             Self::Placement => "changes of the CPUs that are online are not seen",
@@ -220,6 +228,7 @@ pub struct Sources {
     manifests: Option<mpsc::Receiver<ManifestChange>>,
     manifest_watch: Option<ManifestWatch>,
     cluster: Option<ClusterEvents>,
+    nri: Option<NriEvents>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
     pub(super) remedies: Option<remedies::Reports>,
     pub(super) placement: Option<placement::Reports>,
@@ -373,6 +382,7 @@ impl Sources {
             cgroups: Source::absent(SourceName::CgroupWatch),
             manifests: None,
             cluster: None,
+            nri: None,
             manifest_watch: None,
             storage: None,
             remedies: None,
@@ -400,6 +410,7 @@ impl Sources {
             () = stop.received() => Wake::Stop,
             wake = message(SourceName::Manifests, &mut self.manifests, Wake::Manifests) => wake,
             wake = message(SourceName::Cluster, &mut self.cluster, Wake::Cluster) => wake,
+            wake = message(SourceName::Nri, &mut self.nri, Wake::Nri) => wake,
             wake = message(SourceName::Placement, &mut self.placement, Wake::Placement) => wake,
             wake = message(SourceName::CpuTime, &mut self.cpu_time, Wake::Cpu) => wake,
             wake = message(SourceName::Storage, &mut self.storage, Wake::Storage) => wake,
@@ -614,6 +625,11 @@ impl Sources {
         self.cluster = Some(events);
     }
 
+    /// Listens to the thread for NRI too.
+    pub fn watch_nri(&mut self, events: NriEvents) {
+        self.nri = Some(events);
+    }
+
     /// Answers these questions for snapshots too.
     pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
         self.snapshots = Some(requests);
@@ -756,13 +772,14 @@ mod tests {
     #[tokio::test]
     async fn a_thread_that_has_ended_is_lost() {
         type Channel = (SourceName, fn(&mut Sources));
-        let channels: [Channel; 7] = [
+        let channels: [Channel; 8] = [
             (SourceName::Manifests, |it| {
                 it.manifests = Some(mpsc::channel(1).1);
             }),
             (SourceName::Cluster, |it| {
                 it.watch_cluster(mpsc::channel(1).1)
             }),
+            (SourceName::Nri, |it| it.watch_nri(mpsc::channel(1).1)),
             (SourceName::Storage, |it| it.watch_disks(mpsc::channel(1).1)),
             (SourceName::Remedies, |it| {
                 it.remedies = Some(mpsc::channel(1).1);

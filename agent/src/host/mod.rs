@@ -16,6 +16,7 @@ pub mod output;
 pub mod cgroup;
 pub mod cgroup_paths;
 pub mod clock;
+pub mod companion;
 pub mod cpuset;
 pub mod file;
 pub mod handover;

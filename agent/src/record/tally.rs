@@ -141,8 +141,25 @@ pub struct Tally {
     /// Beside a kubelet: evictions whose report is not settled, evictions that are never reported, frames and clients of `plimsoll-cluster` that were
     /// refused.
     pub reports: Option<[u64; 4]>,
+    /// What the container runtime was answered; `None` where it does not ask this agent.
+    pub nri: Option<NriTally>,
     /// Steps that are missing from the journal; `None` if there is no journal.
     pub journal_steps_lost: Option<u64>,
+}
+
+/// What the container runtime was answered when it made containers (NRI).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NriTally {
+    /// It asks.
+    pub is_connected: bool,
+    /// Containers that it made as their specification had them, because nothing was known of them.
+    pub unchanged: u64,
+    /// Containers that it made with a score.
+    pub scored: u64,
+    /// Containers that it did not make.
+    pub refused: u64,
+    /// Of so many more containers the agent did not hear, because it was busy.
+    pub dropped: u64,
 }
 
 impl Tally {

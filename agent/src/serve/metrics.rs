@@ -27,6 +27,7 @@ use crate::host::boundary;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
+use crate::record::tally::NriTally;
 use crate::serve::serving::ClientFigures;
 use page::{Page, Value};
 
@@ -323,6 +324,7 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         reports(3),
     )?;
+    nri(tally.nri, page)?;
     page.counter(
         "plimsoll_journal_steps_lost",
         "Steps that are missing from the journal; absent without a journal.",
@@ -330,6 +332,33 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         tally
             .journal_steps_lost
             .map(|lost| ([], Value::Count(lost))),
+    )
+}
+
+/// What the container runtime was answered when it made containers.
+fn nri(tally: Option<NriTally>, page: &mut Page<'_>) -> fmt::Result {
+    page.gauge(
+        "plimsoll_nri_connected",
+        "Whether the container runtime asks this agent when it makes a container; absent where it is not to.",
+        "",
+        tally.map(|nri| ([], Value::Count(u64::from(nri.is_connected)))),
+    )?;
+    let answers = tally.map(|nri| {
+        [
+            ("unchanged", nri.unchanged),
+            ("scored", nri.scored),
+            ("refused", nri.refused),
+            ("unheard", nri.dropped),
+        ]
+    });
+    page.counter(
+        "plimsoll_nri_containers",
+        "Containers that the runtime made or refused, by what it was answered; of the unheard ones the agent did not hear what.",
+        "",
+        answers
+            .into_iter()
+            .flatten()
+            .map(|(answer, count)| ([("answer", answer)], Value::Count(count))),
     )
 }
 

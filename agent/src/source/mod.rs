@@ -10,6 +10,7 @@ mod epoll_set;
 pub mod memcg_v1;
 pub mod memory_events;
 pub mod node_topology;
+pub mod nri;
 pub mod pod_events;
 pub mod pressure;
 pub mod stall_triggers;

@@ -56,17 +56,18 @@ use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::pod_resources::{self, FromKubelet};
-use plimsoll_core::kube::runtime_link::{self, FromRuntime, Inventory, ToRuntime};
+use plimsoll_core::kube::runtime_link::{self, FromNri, FromRuntime, Inventory, ToNri, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node_topology::survey;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
+use plimsoll_runtime::nri::trunk::Trunk;
 
 /// The environment's variable with the name of the target.
 const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
 
 /// By their names, which are those of folders in `seeds`.
-const TARGETS: [(&str, fn(&[u8])); 28] = [
+const TARGETS: [(&str, fn(&[u8])); 29] = [
     ("admission", admission),
     ("arbitration", arbitration),
     ("btf", btf),
@@ -86,6 +87,7 @@ const TARGETS: [(&str, fn(&[u8])); 28] = [
     ("manifests", manifests),
     ("mountinfo", mountinfo),
     ("mounts", mounts),
+    ("nri", nri),
     ("pod_resources", pod_resources),
     ("processes", processes),
     ("records", records),
@@ -495,6 +497,8 @@ pub fn runtime_link(bytes: &[u8]) {
             return;
         };
         serde_json::from_slice::<ToRuntime>(body).ok();
+        serde_json::from_slice::<ToNri>(body).ok();
+        serde_json::from_slice::<FromNri>(body).ok();
         match serde_json::from_slice::<FromRuntime>(body) {
             Ok(FromRuntime::Container { container }) => inventory.containers.push(*container),
             Ok(FromRuntime::Image { image }) => inventory.images.push(*image),
@@ -526,6 +530,17 @@ pub fn pod_resources(bytes: &[u8]) {
     };
     for amounts in surveyed.topology.zones.iter().flat_map(|zone| zone.resources.values()) {
         assert!(amounts.available <= amounts.allocatable && amounts.allocatable <= amounts.capacity);
+    }
+}
+
+/// [`Trunk::take`]: the same messages however the bytes are cut.
+pub fn nri(bytes: &[u8]) {
+    let whole = Trunk::default().take(bytes);
+    let mut trunk = Trunk::default();
+    let portions: Result<Vec<_>, _> = bytes.chunks(7).map(|part| trunk.take(part)).collect();
+    match (whole, portions) {
+        (Ok(whole), Ok(portions)) => assert_eq!(whole, portions.concat()),
+        (whole, portions) => assert!(whole.is_err() && portions.is_err()),
     }
 }
 

@@ -118,20 +118,23 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
 ];
 
 /// Of `plimsoll-runtime`, as [`ROOMS`].
-const RUNTIME_ROOMS: [(&str, &[&str]); 10] = [
+const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
     ("main", &[]),
     (
         "cli",
         &[
             "serve",
+            "nri",
             "show",
             "cri",
             "pod_resources",
             "connection",
+            "frames",
             "limits",
         ],
     ),
     ("serve", &["cri", "pod_resources", "connection", "frames"]),
+    ("nri", &["frames", "interface"]),
     ("show", &["cri"]),
     ("cri", &["connection", "interface"]),
     ("pod_resources", &["connection", "interface"]),

@@ -3,13 +3,17 @@
 //! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all. The agent must stay small, locked in
 //! memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks gRPC. It sends what it has read in frames of bounded length
 //! ([`framing`](crate::kube::framing)). It decides nothing and remembers nothing: it may die at any time, and the next one is asked again.
+//!
+//! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So all answers are sent ahead ([`ToNri`]).
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::kube::framing::Framing;
 
 /// The version of this protocol. A peer with another one is sent away.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Of all frames. The largest container has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 64 << 10,
@@ -23,6 +27,10 @@ pub const IMAGES_MAX: usize = 4096;
 pub const TEXT_BYTES_MAX: usize = 1024;
 /// Names of one image.
 pub const NAMES_MAX: usize = 32;
+/// Where runtimes take plugins, unless configured otherwise (`DefaultSocketPath` in containerd/nri).
+pub const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
+/// Pods of which `plimsoll-runtime nri` knows something at one time.
+pub const ANSWERED_PODS_MAX: usize = 2048;
 
 /// A frame from the agent to `plimsoll-runtime`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,4 +207,114 @@ pub struct Inventory {
     pub unix_ns: u64,
     /// Entries that are missing.
     pub left_out: u64,
+}
+
+/// A frame from the agent to `plimsoll-runtime nri`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToNri {
+    /// What the runtime is answered when it makes a container of this pod. Takes the place of what was said of the pod before.
+    Pod {
+        /// The pod's UID, as its cgroup has it.
+        uid: String,
+        /// The answers.
+        answers: PodAnswers,
+    },
+    /// All pods have been sent that are known by now: the runtime may ask.
+    Complete,
+}
+
+/// What a runtime is answered when it makes a container of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PodAnswers {
+    /// Why no container of this pod is to be made; `None`: it may.
+    pub refusal: Option<String>,
+    /// The `oom_score_adj` of containers, by name. Others keep that of their specification.
+    pub oom_score_adj: BTreeMap<String, i32>,
+}
+
+impl PodAnswers {
+    /// Nothing is to be changed.
+    pub fn is_empty(&self) -> bool {
+        self.refusal.is_none() && self.oom_score_adj.is_empty()
+    }
+
+    /// For one container.
+    pub fn for_container(&self, name: &str) -> Answer {
+        match (&self.refusal, self.oom_score_adj.get(name)) {
+            (Some(why), _) => Answer::Refused(why.clone()),
+            (None, Some(adj)) => Answer::OomScoreAdj(*adj),
+            (None, None) => Answer::Unchanged,
+        }
+    }
+}
+
+/// What the runtime was answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// The container is made as its specification has it: nothing was known of it.
+    Unchanged,
+    /// It is made with this `oom_score_adj`.
+    OomScoreAdj(i32),
+    /// It is not made, and this is why.
+    Refused(String),
+}
+
+/// A frame from `plimsoll-runtime nri` to the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum FromNri {
+    /// The first frame.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// The runtime asks from now on. Containers that it has made before are as they are.
+    Connected {
+        /// Its name and version.
+        runtime: String,
+    },
+    /// The runtime does not ask: what is known is applied after a container's start. It is tried again.
+    Away {
+        /// Why, for people.
+        why: String,
+    },
+    /// The runtime makes a container.
+    Container {
+        /// Of the pod.
+        pod_uid: String,
+        /// The container's name in its pod.
+        name: String,
+        /// The runtime's id of it.
+        id: String,
+        /// What the runtime was answered.
+        answer: Answer,
+    },
+    /// Frames that were dropped, because the agent did not read them.
+    Dropped {
+        /// Since the last such frame.
+        frames: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_goes_before_a_score() {
+        let mut answers = PodAnswers::default();
+        assert!(answers.is_empty());
+        assert_eq!(answers.for_container("app"), Answer::Unchanged);
+        answers.oom_score_adj.insert("app".to_owned(), 321);
+        assert_eq!(answers.for_container("app"), Answer::OomScoreAdj(321));
+        assert_eq!(answers.for_container("other"), Answer::Unchanged);
+        answers.refusal = Some("evicted".to_owned());
+        let refused = Answer::Refused("evicted".to_owned());
+        assert_eq!(answers.for_container("app"), refused);
+        assert_eq!(answers.for_container("other"), refused);
+        assert!(!answers.is_empty());
+    }
 }

@@ -1,24 +1,11 @@
-use plimsoll_core::kube::runtime_link::FRAMING;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 
 use super::*;
+use crate::tests::agent::{self, say};
 use crate::tests::stand_in::{Answer, StandIn, node};
 
-async fn ask_it(agent: &mut UnixStream, question: &ToRuntime) {
-    let json = serde_json::to_vec(question).unwrap();
-    agent
-        .write_u32_le(u32::try_from(json.len()).unwrap())
-        .await
-        .unwrap();
-    agent.write_all(&json).await.unwrap();
-}
-
 async fn hear(agent: &mut UnixStream) -> FromRuntime {
-    let length = usize::try_from(agent.read_u32_le().await.unwrap()).unwrap();
-    assert!(length <= FRAMING.bytes_max);
-    let mut frame = vec![0; length];
-    agent.read_exact(&mut frame).await.unwrap();
-    serde_json::from_slice(&frame).unwrap()
+    agent::hear(agent).await
 }
 
 #[tokio::test]
@@ -31,14 +18,14 @@ async fn questions_are_answered_until_the_agent_ends() {
         hear(&mut agent).await,
         FromRuntime::Hello { protocol: PROTOCOL }
     );
-    ask_it(&mut agent, &ToRuntime::List { number: 1 }).await;
+    say(&mut agent, &ToRuntime::List { number: 1 }).await;
     let mut heard = Vec::new();
     while !matches!(heard.last(), Some(FromRuntime::Listed { .. })) {
         heard.push(hear(&mut agent).await);
     }
     assert_eq!(heard.len(), 2 + 3 + 1);
     let removal = Removal::Image("sha256:b".to_owned());
-    ask_it(&mut agent, &ToRuntime::Remove { number: 2, removal }).await;
+    say(&mut agent, &ToRuntime::Remove { number: 2, removal }).await;
     assert_eq!(hear(&mut agent).await, FromRuntime::Removed { number: 2 });
     drop(agent);
     served.await.unwrap().unwrap();
@@ -50,7 +37,7 @@ async fn a_runtime_that_is_away_is_an_answer_and_it_is_asked_anew() {
     tokio::spawn(async move { run(Path::new("/nowhere/x.sock"), theirs).await });
     hear(&mut agent).await;
     for number in [1, 2] {
-        ask_it(&mut agent, &ToRuntime::List { number }).await;
+        say(&mut agent, &ToRuntime::List { number }).await;
         let FromRuntime::Failed { number: of, why } = hear(&mut agent).await else {
             panic!("an answer without a runtime");
         };
@@ -66,7 +53,7 @@ async fn the_end_of_the_agent_ends_an_answer_that_is_under_way() {
     let socket = stand_in.socket().to_owned();
     let served = tokio::spawn(async move { run(&socket, theirs).await });
     hear(&mut agent).await;
-    ask_it(&mut agent, &ToRuntime::List { number: 1 }).await;
+    say(&mut agent, &ToRuntime::List { number: 1 }).await;
     drop(agent);
     served.await.unwrap().unwrap();
 }

@@ -29,17 +29,27 @@ use plimsoll_runtime::interface::cri::{
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tonic::Status;
 use tonic::transport::Channel;
 
 /// What is not there, where [`programs`] finds nothing.
 pub(crate) const NEEDED: &str =
     "needs root, and containerd and runc of `cargo xtask kubernetes node`";
 
+/// Debian bookworm's, 1.6.
+const CONTAINERD: &str = "containerd";
+/// Debian sid's, in the same folder: with NRI.
+const CONTAINERD_2: &str = "containerd-2";
+
+/// What is not there, where [`programs_with_nri`] finds nothing.
+pub(crate) const NEEDED_WITH_NRI: &str = "needs root, and containerd 2 and runc of `cargo xtask kubernetes node` with Kubernetes 1.26 or later";
+
 /// A containerd with directories of its own; it ends with this.
 pub(crate) struct Containerd {
     process: Child,
     pub(crate) dir: tempfile::TempDir,
     programs: PathBuf,
+    package: &'static str,
     /// Above its pods.
     pub(crate) cgroup: String,
     is_mounted: bool,
@@ -100,20 +110,58 @@ fn remove_below(dir: &Path) {
 
 /// The folder of containerd and runc, and busybox.
 pub(crate) fn programs() -> Option<(PathBuf, PathBuf)> {
+    programs_of(CONTAINERD)
+}
+
+/// The same with a containerd that has NRI.
+pub(crate) fn programs_with_nri() -> Option<(PathBuf, PathBuf)> {
+    programs_of(CONTAINERD_2)
+}
+
+fn programs_of(package: &str) -> Option<(PathBuf, PathBuf)> {
     let cache = PathBuf::from(std::env::var_os("HOME")?).join(".cache/plimsoll");
     let given = std::env::var_os("PLIMSOLL_CONTAINERD").map(PathBuf::from);
     let programs = given.unwrap_or_else(|| cache.join("packages/bookworm"));
     let busybox = cache.join("busybox/bin/busybox");
-    let is_there = programs.join("containerd/usr/bin/containerd").is_file()
+    let containerd = programs.join(package).join("usr/bin/containerd");
+    let is_there = containerd.is_file()
         && programs.join("runc/usr/sbin/runc").is_file()
         && busybox.is_file()
         && fs::metadata("/proc/self").is_ok_and(|this| this.uid() == 0);
     is_there.then_some((programs, busybox))
 }
 
+fn process(programs: &Path, package: &str, dir: &Path) -> Child {
+    let log = || File::create(dir.join("log")).unwrap();
+    let bin = programs.join(package).join("usr/bin");
+    let path = format!(
+        "{}:{}:{}",
+        programs.join("runc/usr/sbin").to_string_lossy(),
+        bin.to_string_lossy(),
+        std::env::var("PATH").unwrap()
+    );
+    Command::new(bin.join("containerd"))
+        .arg("--config")
+        .arg(dir.join("config.toml"))
+        .env("PATH", path)
+        .stdout(log())
+        .stderr(log())
+        .spawn()
+        .unwrap()
+}
+
 impl Containerd {
     /// `options`: of a tmpfs for all that it keeps, such as `size=300m`.
     pub(crate) async fn start(programs: PathBuf, options: Option<&CStr>) -> Self {
+        Self::started(programs, CONTAINERD, options).await
+    }
+
+    /// One that takes plugins at [`Self::nri_socket`].
+    pub(crate) async fn start_with_nri(programs: PathBuf) -> Self {
+        Self::started(programs, CONTAINERD_2, None).await
+    }
+
+    async fn started(programs: PathBuf, package: &'static str, options: Option<&CStr>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         if let Some(options) = options {
             mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), options).unwrap();
@@ -122,40 +170,46 @@ impl Containerd {
         let config = format!(
             "version = 2\nroot = {:?}\nstate = {:?}\n[grpc]\naddress = {:?}\n\
              [plugins.\"io.containerd.grpc.v1.cri\"]\ndisable_tcp_service = true\nrestrict_oom_score_adj = true\nsandbox_image = \"localhost/sandbox:1\"\n\
-             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n",
+             [plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"native\"\n\
+             [plugins.\"io.containerd.nri.v1.nri\"]\ndisable = false\nsocket_path = {:?}\nplugin_path = {:?}\nplugin_config_path = {:?}\n",
             at("root"),
             at("state"),
             at("c.sock"),
+            at("nri.sock"),
+            at("plugins"),
+            at("plugins.d"),
         );
         fs::write(dir.path().join("config.toml"), config).unwrap();
-        let log = || File::create(dir.path().join("log")).unwrap();
-        let path = format!(
-            "{}:{}:{}",
-            programs.join("runc/usr/sbin").to_string_lossy(),
-            programs.join("containerd/usr/bin").to_string_lossy(),
-            std::env::var("PATH").unwrap()
-        );
-        let process = Command::new(programs.join("containerd/usr/bin/containerd"))
-            .arg("--config")
-            .arg(dir.path().join("config.toml"))
-            .env("PATH", path)
-            .stdout(log())
-            .stderr(log())
-            .spawn()
-            .unwrap();
         let mut containerd = Self {
-            process,
+            process: process(&programs, package, dir.path()),
             dir,
             programs,
+            package,
             is_mounted: options.is_some(),
             cgroup: format!("/plimsoll-runtime-test-{}", std::process::id()),
         };
-        while Runtime::open(&containerd.socket()).await.is_err() {
-            let ended = containerd.process.try_wait().unwrap();
-            assert!(ended.is_none(), "{}", containerd.log());
+        containerd.answers().await;
+        containerd
+    }
+
+    /// Ends it and starts another one with its directories: the containers go on.
+    pub(crate) async fn restart(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.process = process(&self.programs, self.package, self.dir.path());
+        self.answers().await;
+    }
+
+    async fn answers(&mut self) {
+        while Runtime::open(&self.socket()).await.is_err() {
+            let ended = self.process.try_wait().unwrap();
+            assert!(ended.is_none(), "{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        containerd
+    }
+
+    pub(crate) fn nri_socket(&self) -> PathBuf {
+        self.dir.path().join("nri.sock")
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -201,23 +255,16 @@ impl Containerd {
                 "layer.tar",
             ],
         );
-        let ctr = self.programs.join("containerd/usr/bin/ctr");
+        let ctr = self.programs.join(self.package).join("usr/bin/ctr");
         let socket = self.socket();
         let socket = socket.to_str().unwrap();
-        run(
-            ctr.to_str().unwrap(),
-            &[
-                "-a",
-                socket,
-                "-n",
-                "k8s.io",
-                "images",
-                "import",
-                "--snapshotter",
-                "native",
-                "image.tar",
-            ],
-        );
+        let mut import = vec!["-a", socket, "-n", "k8s.io", "images", "import"];
+        if self.package == CONTAINERD_2 {
+            // Unpacked by this client: the service for it knows no snapshotter but its configured one.
+            import.push("--local");
+        }
+        import.extend(["--snapshotter", "native", "image.tar"]);
+        run(ctr.to_str().unwrap(), &import);
     }
 
     /// What `plimsoll-runtime list` says.
@@ -299,14 +346,14 @@ pub(crate) async fn end_pod(client: &mut RuntimeServiceClient<Channel>, sandbox:
         .unwrap();
 }
 
-/// Starts a container, and returns its id.
-pub(crate) async fn run_container(
+/// Makes a container, and returns its id.
+pub(crate) async fn create(
     client: &mut RuntimeServiceClient<Channel>,
     pod: &PodSandboxConfig,
     sandbox: &str,
     (name, attempt): (&str, u32),
     image: &str,
-) -> String {
+) -> Result<String, Status> {
     let config = ContainerConfig {
         metadata: Some(ContainerMetadata {
             name: name.to_owned(),
@@ -317,6 +364,7 @@ pub(crate) async fn run_container(
             ..ImageSpec::default()
         }),
         labels: pod.labels.clone(),
+        log_path: format!("{name}.{attempt}"),
         ..ContainerConfig::default()
     };
     let create = CreateContainerRequest {
@@ -324,12 +372,21 @@ pub(crate) async fn run_container(
         config: Some(config),
         sandbox_config: Some(pod.clone()),
     };
-    let id = client
-        .create_container(create)
+    let created = client.create_container(create).await?;
+    Ok(created.into_inner().container_id)
+}
+
+/// Starts a container, and returns its id.
+pub(crate) async fn run_container(
+    client: &mut RuntimeServiceClient<Channel>,
+    pod: &PodSandboxConfig,
+    sandbox: &str,
+    container: (&str, u32),
+    image: &str,
+) -> String {
+    let id = create(client, pod, sandbox, container, image)
         .await
-        .unwrap()
-        .into_inner()
-        .container_id;
+        .unwrap();
     let start = StartContainerRequest {
         container_id: id.clone(),
     };

@@ -41,6 +41,7 @@ impl Fake {
             PodScores {
                 pod: Arc::new(pod.with_defaults()),
                 ordered: BTreeMap::new(),
+                given_names: BTreeMap::new(),
                 cgroups: Vec::new(),
             },
         );
@@ -145,6 +146,34 @@ fn each_cgroup_has_its_containers_score() {
     );
     assert_eq!(fake.scores.score(&PodUid::from("u"), "main"), Some(900));
     assert_eq!(fake.scores.score(&PodUid::from("u"), "none"), None);
+}
+
+/// The API lists a container's id a second after its start, and later where it is slow.
+#[test]
+fn a_container_has_its_score_as_soon_as_its_runtime_has_named_it() {
+    let mut fake = Fake::new();
+    let (known, unknown) = ("a".repeat(64), "b".repeat(64));
+    let cgroups = [String::new(), known.clone(), unknown.clone()];
+    for cgroup in &cgroups {
+        fs::create_dir_all(fake.cgroup(cgroup)).unwrap();
+    }
+    let uid = PodUid::from("u");
+    let mut find = || {
+        let found = cgroups.each_ref();
+        let found = found.map(|name| (fake.cgroup(name), fake.id(name)));
+        let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
+        let capacity = fake.scores.capacity_bytes;
+        fake.pod().find_cgroups(found, capacity);
+        let named = fake.scores.containers(&uid);
+        let named: Vec<String> = named.map(|it| it.name.to_owned()).collect();
+        // Of a name that the pod does not have nothing is believed.
+        for (id, name) in [(&known, "main"), (&unknown, "other")] {
+            fake.scores.is_made(&uid, id.clone(), name.to_owned());
+        }
+        named
+    };
+    assert_eq!(find(), [""; 0]);
+    assert_eq!(find(), ["main"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 
 use crate::daemon::beside::KubeletArgs;
 use crate::host::output::OutputArgs;
@@ -77,6 +78,10 @@ pub struct RunArgs {
     /// no runtime is asked]
     #[arg(long, value_name = "PATH", value_parser = runtime_endpoint)]
     pub runtime_endpoint: Option<PathBuf>,
+    /// Socket on which the container runtime takes plugins (NRI), with --kubernetes and --runtime-endpoint: containers get their scores before they start, and those of
+    /// evicted pods are refused with the reason; without it they get both after their start
+    #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = runtime_endpoint)]
+    pub nri_socket: PathBuf,
     /// File of the devices that pods may request, with their NUMA nodes; `plimsoll place --help` shows the format
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,

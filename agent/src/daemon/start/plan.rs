@@ -20,6 +20,7 @@ use crate::pods::names::KubeletTree;
 use crate::serve::http;
 use crate::source::cluster::ClusterLink;
 use crate::source::node_topology::{ResourceSettings, TopologySource};
+use crate::source::nri::NriSettings;
 use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
 
@@ -147,11 +148,6 @@ pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
     Some(RuntimeSettings { socket, program })
 }
 
-fn runtime_program() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    program.with_file_name("plimsoll-runtime")
-}
-
 /// What asks the kubelet what it has given to containers, where the option wants it.
 pub(super) fn topology_source(
     plan: &Plan<'_>,
@@ -174,4 +170,20 @@ pub(super) fn topology_source(
         alignment(config),
         slot,
     ))
+}
+
+/// Where the runtime takes plugins, where one runs the pods.
+pub(super) fn nri_settings(plan: &Plan<'_>) -> Option<NriSettings> {
+    plan.kubelet.as_ref()?;
+    plan.args.runtime_endpoint.as_ref()?;
+    Some(NriSettings {
+        socket: plan.args.nri_socket.clone(),
+        program: runtime_program(),
+    })
+}
+
+/// In the directory of this program.
+fn runtime_program() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.with_file_name("plimsoll-runtime")
 }

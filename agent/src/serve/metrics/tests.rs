@@ -41,6 +41,11 @@ fn snapshot(pods: u64) -> Snapshot {
     let events = testkit::events(pods, &[(2, 512), (10, 512)]);
     let mut tally = Tally {
         journal_steps_lost: Some(2),
+        nri: Some(NriTally {
+            is_connected: true,
+            refused: 3,
+            ..NriTally::default()
+        }),
         ..Tally::default()
     };
     let engine = testkit::engine(config, &events, |_, decisions| {
@@ -179,6 +184,9 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_records_folded_total{kind=\"charges-reached\"} 2",
         "plimsoll_kernel_oom_kills_total{victim=\"pod\"} 3",
         "plimsoll_journal_steps_lost_total 2",
+        "plimsoll_nri_connected 1",
+        "plimsoll_nri_containers_total{answer=\"refused\"} 3",
+        "plimsoll_nri_containers_total{answer=\"scored\"} 0",
         "plimsoll_admissions_total{verdict=\"admitted\"} 4",
         "plimsoll_admissions_total{verdict=\"refused\"} 2",
         "plimsoll_pods_refused 1",

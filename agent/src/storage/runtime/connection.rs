@@ -1,9 +1,7 @@
 //! One `plimsoll-runtime` at a time: started when there is a question, killed when it does not answer, started again later.
 
+use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::framing::LENGTH_BYTES;
@@ -13,7 +11,7 @@ use plimsoll_core::kube::runtime_link::{
 
 use super::RuntimeSettings;
 use crate::host::boundary;
-use crate::host::program::NotStarted;
+pub(super) use crate::host::companion::Companion as Connection;
 
 /// Of one list, all frames together, bytes: what is read is locked in memory.
 const LIST_BYTES_MAX: usize = 8 << 20;
@@ -34,23 +32,6 @@ impl From<Failure> for String {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Refused(why) | Failure::Lost(why) => why,
-        }
-    }
-}
-
-/// The other end.
-pub(super) struct Connection {
-    pub(super) stream: UnixStream,
-    /// Killed with the connection.
-    pub(super) process: Option<Child>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            // One that has ended already is only waited for.
-            process.kill().ok();
-            process.wait().ok();
         }
     }
 }
@@ -166,24 +147,9 @@ impl Runtime {
 }
 
 fn started(settings: &RuntimeSettings) -> io::Result<Connection> {
-    let (stream, theirs) = UnixStream::pair()?;
-    let process = Command::new(&settings.program)
-        .args(["serve", "--runtime-endpoint"])
-        .arg(&settings.socket)
-        .env_clear()
-        .stdin(OwnedFd::from(theirs))
-        .stdout(Stdio::null())
-        .spawn();
-    let process = process.map_err(|source| {
-        io::Error::other(NotStarted {
-            program: settings.program.clone(),
-            source,
-        })
-    })?;
-    Ok(Connection {
-        stream,
-        process: Some(process),
-    })
+    let arguments = ["serve", "--runtime-endpoint"].map(OsStr::new);
+    let socket = [settings.socket.as_os_str()];
+    Connection::start(&settings.program, arguments.into_iter().chain(socket))
 }
 
 fn lost(error: &io::Error) -> Failure {

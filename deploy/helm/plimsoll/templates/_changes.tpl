@@ -52,11 +52,12 @@
 {{- end -}}
 {{- if $values.runtime -}}
   {{- $args = append $args "--runtime-endpoint=/run/containerd/containerd.sock" -}}
-  {{- $mounts := list (dict "name" "runtime" "mountPath" "/run/containerd") (dict "name" "images" "mountPath" "/var/lib/containerd" "readOnly" true) -}}
+  {{- $mounts := list (dict "name" "runtime" "mountPath" "/run/containerd") (dict "name" "images" "mountPath" "/var/lib/containerd" "readOnly" true) (dict "name" "nri" "mountPath" "/var/run/nri") -}}
   {{- $_ := set $agent "volumeMounts" (concat $agent.volumeMounts $mounts) -}}
   {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" "/run/containerd" "type" "Directory") -}}
   {{- $images := dict "name" "images" "hostPath" (dict "path" "/var/lib/containerd" "type" "Directory") -}}
-  {{- $_ := set $pod "volumes" (concat $pod.volumes (list $runtime $images)) -}}
+  {{- $nri := dict "name" "nri" "hostPath" (dict "path" "/var/run/nri" "type" "DirectoryOrCreate") -}}
+  {{- $_ := set $pod "volumes" (concat $pod.volumes (list $runtime $images $nri)) -}}
 {{- end -}}
 {{- $_ := set $agent "args" (concat $args $values.extraArgs.agent) -}}
 {{- end -}}

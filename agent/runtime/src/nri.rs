@@ -1,0 +1,153 @@
+//! `plimsoll-runtime nri`: a plugin of the container runtime (Node Resource Interface), which answers when a container is made.
+//!
+//! **Problem.** A runtime that asks waits for the answer, and after two seconds it goes on without the plugin, for good. What the agent writes after a container's start
+//! comes after its first instructions. **Approach.** The agent sends all answers ahead ([`ToNri`]); [`plugin`] answers from that table, without asking anybody, and the agent hears what was
+//! answered. If the agent does not read that, it is dropped and counted. A runtime that is away, hangs or sends what is no message is left and tried again later; containers
+//! that it makes meanwhile are as they would be without NRI, and the agent repairs them as it does without it.
+//!
+//! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an answer is late, and then the runtime would
+//! go on without a plugin.
+
+mod plugin;
+pub mod trunk;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use plimsoll_core::kube::runtime_link::{
+    ANSWERED_PODS_MAX, Answer, FromNri, PROTOCOL, PodAnswers, ToNri,
+};
+use tokio::io::AsyncWrite;
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::frames::{encode, read, write};
+
+/// Frames that wait for the agent.
+const FRAMES_MAX: usize = 256;
+
+/// What is answered.
+#[derive(Debug, Default)]
+struct Table(RefCell<BTreeMap<String, PodAnswers>>);
+
+impl Table {
+    /// Takes the place of what was known of the pod. Whether there was room.
+    fn set(&self, uid: String, answers: PodAnswers) -> bool {
+        let mut pods = self.0.borrow_mut();
+        if answers.is_empty() {
+            pods.remove(&uid);
+            return true;
+        }
+        let has_room = pods.len() < ANSWERED_PODS_MAX || pods.contains_key(&uid);
+        if has_room {
+            pods.insert(uid, answers);
+        }
+        has_room
+    }
+
+    /// For a container that is being made.
+    fn answer(&self, pod_uid: &str, container: &str) -> Answer {
+        let pods = self.0.borrow();
+        pods.get(pod_uid).map_or(Answer::Unchanged, |answers| {
+            answers.for_container(container)
+        })
+    }
+}
+
+/// The way to the agent. Does not wait.
+#[derive(Debug)]
+struct Teller {
+    /// Whether the runtime asks: only the newest word on it counts.
+    state: watch::Sender<Option<FromNri>>,
+    containers: mpsc::Sender<FromNri>,
+    /// Frames of containers that found no room since the agent was last told so.
+    dropped: Cell<u64>,
+}
+
+impl Teller {
+    /// Said when it is another than before.
+    fn state(&self, frame: FromNri) {
+        let frame = Some(frame);
+        self.state.send_if_modified(|state| {
+            let is_changed = *state != frame;
+            *state = frame;
+            is_changed
+        });
+    }
+
+    fn container(&self, frame: FromNri) {
+        if self.containers.try_send(frame).is_err() {
+            self.dropped.set(self.dropped.get().saturating_add(1));
+        }
+    }
+}
+
+/// Answers the runtime until the agent closes its socket.
+///
+/// # Errors
+/// The system's, and frames of the agent that are none.
+pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
+    let (mut reader, mut writer) = agent.into_split();
+    let (state, mut states) = watch::channel(None);
+    let (containers, mut made) = mpsc::channel(FRAMES_MAX);
+    let teller = Teller {
+        state,
+        containers,
+        dropped: Cell::new(0),
+    };
+    let (table, complete) = (Table::default(), Notify::new());
+    let hearing = async {
+        while let Some(frame) = read(&mut reader).await? {
+            match frame {
+                ToNri::Complete => complete.notify_one(),
+                ToNri::Pod { uid, answers } => {
+                    if !table.set(uid, answers) {
+                        let text = "plimsoll-runtime: the agent sent answers for too many pods, which are not used";
+                        return Err(io::Error::other(text));
+                    }
+                }
+            }
+        }
+        Ok(())
+    };
+    let telling = async {
+        say(&mut writer, &FromNri::Hello { protocol: PROTOCOL }).await?;
+        loop {
+            let frame = tokio::select! {
+                Ok(()) = states.changed() => states.borrow_and_update().clone(),
+                frame = made.recv() => frame,
+            };
+            if let Some(frame) = frame {
+                say(&mut writer, &frame).await?;
+            }
+            let frames = teller.dropped.take();
+            if frames > 0 {
+                say(&mut writer, &FromNri::Dropped { frames }).await?;
+            }
+        }
+    };
+    let answering = async {
+        // Not before all that is known is there: the first question may be about any pod.
+        complete.notified().await;
+        plugin::serve(socket, &table, &teller).await
+    };
+    // Each goes on while the others wait.
+    tokio::select! {
+        heard = hearing => heard,
+        told = telling => told,
+        never = answering => match never {},
+    }
+}
+
+/// What is too long was made so by the runtime, and names no container of a pod.
+async fn say(writer: &mut (impl AsyncWrite + Unpin), frame: &FromNri) -> io::Result<()> {
+    match encode(frame) {
+        Some(frame) => write(writer, &frame).await,
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! The plugin's end of the runtime's socket: it registers, is configured, and answers.
+//!
+//! The order is the runtime's (containerd/nri, pkg/adaptation/plugin.go): the plugin registers, the runtime configures it, tells it of all containers, and from then on asks.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use plimsoll_core::kube::runtime_link::{Answer, FromNri};
+use plimsoll_core::shown::Show as _;
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+use super::trunk::{Connection, Kind, Message, TooLong, Trunk};
+use super::{Table, Teller};
+use crate::interface::nri::{
+    ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
+    CreateContainerResponse, Event, LinuxContainerAdjustment, OptionalInt, RegisterPluginRequest,
+    SynchronizeRequest, SynchronizeResponse,
+};
+use crate::interface::ttrpc;
+
+/// The plugin's name, and its place among others: late, so that it sees to the score that others may have set.
+const NAME: &str = "plimsoll";
+const INDEX: &str = "90";
+const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
+const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+/// The stream of the only call that the plugin makes.
+const REGISTER_STREAM: u32 = 1;
+/// gRPC's codes, which ttrpc uses. A runtime takes neither for a plugin that has ended.
+const FAILED_PRECONDITION: i32 = 9;
+const UNIMPLEMENTED: i32 = 12;
+/// To connect, and to write one answer.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// From the connection until the runtime has told of its containers: it registers one plugin at a time, each of which may take 5 s and more.
+const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
+/// A message that has begun is whole in this time.
+const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
+/// Read at one time, bytes.
+const PORTION: usize = 16 << 10;
+/// The first pause after a connection that has ended, and the longest, after so many that ended soon.
+const AGAIN_FIRST: Duration = Duration::from_millis(250);
+const AGAIN_MAX: Duration = Duration::from_secs(10);
+/// A connection that was of use for so long has not ended soon.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// Why a connection to the runtime has ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("{socket}: nothing is there: this runtime offers no NRI, or does not run (containerd: it is on from 2.0; before, set disable = false for its plugin io.containerd.nri.v1.nri)", socket = .0.shown())]
+    Absent(PathBuf),
+    #[error("{socket}: {why}; is the runtime running, and is this the right socket?", socket = .socket.shown())]
+    Connect { socket: PathBuf, why: String },
+    #[error("the runtime has closed the connection")]
+    Closed,
+    #[error("the runtime ends")]
+    Shutdown,
+    #[error("the connection to the runtime: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("the runtime sent {0}")]
+    TooLong(#[from] TooLong),
+    #[error("the runtime sent what is no message of NRI: {0}")]
+    Nonsense(String),
+    #[error("the runtime does not take this plugin: {}", .0.shown())]
+    Refused(String),
+    #[error("the runtime: {what} has taken more than {seconds} s; it is overloaded or hangs", what = .0, seconds = .1.as_secs())]
+    Late(&'static str, Duration),
+}
+
+impl From<prost::DecodeError> for Ended {
+    fn from(error: prost::DecodeError) -> Self {
+        Self::Nonsense(error.to_string())
+    }
+}
+
+/// Answers, and connects again each time that a connection has ended.
+pub(super) async fn serve(socket: &Path, table: &Table, teller: &Teller) -> Infallible {
+    let mut again = AGAIN_FIRST;
+    loop {
+        let mut session = Session {
+            table,
+            teller,
+            trunk: Trunk::default(),
+            runtime: String::new(),
+            synchronized: None,
+        };
+        let why = match session.run(socket).await {
+            Err(ended) => ended.to_string(),
+            Ok(never) => match never {},
+        };
+        teller.state(FromNri::Away { why });
+        if session
+            .synchronized
+            .is_some_and(|since| since.elapsed() >= LASTING)
+        {
+            again = AGAIN_FIRST;
+        }
+        tokio::time::sleep(again).await;
+        again = (again * 2).min(AGAIN_MAX);
+    }
+}
+
+/// What follows from a call, when its answer has been written.
+enum Then {
+    GoOn,
+    /// The runtime has told of all that it has: from now on it asks.
+    Asked,
+    /// It ends.
+    End,
+}
+
+/// One connection.
+struct Session<'a> {
+    table: &'a Table,
+    teller: &'a Teller,
+    trunk: Trunk,
+    /// Its name and version.
+    runtime: String,
+    /// Since when the runtime asks.
+    synchronized: Option<Instant>,
+}
+
+impl Session<'_> {
+    async fn run(&mut self, socket: &Path) -> Result<Infallible, Ended> {
+        let mut stream = connected(socket).await?;
+        let register = RegisterPluginRequest {
+            plugin_name: NAME.to_owned(),
+            plugin_idx: INDEX.to_owned(),
+        };
+        let call = ttrpc::Request {
+            service: RUNTIME_SERVICE.to_owned(),
+            method: "RegisterPlugin".to_owned(),
+            payload: register.encode_to_vec(),
+        };
+        let call = Message {
+            connection: Connection::Runtime,
+            stream: REGISTER_STREAM,
+            kind: Kind::Request,
+            body: call.encode_to_vec(),
+        };
+        write(&mut stream, &call).await?;
+        let synchronized_by = Instant::now() + SYNCHRONIZED_WITHIN;
+        let mut portion = vec![0; PORTION];
+        loop {
+            let bytes = self
+                .read(&mut stream, &mut portion, synchronized_by)
+                .await?;
+            for message in self.trunk.take(&portion[..bytes])? {
+                match (message.connection, message.kind) {
+                    (Connection::Runtime, Kind::Response) => registered(&message)?,
+                    (Connection::Plugin, Kind::Request) => {
+                        let (answer, then) = self.answer(&message)?;
+                        write(&mut stream, &answer).await?;
+                        self.answered(then)?;
+                    }
+                    // Neither end streams.
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Reads a portion. Where nothing is due it waits for ever: a runtime asks when a container is made.
+    async fn read(
+        &self,
+        stream: &mut UnixStream,
+        portion: &mut [u8],
+        synchronized_by: Instant,
+    ) -> Result<usize, Ended> {
+        let reading = stream.read(portion);
+        let read = match self.synchronized {
+            None => tokio::time::timeout_at(synchronized_by, reading)
+                .await
+                .map_err(|_| Ended::Late("taking this plugin", SYNCHRONIZED_WITHIN))?,
+            Some(_) if self.trunk.is_partial() => tokio::time::timeout(MESSAGE_WITHIN, reading)
+                .await
+                .map_err(|_| Ended::Late("a message that it has begun", MESSAGE_WITHIN))?,
+            Some(_) => reading.await,
+        };
+        match read? {
+            0 => Err(Ended::Closed),
+            bytes => Ok(bytes),
+        }
+    }
+
+    fn answer(&mut self, call: &Message) -> Result<(Message, Then), Ended> {
+        let request = ttrpc::Request::decode(&call.body[..])?;
+        let (response, then) = match request.service.as_str() {
+            PLUGIN_SERVICE => self.response(&request)?,
+            _ => {
+                let why = "plimsoll has no such service".to_owned();
+                (refusal(UNIMPLEMENTED, why), Then::GoOn)
+            }
+        };
+        let answer = Message {
+            connection: Connection::Plugin,
+            stream: call.stream,
+            kind: Kind::Response,
+            body: response.encode_to_vec(),
+        };
+        Ok((answer, then))
+    }
+
+    fn response(&mut self, request: &ttrpc::Request) -> Result<(ttrpc::Response, Then), Ended> {
+        let payload = &request.payload[..];
+        let response = match request.method.as_str() {
+            "Configure" => {
+                let ConfigureRequest {
+                    runtime_name,
+                    runtime_version,
+                } = ConfigureRequest::decode(payload)?;
+                self.runtime = format!("{runtime_name} {runtime_version}");
+                sound(&ConfigureResponse {
+                    events: 1 << (Event::CreateContainer as i32 - 1),
+                })
+            }
+            "Synchronize" => {
+                let more = SynchronizeRequest::decode(payload)?.more;
+                let then = if more { Then::GoOn } else { Then::Asked };
+                return Ok((sound(&SynchronizeResponse { more }), then));
+            }
+            "CreateContainer" => self.create_container(&CreateContainerRequest::decode(payload)?),
+            "Shutdown" => return Ok((ttrpc::Response::default(), Then::End)),
+            // An error would be the pod's. The answer to each of them may be empty, and then nothing is changed.
+            _ => ttrpc::Response::default(),
+        };
+        Ok((response, Then::GoOn))
+    }
+
+    fn create_container(&self, request: &CreateContainerRequest) -> ttrpc::Response {
+        let (Some(pod), Some(container)) = (&request.pod, &request.container) else {
+            return ttrpc::Response::default();
+        };
+        let answer = self.table.answer(&pod.uid, &container.name);
+        self.teller.container(FromNri::Container {
+            pod_uid: pod.uid.clone(),
+            name: container.name.clone(),
+            id: container.id.clone(),
+            answer: answer.clone(),
+        });
+        match answer {
+            Answer::Unchanged => ttrpc::Response::default(),
+            Answer::OomScoreAdj(adj) => sound(&CreateContainerResponse {
+                adjust: Some(ContainerAdjustment {
+                    linux: Some(LinuxContainerAdjustment {
+                        oom_score_adj: Some(OptionalInt {
+                            value: i64::from(adj),
+                        }),
+                    }),
+                }),
+            }),
+            Answer::Refused(why) => refusal(FAILED_PRECONDITION, format!("plimsoll: {why}")),
+        }
+    }
+
+    fn answered(&mut self, then: Then) -> Result<(), Ended> {
+        match then {
+            Then::GoOn => {}
+            Then::Asked => {
+                self.synchronized = Some(Instant::now());
+                let runtime = self.runtime.clone();
+                self.teller.state(FromNri::Connected { runtime });
+            }
+            Then::End => return Err(Ended::Shutdown),
+        }
+        Ok(())
+    }
+}
+
+async fn connected(socket: &Path) -> Result<UnixStream, Ended> {
+    let failed = |why: String| Ended::Connect {
+        socket: socket.to_owned(),
+        why,
+    };
+    match tokio::time::timeout(WRITTEN_WITHIN, UnixStream::connect(socket)).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Ended::Absent(socket.to_owned()))
+        }
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed("no connection within 5 s".to_owned())),
+    }
+}
+
+async fn write(stream: &mut UnixStream, message: &Message) -> Result<(), Ended> {
+    let bytes = message.encode()?;
+    match tokio::time::timeout(WRITTEN_WITHIN, stream.write_all(&bytes)).await {
+        Ok(written) => Ok(written?),
+        Err(_) => Err(Ended::Late("reading an answer", WRITTEN_WITHIN)),
+    }
+}
+
+/// The runtime's word on the plugin.
+fn registered(answer: &Message) -> Result<(), Ended> {
+    let response = ttrpc::Response::decode(&answer.body[..])?;
+    match response.status {
+        Some(status) if status.code != 0 => Err(Ended::Refused(status.message)),
+        _ => Ok(()),
+    }
+}
+
+fn sound(message: &impl prost::Message) -> ttrpc::Response {
+    ttrpc::Response {
+        status: None,
+        payload: message.encode_to_vec(),
+    }
+}
+
+fn refusal(code: i32, message: String) -> ttrpc::Response {
+    ttrpc::Response {
+        status: Some(ttrpc::Status { code, message }),
+        payload: Vec::new(),
+    }
+}

@@ -1,0 +1,221 @@
+//! `plimsoll-runtime nri` as it is installed, beside a real containerd 2 of this test's own: what a container's first process has, what is refused, and what
+//! happens while the plugin is frozen and containerd is started anew.
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod support;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::kube::framing::LENGTH_BYTES;
+use plimsoll_core::kube::runtime_link::{Answer, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri};
+use plimsoll_runtime::connection::connect;
+use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
+use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::Status;
+use tonic::transport::Channel;
+
+use support::{
+    Containerd, NEEDED_WITH_NRI, create, end_pod, notes, pod, programs_with_nri, run_pod,
+};
+
+const ADJ: i32 = 777;
+
+/// The plugin, and the agent's end of its socket.
+struct Plugin {
+    process: Child,
+    agent: UnixStream,
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let _gone = self.process.kill();
+        let _gone = self.process.wait();
+    }
+}
+
+impl Plugin {
+    fn start(containerd: &Containerd, pods: &[(&str, PodAnswers)]) -> Self {
+        let (agent, theirs) = UnixStream::pair().unwrap();
+        let process = Command::new(env!("CARGO_BIN_EXE_plimsoll-runtime"))
+            .args(["nri", "--nri-socket"])
+            .arg(containerd.nri_socket())
+            .stdin(OwnedFd::from(theirs))
+            .spawn()
+            .unwrap();
+        let mut plugin = Self { process, agent };
+        let protocol = PROTOCOL;
+        assert_eq!(plugin.hear(), FromNri::Hello { protocol });
+        for (uid, answers) in pods {
+            let (uid, answers) = ((*uid).to_owned(), answers.clone());
+            plugin.say(&ToNri::Pod { uid, answers });
+        }
+        plugin.say(&ToNri::Complete);
+        plugin
+    }
+
+    fn say(&mut self, frame: &ToNri) {
+        let json = serde_json::to_vec(frame).unwrap();
+        let frame = FRAMING.frame(&json).unwrap();
+        self.agent.write_all(&frame).unwrap();
+    }
+
+    fn hear(&mut self) -> FromNri {
+        let mut length = [0; LENGTH_BYTES];
+        self.agent.read_exact(&mut length).unwrap();
+        let mut frame = vec![0; FRAMING.announced(length).unwrap()];
+        self.agent.read_exact(&mut frame).unwrap();
+        serde_json::from_slice(&frame).unwrap()
+    }
+
+    /// Until the runtime asks; what was before is passed over.
+    fn connected(&mut self) -> String {
+        loop {
+            if let FromNri::Connected { runtime } = self.hear() {
+                return runtime;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+}
+
+/// A pod with a sandbox.
+struct Scene {
+    pod: PodSandboxConfig,
+    sandbox: String,
+    client: RuntimeServiceClient<Channel>,
+}
+
+impl Scene {
+    async fn new(containerd: &Containerd, uid: &str) -> Self {
+        let logs = containerd.dir.path().join("logs").join(uid);
+        let pod = PodSandboxConfig {
+            log_directory: logs.to_string_lossy().into_owned(),
+            ..pod(uid, &containerd.cgroup)
+        };
+        let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
+        let sandbox = run_pod(&mut client, &pod).await;
+        Self {
+            pod,
+            sandbox,
+            client,
+        }
+    }
+
+    async fn create(&mut self, name: &str, attempt: u32) -> Result<String, Status> {
+        let image = "localhost/probe:1";
+        create(
+            &mut self.client,
+            &self.pod,
+            &self.sandbox,
+            (name, attempt),
+            image,
+        )
+        .await
+    }
+
+    /// Its output.
+    fn log(&self, name: &str, attempt: u32) -> String {
+        let log = format!("{}/{name}.{attempt}", self.pod.log_directory);
+        fs::read_to_string(log).unwrap_or_default()
+    }
+
+    /// The `oom_score_adj` that the container's first process reads as the first thing that it does; and the container's id.
+    async fn first_adj(&mut self, name: &str, attempt: u32) -> (i32, String) {
+        let container_id = self.create(name, attempt).await.unwrap();
+        let start = StartContainerRequest {
+            container_id: container_id.clone(),
+        };
+        self.client.start_container(start).await.unwrap();
+        // `TIME stdout F TEXT`
+        while !self.log(name, attempt).ends_with('\n') {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let text = self.log(name, attempt);
+        let adj = text.split_whitespace().last().unwrap();
+        (adj.parse().unwrap(), container_id)
+    }
+}
+
+fn heard(uid: &str, name: &str, id: &str, answer: Answer) -> FromNri {
+    FromNri::Container {
+        pod_uid: uid.to_owned(),
+        name: name.to_owned(),
+        id: id.to_owned(),
+        answer,
+    }
+}
+
+#[tokio::test]
+async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_not_start() {
+    let Some((programs, busybox)) = programs_with_nri() else {
+        notes::left_out(NEEDED_WITH_NRI);
+        return;
+    };
+    let mut containerd = Containerd::start_with_nri(programs).await;
+    let sleep = ["/busybox", "sleep", "100000"];
+    containerd.import(&busybox, "localhost/sandbox:1", 1 << 10, &sleep);
+    let probe = ["/busybox", "cat", "/proc/self/oom_score_adj"];
+    containerd.import(&busybox, "localhost/probe:1", 1 << 10, &probe);
+
+    let scored = PodAnswers {
+        refusal: None,
+        oom_score_adj: [("app".to_owned(), ADJ)].into(),
+    };
+    let why = "this pod was evicted".to_owned();
+    let refused = PodAnswers {
+        refusal: Some(why.clone()),
+        ..PodAnswers::default()
+    };
+    let mut plugin = Plugin::start(&containerd, &[("u1", scored), ("u2", refused)]);
+    let runtime = plugin.connected();
+    assert!(runtime.starts_with("containerd "), "{runtime}");
+
+    let mut one = Scene::new(&containerd, "u1").await;
+    let (adj, id) = one.first_adj("app", 0).await;
+    assert_eq!(adj, ADJ);
+    let answer = Answer::OomScoreAdj(ADJ);
+    assert_eq!(plugin.hear(), heard("u1", "app", &id, answer));
+    let (adj, id) = one.first_adj("other", 0).await;
+    assert_ne!(adj, ADJ);
+    assert_eq!(plugin.hear(), heard("u1", "other", &id, Answer::Unchanged));
+
+    let mut two = Scene::new(&containerd, "u2").await;
+    let error = two.create("app", 0).await.unwrap_err();
+    assert!(
+        error.message().contains("plimsoll: this pod was evicted"),
+        "{error}"
+    );
+    match plugin.hear() {
+        FromNri::Container { answer, .. } => assert_eq!(answer, Answer::Refused(why)),
+        other => panic!("{other:?}"),
+    }
+
+    // Frozen: the container is made without it, and it is found again.
+    plugin.signal(Signal::STOP);
+    let began = Instant::now();
+    let (adj, _) = one.first_adj("app", 1).await;
+    println!("a container beside a frozen plugin: {:?}", began.elapsed());
+    assert_ne!(adj, ADJ);
+    plugin.signal(Signal::CONT);
+    // The question that came too late is answered, and nobody hears it.
+    plugin.connected();
+    assert_eq!(one.first_adj("app", 2).await.0, ADJ);
+    plugin.hear();
+
+    containerd.restart().await;
+    plugin.connected();
+    let connection = connect(&containerd.socket()).await.unwrap();
+    one.client = RuntimeServiceClient::new(connection);
+    assert_eq!(one.first_adj("app", 3).await.0, ADJ);
+    end_pod(&mut one.client, one.sandbox).await;
+    end_pod(&mut one.client, two.sandbox).await;
+}

@@ -1,0 +1,178 @@
+use std::sync::mpsc::Receiver;
+
+use plimsoll_core::kube::cluster_link::Settled;
+
+use super::*;
+use crate::act::oom_order::OomOrdering;
+use crate::daemon::now_ns;
+use crate::daemon::tests::{Cgroup, Node, VICTIM};
+use crate::source::cluster::ClusterEvent;
+
+/// A node with a kubelet's pods, and what the thread for NRI would be given.
+fn node() -> (Node, Receiver<NriChange>) {
+    let mut node = Node::with(Cgroup::V2, true);
+    let (link, changes) = NriLink::without_thread();
+    node.agent.nri = Some(NriWork::new(link));
+    node.timer();
+    node.rest();
+    (node, changes)
+}
+
+fn victim() -> PodUid {
+    PodUid::new(format!("uid-{VICTIM}"))
+}
+
+/// Gives the victim a place in the order.
+fn order(node: &mut Node, adj: i32) {
+    let scores = node.agent.oom_scores.as_mut().unwrap();
+    scores.order(&victim(), "c", Some(adj));
+    node.agent.note_nri(&victim());
+}
+
+/// The newest answers of a pod in the queue.
+fn newest(changes: &Receiver<NriChange>, uid: &PodUid) -> Option<PodAnswers> {
+    let of_pod = changes.try_iter().filter(|change| change.uid == *uid);
+    of_pod.last().map(|change| change.answers)
+}
+
+#[test]
+fn the_scores_of_the_order_are_sent_once_for_each_change() {
+    let (mut node, changes) = node();
+    // The plan of a moment ago knew no cgroups yet.
+    let mounts = node.host.cgroup_mounts().unwrap();
+    node.agent.oom_order = Some(OomOrdering::open(&node.host, &mounts).unwrap());
+    node.agent.order_oom_scores().unwrap();
+    node.agent.send_answers();
+    let scores = node.agent.oom_scores.as_ref().unwrap();
+    let ordered = scores.ordered(&victim()).unwrap().clone();
+    assert_eq!(ordered.keys().collect::<Vec<_>>(), ["c"]);
+    let answers = newest(&changes, &victim()).unwrap();
+    assert_eq!(answers.oom_score_adj, ordered);
+    assert_eq!(answers.refusal, None);
+    node.agent.note_nri(&victim());
+    node.agent.send_answers();
+    assert_eq!(changes.try_iter().count(), 0);
+
+    order(&mut node, -5);
+    node.agent.send_answers();
+    let answers = newest(&changes, &victim()).unwrap();
+    assert_eq!(answers.oom_score_adj["c"], -5);
+}
+
+#[test]
+fn scores_stay_the_kubelets_without_an_order() {
+    let (mut node, changes) = node();
+    changes.try_iter().for_each(drop);
+    node.agent.oom_order = None;
+    order(&mut node, -5);
+    node.agent.send_answers();
+    assert!(newest(&changes, &victim()).unwrap_or_default().is_empty());
+}
+
+#[test]
+fn containers_of_a_held_pod_are_refused_until_it_is_let_go() {
+    let (mut node, changes) = node();
+    node.agent.send_answers();
+    changes.try_iter().for_each(drop);
+    node.agent.hold(&victim());
+    // As at the end of the turn that has killed it.
+    node.agent.follow_up_features();
+    let refusal = newest(&changes, &victim()).unwrap().refusal;
+    assert_eq!(refusal.as_deref(), Some(EVICTED));
+    node.agent.follow_up_features();
+    assert_eq!(newest(&changes, &victim()), None);
+
+    node.wait_for_kill();
+    let settled = ClusterEvent::Settled {
+        uid: victim(),
+        how: Settled::GivenUp,
+    };
+    node.agent.cluster_event(settled).unwrap();
+    node.agent.follow_up_features();
+    assert_eq!(newest(&changes, &victim()).unwrap().refusal, None);
+}
+
+#[test]
+fn a_pod_that_has_gone_needs_no_answer() {
+    let (mut node, changes) = node();
+    node.agent.send_answers();
+    changes.try_iter().for_each(drop);
+    let gone = PodUid::from("gone");
+    let answers = PodAnswers {
+        refusal: Some(String::new()),
+        ..PodAnswers::default()
+    };
+    let work = node.agent.nri.as_mut().unwrap();
+    work.sent.insert(gone.clone(), answers);
+    node.agent.rescan_nri();
+    node.agent.send_answers();
+    assert_eq!(newest(&changes, &gone), Some(PodAnswers::default()));
+    let work = node.agent.nri.as_ref().unwrap();
+    assert!(!work.sent.contains_key(&gone));
+}
+
+#[test]
+fn what_finds_no_room_is_sent_later() {
+    let (mut node, changes) = node();
+    let work = node.agent.nri.as_mut().unwrap();
+    let filler = NriChange {
+        uid: PodUid::from("filler"),
+        answers: PodAnswers::default(),
+    };
+    while work.link.set(filler.clone()) {}
+    order(&mut node, -5);
+    node.agent.send_answers();
+    assert!(!node.agent.nri.as_ref().unwrap().changed.is_empty());
+    changes.try_iter().for_each(drop);
+    node.agent.send_answers();
+    assert!(newest(&changes, &victim()).is_some());
+    assert!(node.agent.nri.as_ref().unwrap().changed.is_empty());
+}
+
+#[test]
+fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
+    let (mut node, _changes) = node();
+    let asked = |node: &mut Node| {
+        let Agent { rescans, pods, .. } = &mut node.agent;
+        rescans.take(now_ns(), pods, true)
+    };
+    asked(&mut node);
+    let made = |answer| FromNri::Container {
+        pod_uid: victim().as_str().to_owned(),
+        name: "c".to_owned(),
+        id: "f".repeat(64),
+        answer,
+    };
+    node.agent.nri_event(FromNri::Connected {
+        runtime: "containerd 2".to_owned(),
+    });
+    assert_eq!(
+        asked(&mut node),
+        node.agent.pods.uids(),
+        "those made before"
+    );
+    for answer in [
+        Answer::Unchanged,
+        Answer::OomScoreAdj(1),
+        Answer::Refused(String::new()),
+        Answer::Unchanged,
+    ] {
+        node.agent.nri_event(made(answer));
+    }
+    assert!(asked(&mut node).contains(&victim()));
+    node.agent.nri_event(FromNri::Dropped { frames: 7 });
+    assert_eq!(asked(&mut node), node.agent.pods.uids());
+    let tally = node.agent.nri.as_ref().unwrap().tally();
+    let expected = NriTally {
+        is_connected: true,
+        unchanged: 2,
+        scored: 1,
+        refused: 1,
+        dropped: 7,
+    };
+    assert_eq!(tally, expected);
+    node.agent.nri_event(FromNri::Away {
+        why: "it hangs".to_owned(),
+    });
+    assert!(!node.agent.nri.as_ref().unwrap().tally().is_connected);
+}

@@ -1,0 +1,417 @@
+//! The agent's end of `plimsoll-runtime nri`, which answers the container runtime when it makes a container.
+//!
+//! **Problem.** The runtime's question comes when it comes, and is answered at once or never. **Approach.** What the loop decides of a pod is sent ahead, pod by pod ([`NriLink::set`]). One thread keeps
+//! all of it, starts `plimsoll-runtime nri`, gives it the whole table each time, and hands the loop what it says. A process that ends or sends what is no frame is killed and
+//! started again later. The loop waits for none of it; where the loop does not listen, nothing is read, and the other end counts what it drops.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use plimsoll_core::kube::framing::LENGTH_BYTES;
+use plimsoll_core::kube::runtime_link::{
+    ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
+};
+use plimsoll_core::model::units::PodUid;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tokio::sync::mpsc;
+
+use crate::host::boundary;
+use crate::host::companion::Companion;
+
+/// Answers of pods that may wait for the thread.
+const CHANGES_MAX: usize = ANSWERED_PODS_MAX;
+/// Frames that may wait for the loop; then the other end is not read.
+const EVENTS_MAX: usize = 64;
+/// After this time it is tried again to hand a frame to the loop.
+const EVENT_AGAIN: Duration = Duration::from_millis(20);
+/// Words of this thread and frames that wait in it: one frame at a time, and what ended the connection.
+const WAITING_MAX: usize = 4;
+/// From the start of the process to its first frame.
+const GREETED_WITHIN: Duration = Duration::from_secs(10);
+/// To write one frame.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+/// After a failure it is not started again before this, and twice that after each further one, until a runtime has been answered.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+/// Read at one time, bytes.
+const PORTION: usize = 16 << 10;
+const STACK_BYTES: usize = 256 << 10;
+
+/// Where the runtime takes plugins, and the program that is one.
+#[derive(Debug, Clone)]
+pub struct NriSettings {
+    /// The runtime's socket.
+    pub socket: PathBuf,
+    /// `plimsoll-runtime`.
+    pub program: PathBuf,
+}
+
+/// What the runtime is to be answered of a pod from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NriChange {
+    /// Which pod.
+    pub uid: PodUid,
+    /// The answers; empty ones change nothing.
+    pub answers: PodAnswers,
+}
+
+/// What the other end says, without its greeting.
+pub type NriEvents = mpsc::Receiver<FromNri>;
+
+/// The loop's side.
+#[derive(Debug)]
+pub struct NriLink {
+    changes: Option<SyncSender<NriChange>>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NriLink {
+    /// Starts the thread, which starts the program.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread or descriptor.
+    pub fn start(settings: NriSettings) -> io::Result<(Self, NriEvents)> {
+        Self::started_by(Box::new(move || {
+            let arguments = ["nri", "--nri-socket"].map(OsStr::new);
+            let socket = [settings.socket.as_os_str()];
+            Companion::start(&settings.program, arguments.into_iter().chain(socket))
+        }))
+    }
+
+    fn started_by(start: Start) -> io::Result<(Self, NriEvents)> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (changes, taken) = sync_channel(CHANGES_MAX);
+        let (events, received) = mpsc::channel(EVENTS_MAX);
+        let work = Work {
+            start,
+            wake: Arc::clone(&wake),
+            changes: taken,
+            events,
+            table: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            peer: None,
+            not_before: Instant::now(),
+            again: AGAIN_FIRST,
+        };
+        let thread = std::thread::Builder::new()
+            .name("nri".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || work.run())?;
+        let link = Self {
+            changes: Some(changes),
+            wake,
+            thread: Some(thread),
+        };
+        Ok((link, received))
+    }
+
+    /// From now on the runtime is answered so. Does not wait. Returns whether there was room.
+    pub fn set(&self, change: NriChange) -> bool {
+        let changes = self.changes.as_ref();
+        let is_taken = changes.is_some_and(|changes| changes.try_send(change).is_ok());
+        self.wake();
+        is_taken
+    }
+
+    fn wake(&self) {
+        // A counter that is full has woken it already.
+        rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).ok();
+    }
+
+    /// Without a thread: what it would be given is in the queue.
+    #[cfg(test)]
+    pub(crate) fn without_thread() -> (Self, Receiver<NriChange>) {
+        let (changes, taken) = sync_channel(CHANGES_MAX);
+        let link = Self {
+            changes: Some(changes),
+            wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
+            thread: None,
+        };
+        (link, taken)
+    }
+}
+
+impl Drop for NriLink {
+    /// Ends the thread, and the program with it.
+    fn drop(&mut self) {
+        self.changes = None;
+        self.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread for NRI panicked");
+        }
+    }
+}
+
+type Start = Box<dyn FnMut() -> io::Result<Companion> + Send>;
+
+/// The other end, as long as it lives.
+struct Peer {
+    companion: Companion,
+    /// What has come and is no whole frame yet, or is not taken yet.
+    input: Vec<u8>,
+    has_greeted: bool,
+    greeted_by: Instant,
+}
+
+/// The thread.
+struct Work {
+    start: Start,
+    wake: Arc<OwnedFd>,
+    changes: Receiver<NriChange>,
+    events: mpsc::Sender<FromNri>,
+    table: BTreeMap<PodUid, PodAnswers>,
+    waiting: VecDeque<FromNri>,
+    peer: Option<Peer>,
+    not_before: Instant,
+    again: Duration,
+}
+
+impl Work {
+    fn run(mut self) {
+        while self.take_changes() {
+            self.start_if_due();
+            self.hand_over();
+            // After it no frame is left that could be taken: nothing would wake this for one.
+            self.take_frames();
+            let is_readable = self.wait();
+            if is_readable {
+                self.read();
+            }
+        }
+    }
+
+    /// Whether the loop goes on.
+    fn take_changes(&mut self) -> bool {
+        loop {
+            let NriChange { uid, answers } = match self.changes.try_recv() {
+                Ok(change) => change,
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            };
+            if answers.is_empty() {
+                self.table.remove(&uid);
+            } else if self.table.len() < ANSWERED_PODS_MAX || self.table.contains_key(&uid) {
+                self.table.insert(uid.clone(), answers.clone());
+            } else {
+                continue; // the loop knows no more pods than that
+            }
+            let frame = ToNri::Pod {
+                uid: uid.as_str().to_owned(),
+                answers,
+            };
+            if self.peer.as_ref().is_some_and(|peer| peer.has_greeted) {
+                self.write(&frame);
+            }
+        }
+    }
+
+    fn start_if_due(&mut self) {
+        if self.peer.is_some() || Instant::now() < self.not_before {
+            return;
+        }
+        let started = (self.start)().and_then(|companion| {
+            companion.stream.set_write_timeout(Some(WRITTEN_WITHIN))?;
+            Ok(companion)
+        });
+        match started {
+            Ok(companion) => {
+                self.peer = Some(Peer {
+                    companion,
+                    input: Vec::new(),
+                    has_greeted: false,
+                    greeted_by: Instant::now() + GREETED_WITHIN,
+                });
+            }
+            Err(error) => self.lose(error.to_string()),
+        }
+    }
+
+    /// It is ended, and started again later.
+    fn lose(&mut self, why: String) {
+        self.peer = None;
+        self.not_before = Instant::now() + self.again;
+        self.again = (self.again * 2).min(AGAIN_MAX);
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.push_back(FromNri::Away { why });
+        }
+    }
+
+    fn hand_over(&mut self) {
+        while let Some(event) = self.waiting.pop_front() {
+            match self.events.try_send(event) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(event)) => {
+                    self.waiting.push_front(event);
+                    return;
+                }
+                // The loop has ended, which the other queue says, too.
+                Err(mpsc::error::TrySendError::Closed(_)) => return,
+            }
+        }
+    }
+
+    /// Waits until there is something to do. Whether the other end has said something.
+    fn wait(&mut self) -> bool {
+        let now = Instant::now();
+        let until = match &self.peer {
+            _ if !self.waiting.is_empty() => Some(now + EVENT_AGAIN),
+            None => Some(self.not_before),
+            Some(peer) => (!peer.has_greeted).then_some(peer.greeted_by),
+        };
+        let timeout = until.map(|until| {
+            // Upwards: else it would turn until the millisecond is over.
+            let wait = until.saturating_duration_since(now) + Duration::from_millis(1);
+            Timespec {
+                tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: wait.subsec_nanos().into(),
+            }
+        });
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        // Where the loop does not listen, nothing is read.
+        let peer = self.peer.as_ref().filter(|_| self.waiting.is_empty());
+        fds.extend(peer.map(|peer| PollFd::new(&peer.companion.stream, PollFlags::IN)));
+        // Interrupted: it comes back.
+        let ready = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
+        let is_readable = ready > 0 && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        // Empty already, if it did not wake this.
+        rustix::io::read(self.wake.as_fd(), &mut [0; 8]).ok();
+        let is_late = |peer: &Peer| !peer.has_greeted && Instant::now() >= peer.greeted_by;
+        if !is_readable && self.peer.as_ref().is_some_and(is_late) {
+            self.lose("plimsoll-runtime has not answered in time, and was ended".to_owned());
+        }
+        is_readable
+    }
+
+    fn read(&mut self) {
+        let Some(peer) = &mut self.peer else {
+            return;
+        };
+        let mut portion = [0; PORTION];
+        match peer.companion.stream.read(&mut portion) {
+            Ok(0) => self.lose(
+                "plimsoll-runtime has ended; its last line in the log of the agent says why"
+                    .to_owned(),
+            ),
+            Ok(read) => peer.input.extend_from_slice(&portion[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => self.lose(format!("plimsoll-runtime: {error}")),
+        }
+    }
+
+    /// Takes one frame after the other, as long as the loop listens.
+    fn take_frames(&mut self) {
+        while self.waiting.is_empty()
+            && let Some(peer) = &mut self.peer
+        {
+            match peer.next_frame() {
+                Ok(None) => return,
+                Ok(Some(frame)) => self.take_frame(frame),
+                Err(why) => self.lose(why),
+            }
+            self.hand_over();
+        }
+    }
+
+    fn take_frame(&mut self, frame: FromNri) {
+        let has_greeted = self.peer.as_ref().is_some_and(|peer| peer.has_greeted);
+        match frame {
+            FromNri::Hello { protocol } if !has_greeted && protocol == PROTOCOL => self.greeted(),
+            FromNri::Hello { protocol } if !has_greeted => self.lose(format!(
+                "plimsoll-runtime speaks protocol {protocol}, and this agent {PROTOCOL}; install programs of one release"
+            )),
+            FromNri::Connected { .. }
+            | FromNri::Away { .. }
+            | FromNri::Container { .. }
+            | FromNri::Dropped { .. }
+                if has_greeted =>
+            {
+                if matches!(frame, FromNri::Connected { .. }) {
+                    self.again = AGAIN_FIRST;
+                }
+                self.waiting.push_back(frame);
+            }
+            _ => self.lose(nonsense()),
+        }
+    }
+
+    /// It gets all that is known.
+    fn greeted(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.has_greeted = true;
+        }
+        let pods: Vec<ToNri> = self
+            .table
+            .iter()
+            .map(|(uid, answers)| ToNri::Pod {
+                uid: uid.as_str().to_owned(),
+                answers: answers.clone(),
+            })
+            .collect();
+        for frame in pods.iter().chain([&ToNri::Complete]) {
+            self.write(frame);
+        }
+    }
+
+    /// What does not fit into a frame is left out: its containers are made as their specification has them.
+    fn write(&mut self, frame: &ToNri) {
+        let Some(bytes) = encode(frame) else {
+            tracing::warn!(
+                "a pod has too many containers for NRI; they get their scores after their start"
+            );
+            return;
+        };
+        if let Some(peer) = &mut self.peer
+            && let Err(error) = peer.companion.stream.write_all(&bytes)
+        {
+            self.lose(match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    "plimsoll-runtime does not read, and was ended".to_owned()
+                }
+                _ => format!("plimsoll-runtime: {error}"),
+            });
+        }
+    }
+}
+
+impl Peer {
+    fn next_frame(&mut self) -> Result<Option<FromNri>, String> {
+        let end = FRAMING.first(&self.input);
+        let Some(end) = end.map_err(|error| format!("plimsoll-runtime announced {error}"))? else {
+            return Ok(None);
+        };
+        let later = self.input.split_off(end);
+        let frame = std::mem::replace(&mut self.input, later);
+        let body = FRAMING.body(&frame[LENGTH_BYTES..]);
+        let body = body.map_err(|_| nonsense())?;
+        let parsed = boundary::guard(|| serde_json::from_slice(body));
+        let parsed = parsed.map_err(|panicked| panicked.to_string())?;
+        parsed.map(Some).map_err(|_| nonsense())
+    }
+}
+
+/// `None`: it is too long, or has too many values.
+fn encode(frame: &ToNri) -> Option<Vec<u8>> {
+    let json = serde_json::to_vec(frame).ok()?;
+    FRAMING.body(&json).ok()?;
+    FRAMING.frame(&json).ok()
+}
+
+fn nonsense() -> String {
+    "plimsoll-runtime sent what is no frame, and was ended; install programs of one release"
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests;
