@@ -420,7 +420,7 @@ impl Reporter {
     }
 
     fn next_topology(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
-        let is_due = self.topology.is_due(self.node.as_ref(), pods, now);
+        let is_due = pods.is_listed() && self.topology.is_due(self.node.as_ref(), pods, now);
         let dry_run = self.policy.dry_run;
         is_due.then(|| {
             let call = self.topology.send(&self.node_name, now, dry_run);

@@ -506,14 +506,15 @@ pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
         node: settings.node.clone(),
         why,
     };
-    delete_topology(&api, settings).await.map_err(wrong)?;
+    // One is not given up for the other.
+    let deleted = delete_topology(&api, settings).await;
     let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
     // The taint may be written by others at the same time: some tries, each with what was read anew.
     let mut why = String::new();
     for _ in 0..5 {
         let node = match api.call(&Call::get("nodes", path.clone())).await {
             Answer::Done(node) => SeenNode::read(&node),
-            Answer::Refused(refusal) if refusal.code == 404 => return Ok(()),
+            Answer::Refused(refusal) if refusal.code == 404 => return deleted.map_err(wrong),
             other => return Err(wrong(words(&other))),
         };
         let node = node.ok_or_else(|| wrong("the node cannot be read".to_owned()))?;
@@ -526,7 +527,7 @@ pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
             }
         }
         if is_done {
-            return Ok(());
+            return deleted.map_err(wrong);
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }

@@ -10,7 +10,7 @@ pub mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::arbitration::amounts::AMOUNT_LIMIT;
+use plimsoll_core::arbitration::amounts::{AMOUNT_LIMIT, RESOURCES_MAX};
 use plimsoll_core::arbitration::named::{LEVELS_MAX, Named};
 use plimsoll_core::arbitration::units::quantity_of;
 use serde::Deserialize;
@@ -62,6 +62,20 @@ pub struct Question {
     before: Option<SeenConsumer>,
 }
 
+/// A Consumer, without its status: who asks need not be an API server that has checked it, and a question that waits holds what it has.
+fn bounded_consumer(text: &str) -> Result<(String, SeenConsumer), String> {
+    let (name, mut consumer) = SeenConsumer::read(text.as_bytes())?;
+    consumer.status = Value::Null;
+    if let Ok(spec) = &consumer.spec
+        && [&spec.hard, &spec.reserved]
+            .iter()
+            .any(|named| named.len() > RESOURCES_MAX)
+    {
+        return Err(format!("more than {RESOURCES_MAX} resources"));
+    }
+    Ok((name, consumer))
+}
+
 impl Question {
     /// Reads an `AdmissionReview` of `admission.k8s.io/v1` about a Consumer.
     ///
@@ -85,7 +99,7 @@ impl Question {
         let review: Review<'_> = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         let consumer = |object: Option<&RawValue>| match object.map(RawValue::get) {
             None | Some("null") => Ok(None),
-            Some(text) => SeenConsumer::read(text.as_bytes()).map(Some),
+            Some(text) => bounded_consumer(text).map(Some),
         };
         Ok(Self {
             uid: review.request.uid,

@@ -172,6 +172,10 @@ impl NodeReports {
         conditions: Vec<NodeConditionReport>,
         taints: bool,
     ) -> Vec<NodeConditionReport> {
+        // What an agent says that has just been started: nothing yet.
+        if conditions.is_empty() {
+            return conditions;
+        }
         let was = |condition| {
             self.wanted
                 .iter()

@@ -80,6 +80,8 @@ async fn answered(
         code
     };
     let question = Question::read(&body);
+    // While it waits only what was read of it is held.
+    drop(body);
     let question = question.map_err(|_| failed("unreadable", StatusCode::BAD_REQUEST))?;
     let (reply, verdict) = oneshot::channel();
     let busy = || failed("busy", StatusCode::SERVICE_UNAVAILABLE);
@@ -116,6 +118,7 @@ impl Keeper {
                             "the webhook: {why}; a Consumer that is wrong may be taken when it is written"
                         );
                         self.metrics.say(&text);
+                        self.metrics.set_webhook(false);
                     }
                 }
                 break;

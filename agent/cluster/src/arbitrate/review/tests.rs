@@ -340,3 +340,19 @@ fn the_answer_has_the_requests_uid_and_is_bounded() {
     );
     assert!(Question::read(deep.as_bytes()).is_err());
 }
+
+#[test]
+fn a_question_holds_no_status_and_no_more_resources_than_there_can_be() {
+    let question = |resources: usize| {
+        let hard: serde_json::Map<String, Value> = (0..resources)
+            .map(|number| (format!("example.com/r{number}"), json!(1)))
+            .collect();
+        let object =
+            json!({"metadata": {"name": "c"}, "spec": {"hard": hard}, "status": [0, 0, 0]});
+        let review = json!({"request": {"uid": "u", "object": object}});
+        Question::read(review.to_string().as_bytes())
+    };
+    let (_, wanted) = question(RESOURCES_MAX).unwrap().wanted.unwrap();
+    assert_eq!(wanted.status, Value::Null);
+    question(RESOURCES_MAX + 1).unwrap_err();
+}
