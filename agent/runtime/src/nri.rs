@@ -48,10 +48,10 @@ impl Table {
     }
 
     /// For a container that is being made.
-    fn answer(&self, pod_uid: &str, container: &str) -> Answer {
+    fn answer(&self, pod_uid: &str, container: &str, shown_adj: Option<i64>) -> Answer {
         let pods = self.0.borrow();
         pods.get(pod_uid).map_or(Answer::Unchanged, |answers| {
-            answers.for_container(container)
+            answers.for_container(container, shown_adj)
         })
     }
 }

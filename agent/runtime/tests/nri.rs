@@ -169,6 +169,7 @@ async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_n
     let scored = PodAnswers {
         refusal: None,
         oom_score_adj: [("app".to_owned(), ADJ)].into(),
+        ..PodAnswers::default()
     };
     let why = "this pod was evicted".to_owned();
     let refused = PodAnswers {

@@ -425,6 +425,21 @@ impl OomScores {
         self.pods.get(uid).map(|scores| &scores.ordered)
     }
 
+    /// What the specification has for those.
+    pub fn specified(&self, uid: &PodUid) -> BTreeMap<String, i32> {
+        let Some(scores) = self.pods.get(uid) else {
+            return BTreeMap::new();
+        };
+        let containers = scores
+            .ordered
+            .keys()
+            .filter_map(|name| Some((name, scores.pod.container(name)?)));
+        let adj = |container| oom_score_adj(&scores.pod, container, self.capacity_bytes);
+        containers
+            .map(|(name, container)| (name.clone(), adj(container)))
+            .collect()
+    }
+
     /// The runtime makes a container with this id: its cgroup has a name before the API lists it.
     pub fn is_made(&mut self, uid: &PodUid, id: String, container: String) {
         if let Some(scores) = self.pods.get_mut(uid) {

@@ -77,7 +77,11 @@ const FEATURES: [Feature; 12] = [
                 scores.retain(&agent.pods);
             }
         },
-        end: Agent::put_back_oom_scores,
+        end: |agent| {
+            // It would go on handing out what is put back.
+            agent.nri = None;
+            agent.put_back_oom_scores();
+        },
         ..NOTHING
     },
     // What the container runtime is answered: after what it follows from.
@@ -85,7 +89,6 @@ const FEATURES: [Feature; 12] = [
         follow_up: Agent::send_answers,
         rescan_pod: Agent::note_nri,
         rescan: Agent::rescan_nri,
-        end: |agent| agent.nri = None,
         ..NOTHING
     },
     // Cgroups of pods that have left.

@@ -27,6 +27,8 @@ pub struct NriWork {
     /// Pods of which the answers may be others than what was sent.
     changed: BTreeSet<PodUid>,
     tally: NriTally,
+    /// Why it was last away: said once.
+    away: Option<String>,
 }
 
 impl NriWork {
@@ -37,6 +39,7 @@ impl NriWork {
             sent: BTreeMap::new(),
             changed: BTreeSet::new(),
             tally: NriTally::default(),
+            away: None,
         }
     }
 
@@ -100,6 +103,7 @@ impl Agent {
             let answers = PodAnswers {
                 refusal: closed.contains(&uid).then(|| EVICTED.to_owned()),
                 oom_score_adj: ordered.cloned().unwrap_or_default(),
+                specified: scores.map_or_else(BTreeMap::new, |scores| scores.specified(&uid)),
             };
             let sent = work.sent.get(&uid);
             if sent == Some(&answers) || (sent.is_none() && answers.is_empty()) {
@@ -138,6 +142,10 @@ impl Agent {
             }
             FromNri::Away { why } => {
                 work.tally.is_connected = false;
+                if work.away.as_ref() == Some(&why) {
+                    return;
+                }
+                work.away = Some(why.clone());
                 self.warn(format!(
                     "NRI is not used: {why}; scores and holds are applied when a container has started, and it is tried again"
                 ));

@@ -203,6 +203,8 @@ impl Agent {
             self.heartbeat.enter(Part::Rescan);
             self.rescan(sources.reports_cgroups)?;
         }
+        // What has changed since.
+        self.send_answers();
         sources.rest_lifecycle_until(self.lifecycle.not_before_ns());
         self.hurry |= std::mem::take(&mut self.pods_changed);
         Ok(())

@@ -364,12 +364,9 @@ impl Work {
         }
     }
 
-    /// What does not fit into a frame is left out: its containers are made as their specification has them.
+    /// What does not fit into a frame is sent without scores, so that nothing older holds: its containers are made as their specification has them, or refused.
     fn write(&mut self, frame: &ToNri) {
-        let Some(bytes) = encode(frame) else {
-            tracing::warn!(
-                "a pod has too many containers for NRI; they get their scores after their start"
-            );
+        let Some(bytes) = encode(frame).or_else(|| encode(&without_scores(frame))) else {
             return;
         };
         if let Some(peer) = &mut self.peer
@@ -382,6 +379,19 @@ impl Work {
                 _ => format!("plimsoll-runtime: {error}"),
             });
         }
+    }
+}
+
+fn without_scores(frame: &ToNri) -> ToNri {
+    match frame {
+        ToNri::Pod { uid, answers } => ToNri::Pod {
+            uid: uid.clone(),
+            answers: PodAnswers {
+                refusal: answers.refusal.clone(),
+                ..PodAnswers::default()
+            },
+        },
+        ToNri::Complete => ToNri::Complete,
     }
 }
 

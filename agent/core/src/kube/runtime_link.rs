@@ -232,6 +232,9 @@ pub struct PodAnswers {
     pub refusal: Option<String>,
     /// The `oom_score_adj` of containers, by name. Others keep that of their specification.
     pub oom_score_adj: BTreeMap<String, i32>,
+    /// The `oom_score_adj` of their specification. A container that the runtime shows with another one has it from another plugin.
+    #[serde(default)]
+    pub specified: BTreeMap<String, i32>,
 }
 
 impl PodAnswers {
@@ -240,12 +243,16 @@ impl PodAnswers {
         self.refusal.is_none() && self.oom_score_adj.is_empty()
     }
 
-    /// For one container.
-    pub fn for_container(&self, name: &str) -> Answer {
+    /// For one container, which the runtime shows with this `oom_score_adj`. One that another plugin has set stays: a container of which two set it is not
+    /// made at all (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
+    pub fn for_container(&self, name: &str, shown_adj: Option<i64>) -> Answer {
+        let is_set = shown_adj
+            .zip(self.specified.get(name))
+            .is_some_and(|(shown, specified)| shown != i64::from(*specified));
         match (&self.refusal, self.oom_score_adj.get(name)) {
             (Some(why), _) => Answer::Refused(why.clone()),
-            (None, Some(adj)) => Answer::OomScoreAdj(*adj),
-            (None, None) => Answer::Unchanged,
+            (None, Some(adj)) if !is_set => Answer::OomScoreAdj(*adj),
+            (None, _) => Answer::Unchanged,
         }
     }
 }
@@ -254,7 +261,7 @@ impl PodAnswers {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The container is made as its specification has it: nothing was known of it.
+    /// The container is made as its specification has it: nothing was known of it, or another plugin has set its score.
     Unchanged,
     /// It is made with this `oom_score_adj`.
     OomScoreAdj(i32),
@@ -307,14 +314,28 @@ mod tests {
     fn a_refusal_goes_before_a_score() {
         let mut answers = PodAnswers::default();
         assert!(answers.is_empty());
-        assert_eq!(answers.for_container("app"), Answer::Unchanged);
+        assert_eq!(answers.for_container("app", Some(1000)), Answer::Unchanged);
         answers.oom_score_adj.insert("app".to_owned(), 321);
-        assert_eq!(answers.for_container("app"), Answer::OomScoreAdj(321));
-        assert_eq!(answers.for_container("other"), Answer::Unchanged);
+        assert_eq!(
+            answers.for_container("app", Some(1000)),
+            Answer::OomScoreAdj(321)
+        );
+        assert_eq!(
+            answers.for_container("other", Some(1000)),
+            Answer::Unchanged
+        );
+        answers.specified.insert("app".to_owned(), 1000);
+        assert_eq!(
+            answers.for_container("app", Some(1000)),
+            Answer::OomScoreAdj(321)
+        );
+        assert_eq!(answers.for_container("app", None), Answer::OomScoreAdj(321));
+        let of_another_plugin = answers.for_container("app", Some(999));
+        assert_eq!(of_another_plugin, Answer::Unchanged);
         answers.refusal = Some("evicted".to_owned());
         let refused = Answer::Refused("evicted".to_owned());
-        assert_eq!(answers.for_container("app"), refused);
-        assert_eq!(answers.for_container("other"), refused);
+        assert_eq!(answers.for_container("app", Some(1000)), refused);
+        assert_eq!(answers.for_container("other", Some(1000)), refused);
         assert!(!answers.is_empty());
     }
 }

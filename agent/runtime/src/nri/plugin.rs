@@ -22,7 +22,7 @@ use crate::interface::nri::{
 };
 use crate::interface::ttrpc;
 
-/// The plugin's name, and its place among others: late, so that it sees to the score that others may have set.
+/// The plugin's name, and its place among others: late, so that it sees what others have set, and leaves it.
 const NAME: &str = "plimsoll";
 const INDEX: &str = "90";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
@@ -38,6 +38,8 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
 /// A message that has begun is whole in this time.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
+/// Of a text of the runtime, characters.
+const WHY_MAX: usize = 300;
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon.
@@ -75,6 +77,11 @@ impl From<prost::DecodeError> for Ended {
     }
 }
 
+/// A text of the runtime, of which any frame has room for so much.
+fn cut(text: &str) -> String {
+    text.chars().take(WHY_MAX).collect()
+}
+
 /// Answers, and connects again each time that a connection has ended.
 pub(super) async fn serve(socket: &Path, table: &Table, teller: &Teller) -> Infallible {
     let mut again = AGAIN_FIRST;
@@ -85,9 +92,10 @@ pub(super) async fn serve(socket: &Path, table: &Table, teller: &Teller) -> Infa
             trunk: Trunk::default(),
             runtime: String::new(),
             synchronized: None,
+            begun: None,
         };
         let why = match session.run(socket).await {
-            Err(ended) => ended.to_string(),
+            Err(ended) => cut(&ended.to_string()),
             Ok(never) => match never {},
         };
         teller.state(FromNri::Away { why });
@@ -120,6 +128,8 @@ struct Session<'a> {
     runtime: String,
     /// Since when the runtime asks.
     synchronized: Option<Instant>,
+    /// Since when a message is under way.
+    begun: Option<Instant>,
 }
 
 impl Session<'_> {
@@ -147,7 +157,11 @@ impl Session<'_> {
             let bytes = self
                 .read(&mut stream, &mut portion, synchronized_by)
                 .await?;
-            for message in self.trunk.take(&portion[..bytes])? {
+            let messages = self.trunk.take(&portion[..bytes])?;
+            if !messages.is_empty() {
+                self.begun = None;
+            }
+            for message in messages {
                 match (message.connection, message.kind) {
                     (Connection::Runtime, Kind::Response) => registered(&message)?,
                     (Connection::Plugin, Kind::Request) => {
@@ -164,7 +178,7 @@ impl Session<'_> {
 
     /// Reads a portion. Where nothing is due it waits for ever: a runtime asks when a container is made.
     async fn read(
-        &self,
+        &mut self,
         stream: &mut UnixStream,
         portion: &mut [u8],
         synchronized_by: Instant,
@@ -174,10 +188,16 @@ impl Session<'_> {
             None => tokio::time::timeout_at(synchronized_by, reading)
                 .await
                 .map_err(|_| Ended::Late("taking this plugin", SYNCHRONIZED_WITHIN))?,
-            Some(_) if self.trunk.is_partial() => tokio::time::timeout(MESSAGE_WITHIN, reading)
-                .await
-                .map_err(|_| Ended::Late("a message that it has begun", MESSAGE_WITHIN))?,
-            Some(_) => reading.await,
+            Some(_) if self.trunk.is_partial() => {
+                let begun = *self.begun.get_or_insert_with(Instant::now);
+                tokio::time::timeout_at(begun + MESSAGE_WITHIN, reading)
+                    .await
+                    .map_err(|_| Ended::Late("a message that it has begun", MESSAGE_WITHIN))?
+            }
+            Some(_) => {
+                self.begun = None;
+                reading.await
+            }
         };
         match read? {
             0 => Err(Ended::Closed),
@@ -211,7 +231,7 @@ impl Session<'_> {
                     runtime_name,
                     runtime_version,
                 } = ConfigureRequest::decode(payload)?;
-                self.runtime = format!("{runtime_name} {runtime_version}");
+                self.runtime = cut(&format!("{runtime_name} {runtime_version}"));
                 sound(&ConfigureResponse {
                     events: 1 << (Event::CreateContainer as i32 - 1),
                 })
@@ -233,7 +253,9 @@ impl Session<'_> {
         let (Some(pod), Some(container)) = (&request.pod, &request.container) else {
             return ttrpc::Response::default();
         };
-        let answer = self.table.answer(&pod.uid, &container.name);
+        let linux = container.linux.as_ref();
+        let shown_adj = linux.and_then(|linux| Some(linux.oom_score_adj.as_ref()?.value));
+        let answer = self.table.answer(&pod.uid, &container.name, shown_adj);
         self.teller.container(FromNri::Container {
             pod_uid: pod.uid.clone(),
             name: container.name.clone(),

@@ -135,6 +135,9 @@ fn creation(pod: &str, container: &str) -> nri::CreateContainerRequest {
         container: Some(nri::Container {
             id: format!("id-of-{container}"),
             name: container.to_owned(),
+            linux: Some(nri::LinuxContainer {
+                oom_score_adj: Some(nri::OptionalInt { value: 1000 }),
+            }),
         }),
     }
 }
@@ -199,6 +202,7 @@ fn scored(container: &str, adj: i32) -> PodAnswers {
     PodAnswers {
         refusal: None,
         oom_score_adj: [(container.to_owned(), adj)].into(),
+        ..PodAnswers::default()
     }
 }
 
@@ -213,11 +217,22 @@ async fn a_container_is_answered_from_the_table_and_the_agent_hears_what() {
             refusal: Some("it was evicted".to_owned()),
             ..scored("app", 7)
         };
-        let mut scene = Scene::new(&[("u1", scored("app", 321)), ("u2", refused)]).await;
+        let specified = |adj| PodAnswers {
+            specified: [("app".to_owned(), adj)].into(),
+            ..scored("app", 321)
+        };
+        // What the runtime shows is not what the kubelet has specified for the second.
+        let pods = [
+            ("u1", specified(1000)),
+            ("u3", specified(999)),
+            ("u2", refused),
+        ];
+        let mut scene = Scene::new(&pods).await;
         let mut runtime = scene.connected().await;
         assert_eq!(score(&runtime.create("u1", "app").await), Some(321));
         assert_eq!(score(&runtime.create("u1", "other").await), None);
         assert_eq!(score(&runtime.create("u9", "app").await), None);
+        assert_eq!(score(&runtime.create("u3", "app").await), None);
         let status = runtime.create("u2", "app").await.status.unwrap();
         assert_eq!(
             (status.code, status.message.as_str()),
@@ -227,6 +242,7 @@ async fn a_container_is_answered_from_the_table_and_the_agent_hears_what() {
             ("u1", "app", Answer::OomScoreAdj(321)),
             ("u1", "other", Answer::Unchanged),
             ("u9", "app", Answer::Unchanged),
+            ("u3", "app", Answer::Unchanged),
             ("u2", "app", Answer::Refused("it was evicted".to_owned())),
         ];
         for (pod_uid, name, answer) in answers {

@@ -49,6 +49,7 @@ fn scored(uid: &str, adj: i32) -> NriChange {
         answers: PodAnswers {
             refusal: None,
             oom_score_adj: [("app".to_owned(), adj)].into(),
+            ..PodAnswers::default()
         },
     }
 }
@@ -213,7 +214,9 @@ fn a_pod_that_does_not_fit_into_a_frame_costs_itself_alone() {
     let mut large = scored("a", 1);
     let names = (0..FRAMING.values_max).map(|number| (number.to_string(), 1));
     large.answers.oom_score_adj = names.collect();
-    link.set(large);
+    link.set(large.clone());
+    large.answers.oom_score_adj.clear();
+    assert_eq!(program.hear(), Some(pod(&large)));
     link.set(scored("b", 2));
     assert_eq!(program.hear(), Some(pod(&scored("b", 2))));
 }

@@ -56,7 +56,7 @@ impl<'a> Figures<'a> {
         let Self::Ahead { leaders, unread } = self else {
             return (row.stats_known, row.usage);
         };
-        let mut read = leaders.iter().map_while(Option::as_ref);
+        let mut read = leaders.iter().flatten();
         if let Some((_, used_bytes)) = read.find(|(leader, _)| std::ptr::eq(*leader, pod)) {
             return (true, *used_bytes);
         }
