@@ -278,18 +278,15 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
     );
     assert!(!agent.has_evicted());
 
-    // It hangs in the middle of an order: the agent works on, ends it when its time is over, and a pod goes, for too little has been freed. The next order
-    // goes to another one.
+    // It hangs in the middle of an order: the agent works on, ends it when its time is over, and the next order goes to another one. Whether the pod goes
+    // in between hangs on how much had been freed by then.
     fill(dir, THRESHOLD - 40 * MIB);
     wait_for_removal(dir);
     kill_process(second, Signal::STOP).unwrap();
-    // However much it had removed by then.
-    fill(dir, THRESHOLD - 40 * MIB);
     assert!(agent.answers(&program));
     agent.wait_for(|line| line.to_string().contains("not answered in time"));
     assert!(!Path::new(&format!("/proc/{second}")).exists());
     agent.wait_until_satisfied();
-    assert!(agent.has_evicted(), "the pod could have gone all the time");
     assert!(available(dir) >= TARGET);
     assert_eq!(
         containerd.use_of("localhost/sandbox:1").as_deref(),
