@@ -332,13 +332,20 @@ pub(crate) async fn run_pod(
     made.into_inner().pod_sandbox_id
 }
 
+/// Tries to end a pod, as a kubelet does, which tries again as well: a runtime may still be at what was asked of it before.
+const STOP_TRIES: usize = 20;
+
 /// Ends and removes it.
 pub(crate) async fn end_pod(client: &mut RuntimeServiceClient<Channel>, sandbox: String) {
-    let pod_sandbox_id = sandbox.clone();
-    client
-        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id })
-        .await
-        .unwrap();
+    for tries_left in (0..STOP_TRIES).rev() {
+        let pod_sandbox_id = sandbox.clone();
+        let request = StopPodSandboxRequest { pod_sandbox_id };
+        match client.stop_pod_sandbox(request).await {
+            Ok(_) => break,
+            Err(why) => assert!(tries_left > 0, "{why}"),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     let pod_sandbox_id = sandbox;
     client
         .remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id })
