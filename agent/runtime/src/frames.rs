@@ -10,6 +10,9 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
+/// Of a text of others, characters.
+const TEXT_MAX: usize = 300;
+
 /// The agent's socket, which is standard input.
 ///
 /// # Errors
@@ -25,6 +28,11 @@ pub fn agent() -> io::Result<UnixStream> {
 /// A message as it goes over the socket; `None`: it is too long.
 pub fn encode(message: &impl Serialize) -> Option<Vec<u8>> {
     FRAMING.frame(&serde_json::to_vec(message).ok()?).ok()
+}
+
+/// A text of others, of which any frame has room for so much.
+pub fn cut(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
 }
 
 /// Writes a frame.

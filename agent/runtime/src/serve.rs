@@ -13,14 +13,12 @@ use tokio::sync::mpsc;
 
 use crate::connection::CallError;
 use crate::cri::Runtime;
-use crate::frames::{encode, read, write};
+use crate::frames::{cut, encode, read, write};
 
 /// Questions that wait: the agent asks one at a time.
 const QUESTIONS: usize = 16;
 /// For the answer to one question, as a whole.
 const ANSWER_WITHIN: Duration = Duration::from_secs(25);
-/// Of an error's text, characters.
-const WHY_MAX: usize = 300;
 
 /// Answers until the agent closes the socket.
 ///
@@ -67,7 +65,7 @@ async fn answer(
         Ok(Err(error)) => {
             // It may have been started anew.
             *runtime = None;
-            let why = error.to_string().chars().take(WHY_MAX).collect();
+            let why = cut(&error.to_string());
             send(writer, &FromRuntime::Failed { number, why }).await
         }
         Err(_) => {

@@ -318,8 +318,11 @@ impl NodeState {
         pods.filter(|(_, pod)| pod.leaving.is_some())
     }
 
-    /// Looks whether a pod is on its way out.
+    /// Looks whether a pod is on its way out, where that is not known.
     pub(crate) fn look_for_leaving(&mut self) {
+        if self.none_leaves.0 {
+            return;
+        }
         self.none_leaves = Noted(self.pods.values().all(|pod| pod.leaving.is_none()));
     }
 

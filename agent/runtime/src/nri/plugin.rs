@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::trunk::{Connection, Kind, Message, TooLong, Trunk};
 use super::{Table, Teller};
+use crate::frames::cut;
 use crate::interface::nri::{
     ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
     CreateContainerResponse, Event, LinuxContainerAdjustment, OptionalInt, RegisterPluginRequest,
@@ -38,8 +39,6 @@ const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
 /// A message that has begun is whole in this time.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
-/// Of a text of the runtime, characters.
-const WHY_MAX: usize = 300;
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon.
@@ -75,11 +74,6 @@ impl From<prost::DecodeError> for Ended {
     fn from(error: prost::DecodeError) -> Self {
         Self::Nonsense(error.to_string())
     }
-}
-
-/// A text of the runtime, of which any frame has room for so much.
-fn cut(text: &str) -> String {
-    text.chars().take(WHY_MAX).collect()
 }
 
 /// Answers, and connects again each time that a connection has ended.

@@ -13,10 +13,8 @@ use tokio::net::UnixStream;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::connection::CallError;
+use crate::frames::cut;
 use crate::pod_resources::Kubelet;
-
-/// Of an error's text, characters.
-const WHY_MAX: usize = 300;
 
 /// Sends until the agent closes the socket.
 ///
@@ -82,7 +80,7 @@ async fn send(writer: &mut (impl AsyncWrite + Unpin), message: &FromKubelet) -> 
 }
 
 async fn fail(writer: &mut (impl AsyncWrite + Unpin), why: &str) -> io::Result<()> {
-    let why = why.chars().take(WHY_MAX).collect();
+    let why = cut(why);
     match frame(&FromKubelet::Failed { why })? {
         Ok(frame) => writer.write_all(&frame).await,
         Err(error) => Err(io::Error::other(error)), // a short text fits

@@ -1,10 +1,9 @@
 //! One `plimsoll-runtime resources`, and its frames.
 
+use std::ffi::OsStr;
 use std::io::{self, Read as _};
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,30 +13,16 @@ use plimsoll_core::kube::pod_resources::{FRAMING, FromKubelet, PROTOCOL};
 
 use super::ResourceSettings;
 use crate::host::boundary;
-use crate::host::program::NotStarted;
+use crate::host::companion::Companion;
 
 /// A frame comes every second, or after the kubelet's bounds: ten seconds each for two questions, and five to connect.
 const FRAME_WITHIN: Duration = Duration::from_secs(40);
 
 pub(super) type Start = Box<dyn FnMut() -> io::Result<Connection> + Send>;
 
-/// The other end.
+/// The other end; killed with this.
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub(super) stream: UnixStream,
-    /// Killed with the connection.
-    pub(super) process: Option<Child>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if let Some(process) = &mut self.process {
-            // One that has ended already is only waited for.
-            process.kill().ok();
-            process.wait().ok();
-        }
-    }
-}
+pub(super) struct Connection(pub(super) Companion);
 
 /// Ends the thread, also while it reads.
 #[derive(Debug, Default)]
@@ -53,7 +38,7 @@ impl Stopper {
 
     /// From now on [`Self::stop`] ends this connection.
     pub(super) fn watch(&self, connection: &Connection) -> Result<(), String> {
-        let stream = connection.stream.try_clone();
+        let stream = connection.0.stream.try_clone();
         let stream = stream.map_err(|error| error.to_string())?;
         let mut watched = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_stopped() {
@@ -76,24 +61,9 @@ fn shut(stream: &UnixStream) {
 }
 
 pub(super) fn started(settings: &ResourceSettings) -> io::Result<Connection> {
-    let (stream, theirs) = UnixStream::pair()?;
-    let process = Command::new(&settings.program)
-        .args(["resources", "--pod-resources"])
-        .arg(&settings.socket)
-        .env_clear()
-        .stdin(OwnedFd::from(theirs))
-        .stdout(Stdio::null())
-        .spawn();
-    let process = process.map_err(|source| {
-        io::Error::other(NotStarted {
-            program: settings.program.clone(),
-            source,
-        })
-    })?;
-    Ok(Connection {
-        stream,
-        process: Some(process),
-    })
+    let arguments = ["resources", "--pod-resources"].map(OsStr::new);
+    let socket = [settings.socket.as_os_str()];
+    Companion::start(&settings.program, arguments.into_iter().chain(socket)).map(Connection)
 }
 
 impl Connection {
@@ -129,8 +99,8 @@ impl Connection {
             if left.is_zero() {
                 return Err("plimsoll-runtime is silent, and was ended".to_owned());
             }
-            let read = self.stream.set_read_timeout(Some(left));
-            match read.and_then(|()| self.stream.read(buffer)) {
+            let read = self.0.stream.set_read_timeout(Some(left));
+            match read.and_then(|()| self.0.stream.read(buffer)) {
                 Ok(0) => {
                     return Err(
                         "plimsoll-runtime has ended; its last line in the log of the agent says why"

@@ -6,6 +6,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
 use super::*;
+use crate::host::companion::Companion;
 
 fn send(stream: &mut UnixStream, message: &FromKubelet) {
     let frame = FRAMING.frame(&serde_json::to_vec(message).unwrap());
@@ -27,10 +28,10 @@ fn source(slot: &TopologySlot) -> (TopologySource, std::sync::mpsc::Receiver<Uni
     let start = move || {
         let (stream, theirs) = UnixStream::pair()?;
         made.send(theirs).map_err(io::Error::other)?;
-        Ok(Connection {
+        Ok(Connection(Companion {
             stream,
             process: None,
-        })
+        }))
     };
     let alignment = || {
         Some(Alignment {
@@ -114,10 +115,10 @@ fn a_source_ends_while_it_waits_to_start_again() {
 fn what_is_no_answer_is_refused() {
     let refused = |sends: &dyn Fn(&mut UnixStream)| {
         let (stream, mut theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection {
+        let mut connection = Connection(Companion {
             stream,
             process: None,
-        };
+        });
         sends(&mut theirs);
         drop(theirs);
         connection.greet().unwrap_err()

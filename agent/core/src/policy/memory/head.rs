@@ -9,9 +9,7 @@
 
 use std::cmp::Ordering;
 
-use crate::model::config::EngineConfig;
-use crate::model::event::{Overused, Sample};
-use crate::model::options::OveruseRanking;
+use crate::model::event::Sample;
 use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::state::PodState;
 use crate::model::unread::Unread;
@@ -175,20 +173,10 @@ pub(super) fn fill(
     let list = share::overused(config, state, view.now_ns);
     let pods = state.pods.values().filter(|pod| view.is_candidate(pod));
     let contenders = pods.map(|pod| {
-        let shares = list.map_or((0, 0), |list| shares(config, list, pod));
+        let shares = list.map_or((0, 0), |list| share::of_overuse(config, list, pod));
         Contender::new(&pod.row, figures.of(pod), shares, may_go(pod))
     });
     Some(collect(contenders, rows, places))
-}
-
-/// What the arbitrator's list makes of a pod.
-fn shares(config: &EngineConfig, list: &Overused, pod: &PodState) -> (u16, u16) {
-    let excess = list.excess(pod.pod.namespace());
-    match config.options.overuse_ranking {
-        OveruseRanking::Ignore => (0, 0),
-        OveruseRanking::AmongEquals => (0, excess),
-        OveruseRanking::BeforePriority => (excess, 0),
-    }
 }
 
 /// The contenders come in the order of their UIDs.

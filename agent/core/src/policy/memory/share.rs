@@ -18,7 +18,7 @@ use crate::model::event::Overused;
 use crate::model::options::{NamespaceShare, OveruseRanking};
 use crate::model::rank_row::RankRow;
 use crate::model::signal::Resource;
-use crate::model::state::NodeState;
+use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::view::View;
 
 /// Namespaces with a share, at most: their sums are on the stack.
@@ -88,15 +88,20 @@ pub(crate) fn mark(view: &View<'_>, resource: Resource, rows: &mut [RankRow]) {
     let list = overused(config, state, view.now_ns).filter(|_| is_shared(resource));
     let Some(list) = list else { return };
     for row in rows {
-        let excess = state
-            .pods
-            .get(&row.uid)
-            .map_or(0, |pod| list.excess(pod.pod.namespace()));
-        match config.options.overuse_ranking {
-            OveruseRanking::Ignore => {}
-            OveruseRanking::AmongEquals => row.over_share = row.over_share.max(excess),
-            OveruseRanking::BeforePriority => row.overused = excess,
-        }
+        let pod = state.pods.get(&row.uid);
+        let (overused, over_share) = pod.map_or((0, 0), |pod| of_overuse(config, list, pod));
+        row.overused = overused;
+        row.over_share = row.over_share.max(over_share);
+    }
+}
+
+/// What the arbitrator's list makes of a pod: [`RankRow::overused`] and the least [`RankRow::over_share`].
+pub(crate) fn of_overuse(config: &EngineConfig, list: &Overused, pod: &PodState) -> (u16, u16) {
+    let excess = list.excess(pod.pod.namespace());
+    match config.options.overuse_ranking {
+        OveruseRanking::Ignore => (0, 0),
+        OveruseRanking::AmongEquals => (0, excess),
+        OveruseRanking::BeforePriority => (excess, 0),
     }
 }
 
