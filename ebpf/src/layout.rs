@@ -7,7 +7,10 @@
 //! [`load_ptr`] and its siblings are plain loads: they work on *typed* pointers, those that come from a BTF argument
 //! (fentry, fexit, tp_btf) or from such a load. The kernel catches faults in them (a NULL on the way reads as 0).
 
-use aya_ebpf::helpers::{bpf_probe_read_kernel, generated::bpf_get_current_task_btf};
+use aya_ebpf::{
+    cty::c_void,
+    helpers::generated::{bpf_get_current_task_btf, bpf_probe_read_kernel},
+};
 use plimsoll_abi::{Config, Layout};
 
 #[unsafe(no_mangle)]
@@ -73,10 +76,17 @@ typed_load!(/** A signed 16-bit member. */ load_i16 -> i16);
 typed_load!(/** The byte that a bit is in. */ load_u8 -> u8);
 
 /// A 64-bit word of kernel memory by probe read, 0 when it cannot be read: for addresses that the verifier does not type.
+///
+/// Without a branch on what the helper returns, because the verifier walks all that follows once for each way: forty reads in a row were nearly the million
+/// instructions that it takes at most (6.1). The kernel itself fills with zeros what it cannot read (`bpf_probe_read_kernel_common`).
 #[inline(always)]
 pub(crate) fn probe_u64(address: u64) -> u64 {
-    // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_kernel(address as *const u64) }.unwrap_or(0)
+    let mut word = 0_u64;
+    let into = (&raw mut word).cast::<c_void>();
+    // SAFETY: `word` is a word long, and the helper checks the address.
+    let _filled_either_way =
+        unsafe { bpf_probe_read_kernel(into, size_of::<u64>() as u32, address as *const c_void) };
+    word
 }
 
 /// The address of a cgroup's ancestor at this level: itself at its own level. Not typed: no kernel walks an array of pointers that has no length.
