@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, Resources, TooManyResources};
 use super::cluster::{Cluster, Node, NodeState, Options, Pod};
 use super::groups::Consumer;
+use super::units::quantity_of;
 
 /// The greatest weight.
 pub const WEIGHT_MAX: u64 = 1_000_000;
@@ -225,7 +226,8 @@ impl<'a> Resolver<'a> {
     /// An amount that can be computed with.
     fn within_limit(&mut self, object: &str, resource: &str, amount: u64) -> u64 {
         if amount >= AMOUNT_LIMIT {
-            let message = format!("{amount} of {resource} is not below 2^60; counted as 2^60 - 1");
+            let shown = quantity_of(resource, amount);
+            let message = format!("{shown} of {resource} is not below 2^60; counted as 2^60 - 1");
             self.note(object.to_owned(), "AmountTooLarge", message);
         }
         amount.min(AMOUNT_LIMIT - 1)
@@ -414,9 +416,10 @@ impl<'a> Resolver<'a> {
         let names: Vec<String> = self.resources.names().map(str::to_owned).collect();
         for (place, name) in names.iter().enumerate() {
             if let Some(hard) = hard[place].filter(|hard| *hard < reserved[place]) {
+                let shown = quantity_of(name, hard);
                 let message = format!(
-                    "reserved {} of {name} is above hard {hard}; counted as {hard}",
-                    reserved[place]
+                    "reserved {} of {name} is above hard {shown}; counted as {shown}",
+                    quantity_of(name, reserved[place])
                 );
                 self.note(object.clone(), "ReservedAboveHard", message);
                 reserved[place] = hard;
@@ -504,6 +507,30 @@ mod tests {
             .iter()
             .map(|(name, amount)| ((*name).to_owned(), *amount))
             .collect()
+    }
+
+    #[test]
+    fn amounts_are_said_as_quantities() {
+        let objects = Objects {
+            consumers: vec![NamedConsumer {
+                namespace: Some("a".to_owned()),
+                hard: named(&[("cpu", 1500), ("memory", 2 << 30)]),
+                reserved: named(&[("cpu", 2000), ("memory", 1 << 61)]),
+                ..consumer("a", None)
+            }],
+            ..Objects::default()
+        };
+        let conditions = objects.resolve().unwrap().conditions;
+        let messages: Vec<&str> = conditions
+            .iter()
+            .map(|said| said.message.as_str())
+            .collect();
+        for message in [
+            "2147483648Gi of memory is not below 2^60; counted as 2^60 - 1",
+            "reserved 2 of cpu is above hard 1500m; counted as 1500m",
+        ] {
+            assert!(messages.contains(&message), "{messages:?}");
+        }
     }
 
     #[test]

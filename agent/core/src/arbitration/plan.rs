@@ -9,16 +9,21 @@ mod holes;
 mod victims;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::rc::Rc;
 
 use super::amounts::{ResourceSet, Table};
 use super::census::{self, Census};
-use super::cluster::{Cluster, NodeState};
+use super::cluster::{Cluster, NodeState, Pod};
 use super::entitled::{self, Entitled};
 use super::groups::Deserved;
 use candidates::Candidates;
 use free::{Free, Parts};
-use holes::{Fit, Holes};
-use victims::Victims;
+use holes::{Holes, Order, Wanted};
+use victims::{Bound, Victims};
+
+/// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.
+const ORDER_KEPT_FOR: usize = 1024;
 
 /// Nodes on which a search that needs any victims looks first.
 const LENIENT_MAX: usize = 8;
@@ -89,6 +94,8 @@ struct Planner<'a> {
     free: Free,
     /// The same, once all leaving pods have left.
     free_later: Free,
+    /// A pod is leaving. If none is, the same is free later as now.
+    any_leaves: bool,
     candidates: Candidates,
     /// What they request together.
     potential: Table<u64>,
@@ -98,6 +105,9 @@ struct Planner<'a> {
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
     evictions_left: usize,
+    /// What victims on each node can be at best, and the nodes in that order: a search that has found good ones first need not look at the others. Empty until the first search.
+    bounds: Vec<Bound>,
+    by_bound: Vec<usize>,
     /// When the cycle has evicted enough: nodes with victims for some pod, the last one found first. There may be some for other pods, too.
     lenient: Vec<usize>,
     changes: Changes,
@@ -105,7 +115,11 @@ struct Planner<'a> {
     known: Vec<Known>,
     /// Its place, by what makes pods alike.
     alike: BTreeMap<Alike<'a>, usize>,
+    orders: BTreeMap<OrderOf<'a>, Rc<Order>>,
 }
+
+/// What an order of nodes is for: whether once leaving pods have left, the resources that pods request, and the nodes that they may use.
+type OrderOf<'a> = (bool, ResourceSet, Option<&'a [usize]>);
 
 /// What pods request, and the nodes that they may use: of pods that have both in common one has room where the other has.
 type Alike<'a> = (&'a [u64], Option<&'a [usize]>);
@@ -113,10 +127,15 @@ type Alike<'a> = (&'a [u64], Option<&'a [usize]>);
 /// What was found for pods that are alike. It stays true of all nodes on which nothing has changed since, by the [number of changes](Changes::count).
 #[derive(Debug, Default)]
 struct Known {
+    wanted: Wanted,
     /// Room that is there now.
-    now: Holes,
+    now: Option<Holes>,
     /// Room that is there once all leaving pods have left.
-    later: Holes,
+    later: Option<Holes>,
+    /// No node has room now. None will have: what is free now only falls.
+    is_full: bool,
+    /// With so many evictions left no node had room even once leaving pods have left. Only an eviction makes room.
+    is_full_later: Option<usize>,
     /// There are no victims, at this length; if true not even for a pod that is served at any loss.
     in_vain: Option<(usize, bool)>,
     /// When the cycle had evicted enough: victims that there would be.
@@ -209,8 +228,8 @@ impl<'a> Planner<'a> {
             }
         }
         let mut free_later = free.clone();
-        for (at, node) in leaving {
-            add(free_later.row_mut(node), &cluster.pods[at].requests);
+        for (at, node) in &leaving {
+            add(free_later.row_mut(*node), &cluster.pods[*at].requests);
         }
         let capacity = census.capacity.iter().copied();
         let parts: Vec<Parts> = capacity.map(Parts::of).collect();
@@ -223,16 +242,20 @@ impl<'a> Planner<'a> {
             free: Free::new(free, nodes, &parts),
             free_later: Free::new(free_later, nodes, &parts),
             parts,
+            any_leaves: !leaving.is_empty(),
             candidates: Candidates::new(cluster, &candidates),
             potential,
             used,
             over,
             budgets: cluster.budgets.clone(),
             evictions_left: cluster.options.max_evictions_per_cycle,
+            bounds: Vec::new(),
+            by_bound: Vec::new(),
             lenient: Vec::new(),
             changes: Changes::new(nodes),
             known: Vec::new(),
             alike: BTreeMap::new(),
+            orders: BTreeMap::new(),
         }
     }
 
@@ -245,7 +268,7 @@ impl<'a> Planner<'a> {
             .or_insert(next);
         let mut known = if at == next {
             self.known.push(Known::default());
-            Known::default()
+            self.first_of(pod)
         } else {
             std::mem::take(&mut self.known[at])
         };
@@ -261,28 +284,88 @@ impl<'a> Planner<'a> {
         action
     }
 
-    /// The nodes on which something has changed since, or all.
-    fn nodes_since(&self, seen: Option<usize>) -> Vec<usize> {
-        let Some(seen) = seen else {
-            return (0..self.cluster.nodes.len()).collect();
-        };
-        let mut nodes: Vec<usize> = self.changes.since(seen).collect();
-        nodes.sort_unstable();
-        nodes
+    /// The nodes on which something has changed since, or all, in the order of their bounds.
+    fn nodes_since(&mut self, seen: Option<usize>) -> Vec<usize> {
+        if let Some(seen) = seen {
+            return self.changes.since(seen).collect();
+        }
+        if self.bounds.is_empty() {
+            self.bounds = self.bounds();
+            self.by_bound = (0..self.cluster.nodes.len()).collect();
+            self.by_bound.sort_by_key(|node| self.bounds[*node]);
+        }
+        self.by_bound.clone()
+    }
+
+    /// What is known of pods when the first of those that are alike is served.
+    fn first_of(&self, pod: &Pod) -> Known {
+        let requests = pod.requests.iter().copied().enumerate();
+        let needs = requests.filter(|(at, request)| *request > 0 && self.counted.contains(*at));
+        let needs: Vec<(usize, u64)> = needs.collect();
+        Known {
+            wanted: Wanted::new(needs, &self.parts),
+            ..Known::default()
+        }
     }
 
     /// Points 1 and 2: a node that has room, or will have it.
     fn find_room(&mut self, pod: usize, known: &mut Known) -> Option<Action> {
-        let action = if let Some(node) = self.best_fit(pod, &mut known.now, &self.free) {
-            Action::Fits { node }
-        } else {
-            let node = self.best_fit(pod, &mut known.later, &self.free_later)?;
-            Action::Leaving { node }
-        };
-        if let Action::Fits { node } | Action::Leaving { node } = action {
-            self.claim(node, pod);
+        if !known.is_full {
+            if let Some(node) = self.best_fit(pod, known, false) {
+                self.claim(node, pod);
+                return Some(Action::Fits { node });
+            }
+            known.is_full = true;
+            known.now = None;
         }
-        Some(action)
+        if !self.any_leaves || known.is_full_later == Some(self.evictions_left) {
+            return None;
+        }
+        let Some(node) = self.best_fit(pod, known, true) else {
+            known.is_full_later = Some(self.evictions_left);
+            return None;
+        };
+        self.claim(node, pod);
+        Some(Action::Leaving { node })
+    }
+
+    /// Of the nodes with room for the pod, now or later, the one that it leaves least of, of equals the lesser name.
+    fn best_fit(&mut self, pod: usize, known: &mut Known, later: bool) -> Option<usize> {
+        let (free, holes) = if later {
+            (&self.free_later, &mut known.later)
+        } else {
+            (&self.free, &mut known.now)
+        };
+        let wanted = &known.wanted;
+        let (cluster, changes) = (self.cluster, &self.changes);
+        let pod = &cluster.pods[pod];
+        let holes = holes.get_or_insert_with(|| {
+            let resources = wanted.resources();
+            let mut set = ResourceSet::default();
+            resources.iter().for_each(|at| set.insert(*at));
+            let make = || {
+                Rc::new(Order::new(
+                    usable(cluster, pod),
+                    &resources,
+                    free,
+                    changes.count(),
+                ))
+            };
+            let key = (later, set, pod.nodes.as_deref());
+            let order = match self.orders.entry(key) {
+                Entry::Vacant(vacant) => vacant.insert(make()),
+                Entry::Occupied(known) => {
+                    let order = known.into_mut();
+                    if changes.count() - order.seen > ORDER_KEPT_FOR {
+                        *order = make();
+                    }
+                    order
+                }
+            };
+            Holes::new(Rc::clone(order))
+        });
+        let fit = |node: usize| wanted.fit(free, &self.parts, node);
+        holes.best(changes, wanted, |node| pod.may_use(node), fit)
     }
 
     /// Points 4 and 5: the best victims, if there are any and the cycle may evict so many.
@@ -335,59 +418,6 @@ impl<'a> Planner<'a> {
             && census::could_hold(&self.cluster.nodes[node], self.counted, &pod.requests)
     }
 
-    /// Of the nodes with room for the pod the one that it leaves least of, of equals the lesser name.
-    fn best_fit(&self, pod: usize, holes: &mut Holes, free: &Free) -> Option<usize> {
-        let pod = &self.cluster.pods[pod];
-        // Of what no node has nothing is asked of a node.
-        let requests: Vec<u64> = pod
-            .requests
-            .iter()
-            .enumerate()
-            .map(|(resource, request)| {
-                if self.counted.contains(resource) {
-                    *request
-                } else {
-                    0
-                }
-            })
-            .collect();
-        // What is rounded down twice can be one less.
-        let requested: u64 = requests
-            .iter()
-            .zip(&self.parts)
-            .filter(|(request, _)| **request > 0)
-            .map(|(request, parts)| parts.part(*request) + 1)
-            .sum();
-        let has_room = |node: usize| {
-            let room = free.room(node).iter().zip(&requests);
-            room.fold(true, |all, (room, request)| all & (room >= request))
-                && self.cluster.nodes[node].state == NodeState::Ready
-                && pod.may_use(node)
-        };
-        let at_least = |node: usize| {
-            let parts = || free.parts(node).iter().zip(&requests);
-            let of_needed = |(part, request): (&u64, &u64)| if *request > 0 { *part } else { 0 };
-            has_room(node).then(|| {
-                parts()
-                    .map(of_needed)
-                    .sum::<u64>()
-                    .saturating_sub(requested)
-            })
-        };
-        let fit = |node: usize| -> Option<Fit> {
-            let rest = || {
-                let rows = free.room(node).iter().zip(&requests).zip(&self.parts);
-                let needed = rows.filter(|((_, request), _)| **request > 0);
-                needed.map(|((room, request), parts)| parts.part(room - request))
-            };
-            has_room(node).then(|| (rest().sum(), node))
-        };
-        match &pod.nodes {
-            None => holes.best(&self.changes, 0..self.cluster.nodes.len(), at_least, fit),
-            Some(nodes) => holes.best(&self.changes, nodes.iter().copied(), at_least, fit),
-        }
-    }
-
     fn claim(&mut self, node: usize, pod: usize) {
         let requests = &self.cluster.pods[pod].requests;
         self.free.change(node, subtract, requests, &self.parts);
@@ -399,6 +429,7 @@ impl<'a> Planner<'a> {
     /// From now on the pods are leaving.
     fn evict(&mut self, node: usize, pods: &[usize]) {
         self.candidates.remove(node, pods);
+        self.any_leaves = true;
         self.evictions_left -= pods.len();
         for pod in pods {
             let pod = &self.cluster.pods[*pod];
@@ -427,6 +458,14 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// The nodes on which the pod may start.
+fn usable<'a>(cluster: &'a Cluster, pod: &'a Pod) -> impl Iterator<Item = usize> + 'a {
+    let all = pod.nodes.is_none().then_some(0..cluster.nodes.len());
+    let some = pod.nodes.as_deref().unwrap_or_default();
+    let nodes = all.into_iter().flatten().chain(some.iter().copied());
+    nodes.filter(|node| cluster.nodes[*node].state == NodeState::Ready)
+}
+
 fn add(row: &mut [i128], requests: &[u64]) {
     for (left, request) in row.iter_mut().zip(requests) {
         *left += i128::from(*request);
@@ -444,4 +483,18 @@ fn part_of(amount: i128, capacity: Option<u64>, bits: u32) -> i128 {
     (amount << bits)
         .checked_div(i128::from(capacity.unwrap_or(0)))
         .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So much is free on each node.
+    pub(super) fn free_of(rows: &[[u64; 2]], parts: &[Parts]) -> Free {
+        let mut exact = Table::new(rows.len(), 2, 0);
+        for (at, row) in rows.iter().enumerate() {
+            add(exact.row_mut(at), row);
+        }
+        Free::new(exact, rows.len(), parts)
+    }
 }

@@ -135,8 +135,10 @@ proptest! {
     #[test]
     fn the_same_as_exact_fractions_to_less_than_a_unit(case in cases(Bounded { unlimited: false, ..FLAT })) {
         let deserved = deserved(&case);
-        let is_small = case.capacity.iter().flatten().all(|capacity| *capacity < 1 << 45);
-        if is_small && has_no_shortage(&case, &deserved) {
+        // A level is 2^-64 of what there is, times a weight: that has to be a part of a unit.
+        let heaviest = case.consumers.iter().map(|consumer| consumer.weight).max().unwrap_or(1);
+        let is_small = |capacity: u64| u128::from(capacity) * u128::from(heaviest) < 1 << 62;
+        if case.capacity.iter().flatten().all(|capacity| *capacity < 1 << 45 && is_small(*capacity)) && has_no_shortage(&case, &deserved) {
             let exact = exact::fill(&case.consumers, &case.asks, &case.capacity);
             for (amounts, exact) in deserved.amounts.iter().zip(&exact) {
                 for (amount, exact) in amounts.iter().zip(exact) {

@@ -50,6 +50,9 @@ struct Site {
 /// (greater is better), the age of the oldest, the node, the UIDs.
 type Rank<'a> = (i64, i128, Reverse<i128>, u64, usize, Vec<&'a str>);
 
+/// What the first of a rank can be at best, for a single pod of a node.
+pub(super) type Bound = (i64, Reverse<i128>);
+
 /// What a search has found so far.
 struct Found<'a> {
     price: Price,
@@ -59,6 +62,12 @@ struct Found<'a> {
 }
 
 impl Found<'_> {
+    /// Whether a single pod of a node with this bound can be as good as the best. No loss is less than none.
+    fn can_be_better(&self, (priority, excess): Bound) -> bool {
+        let best = self.best.as_ref();
+        best.is_none_or(|(_, best, _)| (priority, 0, excess) <= (best.0, best.1, best.2))
+    }
+
     /// Whether some pod with the same requests could afford the loss.
     fn affords(&self, loss: i128) -> bool {
         match self.price {
@@ -109,6 +118,9 @@ impl Planner<'_> {
         let any_will_do = self.evictions_left == 0;
         let mut needs = Vec::new();
         for node in nodes {
+            if !found.can_be_better(self.bound(*node)) {
+                continue;
+            }
             let Some(need) = self.need(entitled, *node) else {
                 continue;
             };
@@ -151,7 +163,7 @@ impl Planner<'_> {
                 best.is_some_and(|(_, rank, _)| self.candidates.get(at).priority > rank.0);
             if !is_worse && self.covers(&[at], need) && self.may_leave(entitled, at, need, missing)
             {
-                self.keep_better(node, need, &[at], found);
+                self.weigh(node, &[at], found);
             }
         }
     }
@@ -330,9 +342,13 @@ impl Planner<'_> {
 
     /// Keeps the set as the best one, if it may leave, is enough, and is better.
     fn keep_better<'a>(&'a self, node: usize, need: &Need, set: &[usize], found: &mut Found<'a>) {
-        if !self.covers(set, need) || !self.keeps_rules(set, need) {
-            return;
+        if self.covers(set, need) && self.keeps_rules(set, need) {
+            self.weigh(node, set, found);
         }
+    }
+
+    /// Keeps a set that may leave and is enough, if it is better.
+    fn weigh<'a>(&'a self, node: usize, set: &[usize], found: &mut Found<'a>) {
         let loss = self.loss(set);
         if !found.affords(loss) {
             return;
@@ -436,18 +452,47 @@ impl Planner<'_> {
         self.namespaces(set).map(loss).sum()
     }
 
-    /// The least excess of the namespaces of a set: of each by how much of the cluster it uses more than it deserves, in the resource where that is most, in 2⁻⁴⁸.
+    /// By how much of the cluster a namespace uses more than it deserves, in the resource where that is most, in 2⁻⁴⁸.
+    fn excess(&self, namespace: usize) -> i128 {
+        let deserved = self.deserved.row(namespace);
+        let rows = self.used.row(namespace).iter().zip(deserved);
+        let excess = rows.zip(&self.census.capacity);
+        let excess = excess.map(|((used, deserved), capacity)| {
+            part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
+        });
+        excess.max().unwrap_or(0)
+    }
+
+    /// The least excess of the namespaces of a set.
     fn least_excess(&self, set: &[usize]) -> i128 {
-        let excess = |namespace: usize| {
-            let deserved = self.deserved.row(namespace);
-            let rows = self.used.row(namespace).iter().zip(deserved);
-            let excess = rows.zip(&self.census.capacity);
-            let excess = excess.map(|((used, deserved), capacity)| {
-                part_of(i128::from(*used) - i128::from(*deserved), *capacity, 48)
-            });
-            excess.max().unwrap_or(0)
-        };
-        self.namespaces(set).map(excess).min().unwrap_or(0)
+        let namespaces = self.namespaces(set);
+        let excess = namespaces.map(|namespace| self.excess(namespace));
+        excess.min().unwrap_or(0)
+    }
+
+    /// What single pods can be at best: on each node the least priority, and the greatest excess of their namespaces. As the plan goes on pods go and excess falls, so the bounds stay true.
+    pub(super) fn bounds(&self) -> Vec<Bound> {
+        let mut excess = vec![None; self.over.len()];
+        let mut bounds = Vec::with_capacity(self.cluster.nodes.len());
+        for node in 0..self.cluster.nodes.len() {
+            let mut bound = (i64::MAX, Reverse(i128::MIN));
+            for at in self.candidates.on(node) {
+                let candidate = self.candidates.get(at);
+                let namespace = candidate.namespace;
+                let excess = *excess[namespace].get_or_insert_with(|| self.excess(namespace));
+                bound = (
+                    bound.0.min(candidate.priority),
+                    bound.1.min(Reverse(excess)),
+                );
+            }
+            bounds.push(bound);
+        }
+        bounds
+    }
+
+    fn bound(&self, node: usize) -> Bound {
+        let bound = self.bounds.get(node).copied();
+        bound.unwrap_or((i64::MIN, Reverse(i128::MAX)))
     }
 
     /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then those that can be left
