@@ -43,10 +43,7 @@ fn world(ranges: &[Value], quotas: &[Value]) -> World {
 }
 
 fn used(world: &World) -> Vec<ResourceList> {
-    world
-        .quotas()
-        .map(|quota| quota.status.used.clone())
-        .collect()
+    world.quotas().map(|quota| quota.status.used).collect()
 }
 
 const NAMES: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "example.com/gpu"];
@@ -179,7 +176,7 @@ proptest! {
                 prop_assert_eq!(used(&world), before);
             }
         }
-        let quotas: Vec<ResourceQuota> = world.quotas().cloned().collect();
+        let quotas: Vec<ResourceQuota> = world.quotas().collect();
         for quota in quotas {
             let mut anew = ResourceList::new();
             for (_, takes) in world.counts().takers(&quota) {
@@ -282,7 +279,7 @@ fn takers_come_in_the_order_of_the_objects() {
     world.admit("pods", pod_of("elsewhere", "m")).unwrap();
     world.admit("pods", pod_of("a", "n")).unwrap();
     let counts = world.counts();
-    let takers = counts.takers(world.quotas().next().unwrap());
+    let takers = counts.takers(&world.quotas().next().unwrap());
     let takers: Vec<String> = takers
         .iter()
         .map(|(counted, takes)| format!("{} {takes:?}", counted.object.meta().name))

@@ -76,11 +76,12 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         args.admission.into(),
         io::stdin().lock(),
     )?;
-    let is_shown = |quota: &&ResourceQuota| {
+    let is_shown = |quota: &ResourceQuota| {
         namespace.is_none_or(|namespace| quota.metadata.namespace == namespace)
     };
-    let quotas = answer.world.quotas().filter(is_shown);
+    let quotas: Vec<ResourceQuota> = answer.world.quotas().filter(is_shown).collect();
     let counts = answer.world.counts();
+    let quotas = quotas.iter();
     let standings: Vec<Standing<'_>> = quotas.map(|quota| Standing::of(&counts, quota)).collect();
     let refused: Vec<&Row> = answer
         .rows

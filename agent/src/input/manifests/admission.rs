@@ -212,8 +212,8 @@ impl Admission {
             .quotas()
             .map(|quota| QuotaUse {
                 quota: format!("{}/{}", quota.metadata.namespace, quota.metadata.name),
-                hard: quota.status.hard.clone(),
-                used: quota.status.used.clone(),
+                hard: quota.status.hard,
+                used: quota.status.used,
             })
             .collect();
         decided
