@@ -171,11 +171,7 @@ fn quotas_of(path: &Path, stdin: impl io::Read) -> (Vec<QuotaUse>, Vec<ManifestE
             );
             continue;
         }
-        quotas.push(QuotaUse {
-            quota: name,
-            hard: status.hard,
-            used: status.used,
-        });
+        quotas.push(QuotaUse::alone(name, status.hard, status.used));
     }
     (quotas, read.errors)
 }

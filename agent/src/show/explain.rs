@@ -594,11 +594,8 @@ mod tests {
             cpu_milli: None,
         };
         let list = |text: &str| serde_json::from_str(text).unwrap();
-        let quota = |name: &str, used: &str| QuotaUse {
-            quota: name.into(),
-            hard: list(r#"{"pods": "10", "requests.cpu": "1"}"#),
-            used: list(used),
-        };
+        let hard = || list(r#"{"pods": "10", "requests.cpu": "1"}"#);
+        let quota = |name: &str, used: &str| QuotaUse::alone(name.into(), hard(), list(used));
         let mut snapshot = snapshot_with(vec![share]);
         snapshot.quotas = [
             quota(

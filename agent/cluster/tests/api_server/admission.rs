@@ -8,6 +8,7 @@
 
 mod cases;
 mod chance;
+mod pace;
 mod updates;
 mod versions;
 
