@@ -254,6 +254,8 @@ fn a_quota_of_one_machine() {
         "ResourceQuota team/compute",
         "pods             2     2     0",
         "requests.cpu  500m     1  500m",
+        "TAKEN BY",
+        "pods a    pods=1,requests.cpu=250m",
         sentence,
     ] {
         assert!(shown.contains(line), "no {line:?} in\n{shown}");

@@ -15,7 +15,7 @@ fn kubectl(dir: &Path) {
     let text = format!(
         r#"#!/bin/sh
 case "$*" in
-"--namespace default get resourcequotas --output yaml")
+"--namespace default get resourcequotas,limitranges --output yaml")
     echo 'apiVersion: v1
 kind: List
 items:

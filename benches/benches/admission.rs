@@ -93,7 +93,7 @@ fn takers(criterion: &mut Criterion) {
                 let counts = world.counts();
                 let quotas = world.quotas();
                 quotas
-                    .map(|quota| counts.takers(black_box(quota)).len())
+                    .map(|quota| counts.takers(black_box(&quota)).len())
                     .sum::<usize>()
             });
         });

@@ -12,6 +12,7 @@ use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject};
 use plimsoll_core::kube::admission::pod_rules;
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
+use plimsoll_core::kube::admission::standing::{QuotaUse, TAKERS_MAX};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::resources::ResourceList;
 use proptest::prelude::*;
@@ -43,10 +44,7 @@ fn world(ranges: &[Value], quotas: &[Value]) -> World {
 }
 
 fn used(world: &World) -> Vec<ResourceList> {
-    world
-        .quotas()
-        .map(|quota| quota.status.used.clone())
-        .collect()
+    world.quotas().map(|quota| quota.status.used).collect()
 }
 
 const NAMES: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "example.com/gpu"];
@@ -179,7 +177,7 @@ proptest! {
                 prop_assert_eq!(used(&world), before);
             }
         }
-        let quotas: Vec<ResourceQuota> = world.quotas().cloned().collect();
+        let quotas: Vec<ResourceQuota> = world.quotas().collect();
         for quota in quotas {
             let mut anew = ResourceList::new();
             for (_, takes) in world.counts().takers(&quota) {
@@ -282,7 +280,7 @@ fn takers_come_in_the_order_of_the_objects() {
     world.admit("pods", pod_of("elsewhere", "m")).unwrap();
     world.admit("pods", pod_of("a", "n")).unwrap();
     let counts = world.counts();
-    let takers = counts.takers(world.quotas().next().unwrap());
+    let takers = counts.takers(&world.quotas().next().unwrap());
     let takers: Vec<String> = takers
         .iter()
         .map(|(counted, takes)| format!("{} {takes:?}", counted.object.meta().name))
@@ -420,4 +418,36 @@ fn resize_policies_of_new_and_old_pods() {
             "spec.initContainers[0]: Forbidden: non-sidecar init containers with a resize policy of RestartContainer cannot be resized"
         ]
     );
+}
+
+/// Those that take most are named; the rest is summed, and how many they are is said.
+#[test]
+fn the_largest_takers_are_named() {
+    let mut world = world(&[], &[]);
+    let quota = json!({"metadata": {"name": "compute", "namespace": "n"}, "spec": {"hard": {"pods": "100", "requests.cpu": "10"}}});
+    world
+        .add_quota(serde_json::from_value(quota).unwrap())
+        .unwrap();
+    world.count();
+    for at in 0..TAKERS_MAX + 3 {
+        let value = json!({"metadata": {"name": format!("p{at}"), "namespace": "n"},
+            "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": format!("{}m", 100 + at)}}}]}});
+        world
+            .admit("pods", Object::Pod(Box::new(pod(&value))))
+            .unwrap();
+    }
+    let uses = QuotaUse::of_all(world.quotas(), &world.counts());
+    let [one] = uses.as_slice() else {
+        panic!("{uses:?}");
+    };
+    assert_eq!((one.takers.len(), one.others_count), (TAKERS_MAX, 3));
+    assert_eq!(one.takers[0].object, format!("pods p{}", TAKERS_MAX + 2));
+    assert_eq!(one.takers[0].amounts["requests.cpu"].to_string(), "118m");
+    assert_eq!(one.others["requests.cpu"].to_string(), "303m");
+    // Together they are what is in use.
+    let mut sum = one.others["requests.cpu"].clone();
+    for taker in &one.takers {
+        sum += &taker.amounts["requests.cpu"];
+    }
+    assert_eq!(sum, one.used["requests.cpu"]);
 }

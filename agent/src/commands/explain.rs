@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use plimsoll_core::kube::admission::object::LimitRange;
 use plimsoll_core::kube::admission::standing::QuotaUse;
 
 use crate::commands::exit_status::{self, CommandError};
@@ -52,7 +53,7 @@ pub struct ExplainArgs {
     /// Time in the journal, in seconds as `plimsoll replay` prints it [default: the end]
     #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = at_seconds)]
     pub at: Option<u64>,
-    /// ResourceQuotas with their status, for a pod of a cluster: a file, or - for standard input
+    /// ResourceQuotas with their status, and LimitRanges, for a pod of a cluster: a file, or - for standard input
     #[arg(long, value_name = "PATH")]
     pub quotas: Option<PathBuf>,
     #[command(flatten)]
@@ -115,21 +116,22 @@ impl CommandError for ExplainError {
 /// # Errors
 /// [`ExplainError`].
 pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
-    let (quotas, unread) = match &args.quotas {
+    let given = match &args.quotas {
         Some(_) if args.what != What::Eviction || args.pod.is_none() => {
             return Err(ExplainError::QuotasOfNoPod);
         }
-        Some(path) => quotas_of(path, io::stdin().lock()),
-        None => (Vec::new(), Vec::new()),
+        Some(path) => given(path, io::stdin().lock()),
+        None => Given::default(),
     };
     // An eviction does not depend on a quota: what can be explained is.
-    for error in &unread {
+    for error in &given.unread {
         eprintln!("plimsoll: {}", line(&error.to_string()));
     }
     let mut stdout = io::stdout().lock();
     let mut answer = answer_to(args)?;
     if let Answer::Eviction(explained) = answer {
-        answer = Answer::Eviction(Box::new(explained.with_quotas(&quotas)));
+        let explained = explained.with_quotas(&given.quotas);
+        answer = Answer::Eviction(Box::new(explained.with_ranges(&given.ranges)));
     }
     let text = match args.output.format {
         Output::Text => {
@@ -147,19 +149,37 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
-    Ok(if unread.is_empty() {
+    Ok(if given.unread.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(exit_status::FAILED)
     })
 }
 
-/// What is in use of the quotas of a file, and what is wrong with those that cannot be read. One without status is named: nothing is known about it.
-fn quotas_of(path: &Path, stdin: impl io::Read) -> (Vec<QuotaUse>, Vec<ManifestError>) {
+/// What a file says of the pod's namespace.
+#[derive(Default)]
+struct Given {
+    quotas: Vec<QuotaUse>,
+    /// With the API's defaults.
+    ranges: Vec<LimitRange>,
+    /// What is wrong with those that cannot be read.
+    unread: Vec<ManifestError>,
+}
+
+/// Reads quotas and LimitRanges. A quota without status is named: nothing is known about it.
+fn given(path: &Path, stdin: impl io::Read) -> Given {
     let read = objects::read(&[path.to_owned()], None, stdin);
-    let mut quotas = Vec::new();
+    let (mut quotas, mut ranges) = (Vec::new(), Vec::new());
     for (source, item) in read.items {
-        let Item::Quota(quota) = item else { continue };
+        let quota = match item {
+            Item::Quota(quota) => quota,
+            Item::LimitRange(mut range) => {
+                range.set_defaults();
+                ranges.push(*range);
+                continue;
+            }
+            _ => continue,
+        };
         let name = format!("{}/{}", quota.metadata.namespace, quota.metadata.name);
         let status = quota.status;
         if status.hard.is_empty() && !quota.spec.hard.is_empty() {
@@ -171,13 +191,13 @@ fn quotas_of(path: &Path, stdin: impl io::Read) -> (Vec<QuotaUse>, Vec<ManifestE
             );
             continue;
         }
-        quotas.push(QuotaUse {
-            quota: name,
-            hard: status.hard,
-            used: status.used,
-        });
+        quotas.push(QuotaUse::alone(name, status.hard, status.used));
     }
-    (quotas, read.errors)
+    Given {
+        quotas,
+        ranges,
+        unread: read.errors,
+    }
 }
 
 fn json(answer: &Answer) -> io::Result<String> {
@@ -237,7 +257,11 @@ mod tests {
             quota("compute", ", status: {hard: {pods: 10}, used: {pods: 9}}"),
             quota("new", "")
         );
-        let (quotas, errors) = quotas_of(Path::new("-"), list.as_bytes());
+        let Given {
+            quotas,
+            unread: errors,
+            ..
+        } = given(Path::new("-"), list.as_bytes());
         let names: Vec<_> = quotas.iter().map(|quota| quota.quota.as_str()).collect();
         assert_eq!(names, ["team/compute"], "one without status says nothing");
         assert_eq!(quotas[0].nearly_used_up().count(), 1);
@@ -249,7 +273,11 @@ mod tests {
         );
         // A file that is no YAML, or is not there, says so and nothing more.
         for (path, text) in [("-", "items: ["), ("missing.yaml", "")] {
-            let (quotas, errors) = quotas_of(Path::new(path), text.as_bytes());
+            let Given {
+                quotas,
+                unread: errors,
+                ..
+            } = given(Path::new(path), text.as_bytes());
             assert_eq!((quotas.len(), errors.len()), (0, 1), "{path}");
         }
     }

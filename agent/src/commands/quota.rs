@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use plimsoll_core::kube::admission::object::{ResourceQuota, Scope};
 use plimsoll_core::kube::admission::resource_quota::recalculate::Counts;
-use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
+use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod, label};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
@@ -30,7 +30,8 @@ Examples:
   plimsoll quota -n team-a                            what the agent of this machine has admitted, and which pods it refuses
 
 Objects are admitted as by `plimsoll admit`; one that is refused takes nothing. What a quota with a status has in use beyond the objects that
-are given is taken by others. Without files a running agent is asked (plimsoll run --manifests); it does not say who takes how much.")]
+are given is taken by others. Without files a running agent is asked (plimsoll run --manifests); it names the 16 that take most of a quota, the
+largest part of any resource first (fewer beyond 64 quotas), and says how much all others take.")]
 pub struct QuotaArgs {
     /// Objects: a file, a directory, or - for standard input; may be repeated [default: ask the agent]
     #[arg(
@@ -59,6 +60,8 @@ struct Standing<'a> {
     takers: Vec<(String, ResourceList)>,
     /// What is in use beyond that.
     others: ResourceList,
+    /// By how many objects, if that is known.
+    others_count: Option<usize>,
 }
 
 /// `plimsoll quota`.
@@ -76,11 +79,12 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         args.admission.into(),
         io::stdin().lock(),
     )?;
-    let is_shown = |quota: &&ResourceQuota| {
+    let is_shown = |quota: &ResourceQuota| {
         namespace.is_none_or(|namespace| quota.metadata.namespace == namespace)
     };
-    let quotas = answer.world.quotas().filter(is_shown);
+    let quotas: Vec<ResourceQuota> = answer.world.quotas().filter(is_shown).collect();
     let counts = answer.world.counts();
+    let quotas = quotas.iter();
     let standings: Vec<Standing<'_>> = quotas.map(|quota| Standing::of(&counts, quota)).collect();
     let refused: Vec<&Row> = answer
         .rows
@@ -92,7 +96,7 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
     print(args, &standings, &lines, values)
 }
 
-/// What the agent of this machine says. It has the answer of each refused pod, and no list of who takes how much.
+/// What the agent of this machine says. It names those that take most of a quota, and has the answer of each refused pod.
 fn of_agent(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
     let overview = ask_overview(&args.agent.socket())?;
     let is_shown = |label: &str| {
@@ -102,8 +106,11 @@ fn of_agent(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         args.namespace.as_deref().is_none_or(|asked| asked == of)
     };
     let quotas = overview.quotas.iter().filter(|it| is_shown(&it.quota));
-    let quotas: Vec<ResourceQuota> = quotas.map(as_quota).collect();
-    let standings: Vec<Standing<'_>> = quotas.iter().map(Standing::alone).collect();
+    let quotas: Vec<(&QuotaUse, ResourceQuota)> = quotas.map(|it| (it, as_quota(it))).collect();
+    let standings = quotas
+        .iter()
+        .map(|(it, quota)| Standing::answered(it, quota));
+    let standings: Vec<Standing<'_>> = standings.collect();
     let refused = overview.refused.iter().filter(|it| is_shown(&it.pod));
     let refused: Vec<&RefusedPod> = refused.collect();
     let lines: Vec<Line<'_>> = refused.iter().copied().map(refused_line).collect();
@@ -177,12 +184,16 @@ fn print(
 }
 
 impl<'a> Standing<'a> {
-    /// Of which nothing is known but what is in use.
-    fn alone(quota: &'a ResourceQuota) -> Self {
+    /// As the agent says it.
+    fn answered(of: &QuotaUse, quota: &'a ResourceQuota) -> Self {
+        let takers = of.takers.iter();
         Self {
             quota,
-            takers: Vec::new(),
-            others: ResourceList::new(),
+            takers: takers
+                .map(|taker| (taker.object.clone(), taker.amounts.clone()))
+                .collect(),
+            others: of.others.clone(),
+            others_count: Some(of.others_count),
         }
     }
 
@@ -195,16 +206,14 @@ impl<'a> Standing<'a> {
                     *rest -= amount;
                 }
             }
-            takers.push((
-                format!("{} {}", counted.resource, counted.object.meta().name),
-                takes,
-            ));
+            takers.push((label(counted), takes));
         }
         others.retain(|_, amount| amount.sign() > 0);
         Self {
             quota,
             takers,
             others,
+            others_count: None,
         }
     }
 
@@ -256,8 +265,11 @@ impl<'a> Standing<'a> {
             .takers
             .iter()
             .map(|(label, takes)| (label.clone(), amounts(takes)));
-        let others =
-            Some(("others".to_owned(), amounts(&self.others))).filter(|_| !self.others.is_empty());
+        let label = match self.others_count {
+            Some(count) => format!("{count} others"),
+            None => "others".to_owned(),
+        };
+        let others = Some((label, amounts(&self.others))).filter(|_| !self.others.is_empty());
         QuotaLines {
             label: format!("{}/{}", meta.namespace, meta.name),
             scopes: if scopes.is_empty() {
@@ -292,13 +304,17 @@ impl<'a> Standing<'a> {
                 value
             })
             .collect();
-        json!({
+        let mut value = json!({
             "namespace": meta.namespace,
             "name": meta.name,
             "scopes": scopes,
             "resources": rows,
             "takenBy": takers,
             "others": self.others,
-        })
+        });
+        if let Some(count) = self.others_count {
+            value["othersCount"] = json!(count);
+        }
+        value
     }
 }

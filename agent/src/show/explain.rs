@@ -486,6 +486,7 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
 mod tests {
     use plimsoll_core::engine::EngineConfig;
     use plimsoll_core::explain::ExplainedOveruse;
+    use plimsoll_core::kube::admission::object::LimitRange;
     use plimsoll_core::kube::admission::standing::QuotaUse;
     use plimsoll_core::model::options::NamespaceShare;
     use plimsoll_core::model::signal::Signal;
@@ -594,11 +595,8 @@ mod tests {
             cpu_milli: None,
         };
         let list = |text: &str| serde_json::from_str(text).unwrap();
-        let quota = |name: &str, used: &str| QuotaUse {
-            quota: name.into(),
-            hard: list(r#"{"pods": "10", "requests.cpu": "1"}"#),
-            used: list(used),
-        };
+        let hard = || list(r#"{"pods": "10", "requests.cpu": "1"}"#);
+        let quota = |name: &str, used: &str| QuotaUse::alone(name.into(), hard(), list(used));
         let mut snapshot = snapshot_with(vec![share]);
         snapshot.quotas = [
             quota(
@@ -716,6 +714,35 @@ The kubelet would choose the same.
             ),
             "{text}"
         );
+        let Answer::Eviction(explained) = answer else {
+            panic!("another answer");
+        };
+        let range = |namespace: &str, name: &str, amount: &str| -> LimitRange {
+            let item =
+                serde_json::json!({"type": "Container", "defaultRequest": {"memory": amount}});
+            let range = serde_json::json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"limits": [item]}});
+            serde_json::from_value(range).unwrap()
+        };
+        let line = |ranges: &[LimitRange]| {
+            let explained = explained.clone().with_ranges(ranges);
+            let answer = Answer::Eviction(Box::new(explained));
+            let text = render(&answer, false, Style { color: false });
+            let line = text.lines().find(|line| line.contains("LimitRange set"));
+            line.unwrap().trim().to_owned()
+        };
+        let elsewhere = range("other", "elsewhere", "100Mi");
+        let all = [
+            range("default", "large", "1Gi"),
+            range("default", "small", "102400Ki"),
+            elsewhere.clone(),
+        ];
+        assert_eq!(
+            line(&all),
+            "LimitRange set  request memory=100Mi by small of main"
+        );
+        let none = "LimitRange set  request memory=100Mi by none that is there now of main";
+        assert_eq!(line(&[elsewhere]), none);
+        assert_eq!(line(&[]), "LimitRange set  request memory=100Mi of main");
     }
 
     #[test]

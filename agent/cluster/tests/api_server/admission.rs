@@ -8,6 +8,7 @@
 
 mod cases;
 mod chance;
+mod pace;
 mod updates;
 mod versions;
 
@@ -302,7 +303,7 @@ fn alone(
     given: &Value,
 ) -> Vec<Refusal> {
     let mut refusals = Vec::new();
-    let of_case = |quota: &&ResourceQuota| quota.metadata.namespace == pair.case.name;
+    let of_case = |quota: &ResourceQuota| quota.metadata.namespace == pair.case.name;
     for quota in pair.world.quotas().filter(of_case) {
         let mut world = world(classes);
         for range in pair
@@ -313,7 +314,7 @@ fn alone(
         {
             world.add_range(read(range)).ok();
         }
-        world.add_quota(quota.clone()).unwrap();
+        world.add_quota(quota).unwrap();
         refusals.extend(world.admit(resource, object(resource, given)).err());
     }
     refusals
@@ -401,7 +402,7 @@ async fn decide<'a>(
         }
         world.count();
         for quota in world.quotas() {
-            client.set_status(quota).await;
+            client.set_status(&quota).await;
         }
         pairs.push(Pair { case, world });
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::explain::kubelet::{self, KubeletAnswer};
 use crate::explain::pod::{ExplainedPod, find};
 use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
+use crate::kube::admission::object::LimitRange;
 use crate::kube::admission::standing::QuotaUse;
 use crate::kube::cluster_link::OverusedNamespace;
 use crate::model::config::EngineConfig;
@@ -290,6 +291,23 @@ impl EvictionExplanation {
                 .iter()
                 .filter(|quota| namespace(&quota.quota) == of_pod && !known.contains(&quota.quota));
             self.quotas.extend(more.cloned());
+        }
+        self
+    }
+
+    /// With the names of those of these LimitRanges that would set what the annotation of [`Self::pod`] says was set. They have the API's defaults; none at
+    /// all is none that is known.
+    #[must_use]
+    pub fn with_ranges(mut self, ranges: &[LimitRange]) -> Self {
+        if let Some(pod) = &mut self.pod
+            && let Some(defaults) = &mut pod.limit_defaults
+            && !ranges.is_empty()
+        {
+            let of_pod = pod.pod.split_once('/').map(|(namespace, _)| namespace);
+            let ranges = ranges.iter();
+            let of_pod = ranges.filter(|it| Some(it.metadata.namespace.as_str()) == of_pod);
+            let of_pod: Vec<LimitRange> = of_pod.cloned().collect();
+            defaults.name_ranges(&of_pod);
         }
         self
     }

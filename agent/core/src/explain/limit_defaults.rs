@@ -8,7 +8,8 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::admission::limit_range::ANNOTATION;
-use crate::kube::pod::{Container, Pod};
+use crate::kube::admission::object::LimitRange;
+use crate::kube::pod::{Container, Pod, Resources};
 use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{MEMORY, eviction_request};
@@ -45,6 +46,9 @@ pub struct LimitDefault {
     pub resource: String,
     /// How much.
     pub amount: Quantity,
+    /// The LimitRanges of the namespace that would set the same now; `None` where these are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranges: Option<Vec<String>>,
 }
 
 /// A container's `oom_score_adj`.
@@ -60,6 +64,25 @@ pub struct ScoreChange {
 }
 
 impl LimitDefaults {
+    /// Names the LimitRanges that would set each value. These are all of the pod's namespace, with the API's defaults.
+    pub fn name_ranges(&mut self, ranges: &[LimitRange]) {
+        let defaults: Vec<(&str, Resources)> = ranges
+            .iter()
+            .map(|range| (range.metadata.name.as_str(), range.container_defaults()))
+            .collect();
+        for set in &mut self.set {
+            let sets = |defaults: &Resources| {
+                let list = match set.is_limit {
+                    true => &defaults.limits,
+                    false => &defaults.requests,
+                };
+                list.get(&set.resource) == Some(&set.amount)
+            };
+            let same = defaults.iter().filter(|(_, defaults)| sets(defaults));
+            set.ranges = Some(same.map(|(name, _)| (*name).to_owned()).collect());
+        }
+    }
+
     /// What the annotation says; `None` where it is missing, or says nothing that is in the pod.
     pub fn of(pod: &Pod, memory_capacity_bytes: Option<u64>) -> Option<Self> {
         let text = pod.metadata.annotations.get(ANNOTATION)?;
@@ -84,6 +107,7 @@ impl LimitDefaults {
                         is_limit,
                         resource: resource.to_owned(),
                         amount,
+                        ranges: None,
                     });
                 }
             }

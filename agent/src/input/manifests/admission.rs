@@ -208,14 +208,7 @@ impl Admission {
             decided.is_passing = true;
             self.take_back(&asked, &error, &mut decided);
         }
-        decided.quotas = world
-            .quotas()
-            .map(|quota| QuotaUse {
-                quota: format!("{}/{}", quota.metadata.namespace, quota.metadata.name),
-                hard: quota.status.hard.clone(),
-                used: quota.status.used.clone(),
-            })
-            .collect();
+        decided.quotas = QuotaUse::of_all(world.quotas(), &world.counts());
         decided
     }
 

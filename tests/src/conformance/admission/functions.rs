@@ -11,12 +11,12 @@ use plimsoll_core::kube::admission::object::{
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
 use plimsoll_core::kube::admission::request::{Operation, Request};
-use plimsoll_core::kube::admission::resource_quota::Plugin;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, LimitedResource,
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
+use plimsoll_core::kube::admission::resource_quota::{EnforcedQuota, Plugin};
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{ResourceList, validate};
@@ -274,20 +274,20 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
         cluster: &cluster,
         admission,
     };
-    let borrowed: Vec<&ResourceQuota> = quotas.iter().collect();
+    let enforced: Vec<EnforcedQuota> = quotas.iter().cloned().map(EnforcedQuota::new).collect();
+    let borrowed: Vec<&EnforcedQuota> = enforced.iter().collect();
     match plugin.check(&request, &borrowed) {
         Ok(charges) => {
             same("admit", &true, &(vector["admit"] == true))?;
             let expected = vector["new_used"].as_array().map_or(&[][..], Vec::as_slice);
             same("number of quotas", &quotas.len(), &expected.len())?;
-            for (quota, expected) in quotas.iter().zip(expected) {
+            for (mut quota, expected) in enforced.into_iter().zip(expected) {
                 let mut charges = charges.iter();
-                let charge = charges.find(|charge| charge.quota == quota.metadata.name);
-                let mut used = quota.status.used.clone();
+                let charge = charges.find(|charge| charge.quota == quota.name());
                 if let Some(charge) = charge {
-                    charge.add_to(&mut used);
+                    quota.add(&charge);
                 }
-                same_list("new_used", &used, expected)?;
+                same_list("new_used", &quota.current().status.used, expected)?;
             }
             Ok(())
         }

@@ -8,7 +8,7 @@ use plimsoll_core::kube::admission::resource_quota::configuration::{
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::{
-    self, Charge, Conflict, Plugin, QuotaStore, validate,
+    self, Charge, Conflict, EnforcedQuota, Plugin, QuotaStore, validate,
 };
 use plimsoll_core::kube::resources::ResourceList;
 use plimsoll_core::kube::time::Time;
@@ -60,13 +60,13 @@ fn object(input: &Value, admission: Admission) -> Result<Value, String> {
 
 /// Quotas of which the first writes fail.
 struct Store {
-    quotas: Vec<ResourceQuota>,
+    quotas: Vec<EnforcedQuota>,
     conflicts: u64,
     writes: u64,
 }
 
 impl QuotaStore for Store {
-    fn quotas(&mut self, _: &str) -> &[ResourceQuota] {
+    fn quotas(&mut self, _: &str) -> &[EnforcedQuota] {
         &self.quotas
     }
 
@@ -79,8 +79,8 @@ impl QuotaStore for Store {
         let own = self
             .quotas
             .iter_mut()
-            .find(|quota| quota.metadata.name == charge.quota);
-        charge.add_to(&mut own.ok_or(Conflict)?.status.used);
+            .find(|quota| quota.name() == charge.quota);
+        own.ok_or(Conflict)?.add(&charge);
         Ok(())
     }
 }
@@ -152,7 +152,7 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
         return Ok(out.into());
     }
     let mut store = Store {
-        quotas: quotas.clone(),
+        quotas: quotas.iter().cloned().map(EnforcedQuota::new).collect(),
         conflicts: input["update_conflicts"].as_u64().unwrap_or(0),
         writes: 0,
     };
@@ -162,12 +162,13 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
         admission,
     };
     let verdict = plugin.validate(&request, &mut store).map(|_| ());
+    let after: Vec<ResourceQuota> = store.quotas.iter().map(EnforcedQuota::current).collect();
     if verdict.is_ok() {
-        changes(&mut out, &quotas, &store.quotas);
+        changes(&mut out, &quotas, &after);
         if input["update_conflicts"].is_u64() {
             out.insert("status_updates".to_owned(), store.writes.into());
         }
-    } else if store.quotas != quotas {
+    } else if after != quotas {
         return Err("a refused request changed a quota".to_owned());
     }
     verdict_json(&mut out, &verdict);

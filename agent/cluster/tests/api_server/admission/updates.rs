@@ -7,7 +7,7 @@ use plimsoll_core::kube::admission::limit_range::{self, validate as range_rules}
 use plimsoll_core::kube::admission::object::{GroupResource, LimitRange};
 use plimsoll_core::kube::admission::request::{Operation, Request, invalid};
 use plimsoll_core::kube::admission::resource_quota::{
-    Charge, Conflict, Plugin, QuotaStore, validate as quota_rules,
+    Charge, Conflict, EnforcedQuota, Plugin, QuotaStore, validate as quota_rules,
 };
 use plimsoll_core::kube::admission::{pod_rules, priority};
 
@@ -367,17 +367,17 @@ pub(super) async fn storage_class(client: &Client) {
 }
 
 /// The quotas as the server has them, and what the plugin adds.
-struct Store(Vec<ResourceQuota>);
+struct Store(Vec<EnforcedQuota>);
 
 impl QuotaStore for Store {
-    fn quotas(&mut self, _: &str) -> &[ResourceQuota] {
+    fn quotas(&mut self, _: &str) -> &[EnforcedQuota] {
         &self.0
     }
 
     fn add_used(&mut self, _: &str, charge: Charge<'_>) -> Result<(), Conflict> {
         let mut quotas = self.0.iter_mut();
-        let quota = quotas.find(|quota| quota.metadata.name == charge.quota);
-        charge.add_to(&mut quota.ok_or(Conflict)?.status.used);
+        let quota = quotas.find(|quota| quota.name() == charge.quota);
+        quota.ok_or(Conflict)?.add(&charge);
         Ok(())
     }
 }
@@ -503,7 +503,8 @@ async fn compare(
     let before = client.get(&path).await;
     let mut after = before.clone();
     (change.make)(&mut after);
-    let mut store = Store(client.items("resourcequotas", namespace).await);
+    let quotas: Vec<ResourceQuota> = client.items("resourcequotas", namespace).await;
+    let mut store = Store(quotas.into_iter().map(EnforcedQuota::new).collect());
     let ranges: Vec<LimitRange> = client.items("limitranges", namespace).await;
     let ours =
         answer(change, [&before, &after], &ranges, classes, &mut store).map_err(|mut refusal| {
@@ -527,7 +528,7 @@ async fn compare(
         return;
     }
     let quotas: Vec<ResourceQuota> = client.items("resourcequotas", namespace).await;
-    for (ours, theirs) in store.0.iter().zip(&quotas) {
+    for (ours, theirs) in store.0.iter().map(EnforcedQuota::current).zip(&quotas) {
         if ours.status.used != theirs.status.used {
             let [ours, theirs] = [&ours.status.used, &theirs.status.used].map(|used| json!(used));
             tally.differences.push(format!(

@@ -19,7 +19,7 @@ use super::request::{Phase, Refusal, Request};
 use super::resource_quota::configuration::Configuration;
 use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{Counted, Counts};
-use super::resource_quota::{Charge, Charges, Conflict, Plugin, QuotaStore};
+use super::resource_quota::{Charge, Charges, Conflict, EnforcedQuota, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};
 use crate::kube::pod::{PodStatus, Resources};
 use crate::kube::quantity::Quantity;
@@ -165,7 +165,7 @@ pub struct World {
     /// By namespace, then by name.
     ranges: BTreeMap<String, BTreeMap<String, Range>>,
     /// By namespace, sorted by name.
-    quotas: BTreeMap<String, Vec<ResourceQuota>>,
+    quotas: BTreeMap<String, Vec<EnforcedQuota>>,
     /// The names that are taken, by resource and namespace.
     names: BTreeMap<GroupResource, BTreeMap<String, BTreeSet<String>>>,
     objects: Vec<Counted>,
@@ -182,10 +182,10 @@ struct Range {
     origins: [BTreeMap<String, Origin>; 2],
 }
 
-struct Store<'a>(&'a mut BTreeMap<String, Vec<ResourceQuota>>);
+struct Store<'a>(&'a mut BTreeMap<String, Vec<EnforcedQuota>>);
 
 impl QuotaStore for Store<'_> {
-    fn quotas(&mut self, namespace: &str) -> &[ResourceQuota] {
+    fn quotas(&mut self, namespace: &str) -> &[EnforcedQuota] {
         self.0.get(namespace).map_or(&[], Vec::as_slice)
     }
 
@@ -193,8 +193,8 @@ impl QuotaStore for Store<'_> {
         let quotas = self.0.get_mut(namespace).ok_or(Conflict)?;
         // No write fails here, so that all were checked, in this order.
         let quota = quotas.get_mut(charge.at);
-        let quota = quota.filter(|quota| quota.metadata.name == charge.quota);
-        charge.add_to(&mut quota.ok_or(Conflict)?.status.used);
+        let quota = quota.filter(|quota| quota.name() == charge.quota);
+        quota.ok_or(Conflict)?.add(&charge);
         Ok(())
     }
 }
@@ -281,8 +281,8 @@ impl World {
         self.take_name(&request)?;
         self.add_object(request);
         let all = self.quotas.entry(meta.namespace).or_default();
-        let at = all.partition_point(|other| other.metadata.name < meta.name);
-        all.insert(at, quota);
+        let at = all.partition_point(|other| other.name() < meta.name.as_str());
+        all.insert(at, EnforcedQuota::new(quota));
         Ok(())
     }
 
@@ -310,10 +310,12 @@ impl World {
     /// Counts what the objects added so far use of the quotas without status, and makes these enforce what they want.
     pub fn count(&mut self) {
         let counts = Counts::of(&self.objects, &self.cluster);
-        for quota in self.quotas.values_mut().flatten() {
-            if quota.status.hard.is_empty() {
-                quota.status.used = counts.used(quota);
+        for enforced in self.quotas.values_mut().flatten() {
+            if enforced.is_without_status() {
+                let mut quota = enforced.current();
+                quota.status.used = counts.used(&quota);
                 quota.status.hard = quota.spec.hard.clone();
+                *enforced = EnforcedQuota::new(quota);
             }
         }
     }
@@ -412,9 +414,9 @@ impl World {
         })
     }
 
-    /// The quotas, by namespace and name.
-    pub fn quotas(&self) -> impl Iterator<Item = &ResourceQuota> {
-        self.quotas.values().flatten()
+    /// The quotas with what is in use now, by namespace and name.
+    pub fn quotas(&self) -> impl Iterator<Item = ResourceQuota> {
+        self.quotas.values().flatten().map(EnforcedQuota::current)
     }
 
     /// What each object counts: made once for all quotas.

@@ -296,11 +296,6 @@ impl ResourceQuota {
         }
     }
 
-    /// Whether it is only about objects in some scope.
-    pub fn has_scopes(&self) -> bool {
-        self.spec.scopes.is_some() || self.spec.scope_selector.is_some()
-    }
-
     /// The quota's scopes and the expressions of its selector, as expressions.
     pub fn scopes(&self) -> impl Iterator<Item = Scope<'_>> {
         let exists = |scope_name| Scope {

@@ -6,6 +6,7 @@
 pub mod check;
 pub mod claims;
 pub mod configuration;
+pub mod enforced;
 pub mod evaluator;
 pub mod recalculate;
 pub mod scope;
@@ -13,10 +14,10 @@ pub mod usage;
 pub mod validate;
 
 use super::Admission;
-use super::object::ResourceQuota;
 use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::quantity::Quantity;
 use configuration::Configuration;
+pub use enforced::EnforcedQuota;
 use evaluator::{Cluster, Evaluator};
 pub use usage::{Charge, Charges, Usage};
 
@@ -40,7 +41,7 @@ const IGNORED: [&str; 10] = [
 /// Where quotas are kept.
 pub trait QuotaStore {
     /// The quotas of a namespace, as they are now.
-    fn quotas(&mut self, namespace: &str) -> &[ResourceQuota];
+    fn quotas(&mut self, namespace: &str) -> &[EnforcedQuota];
 
     /// Adds to `status.used` of a quota.
     ///
@@ -91,11 +92,11 @@ impl Plugin<'_> {
         let mut failed: Option<Vec<String>> = None;
         for tries_left in (0..=RETRIES_MAX).rev() {
             let all = store.quotas(namespace).iter();
-            let is_left = |quota: &&ResourceQuota| {
-                let name = &quota.metadata.name;
-                failed.as_ref().is_none_or(|failed| failed.contains(name))
+            let is_left = |quota: &&EnforcedQuota| {
+                let failed = failed.as_ref();
+                failed.is_none_or(|failed| failed.iter().any(|name| name == quota.name()))
             };
-            let quotas: Vec<&ResourceQuota> = all.filter(is_left).collect();
+            let quotas: Vec<&EnforcedQuota> = all.filter(is_left).collect();
             if quotas.is_empty() && self.configuration.limited_resources.is_empty() {
                 break;
             }

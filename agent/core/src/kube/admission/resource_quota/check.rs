@@ -1,45 +1,27 @@
 //! Whether the quotas of a namespace allow a request, and what is in use afterwards (`CheckRequest`).
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 
+use super::enforced::{EnforcedQuota, Row};
 use super::evaluator::Evaluator;
-use super::scope;
-use super::usage::{Charges, Usage};
+use super::scope::{self, Facts};
+use super::usage::{Charges, Place, Usage};
 use super::{Plugin, shown};
-use crate::kube::admission::object::{Object, ResourceQuota, Scope, ScopeRequirement};
+use crate::kube::admission::object::{Object, Scope, ScopeRequirement};
 use crate::kube::admission::request::{Operation, Phase, Refusal, Request};
-use crate::kube::quantity::Quantity;
 
 /// What the quotas have in common about a request.
 #[derive(Default)]
 struct Covered<'a> {
-    /// The quotas that apply, each with its part of [`Self::rows`].
-    applying: Vec<Applying<'a>>,
-    /// What these limit.
-    rows: Vec<Row<'a>>,
+    /// The quotas that apply, each with its place among all quotas.
+    applying: Vec<(usize, &'a EnforcedQuota)>,
+    /// How many names these limit.
+    rows: usize,
     /// Names that these count.
     names: BTreeSet<&'a str>,
     /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
     scopes: Vec<Scope<'a>>,
-}
-
-/// A quota that applies.
-struct Applying<'a> {
-    /// Its place among all quotas.
-    at: usize,
-    quota: &'a ResourceQuota,
-    rows: Range<usize>,
-}
-
-/// What a quota says of one name.
-struct Row<'a> {
-    name: &'a str,
-    hard: &'a Quantity,
-    used: Option<&'a Quantity>,
-    /// Whether objects of this kind count under the name.
-    is_counted: bool,
 }
 
 /// An object as it was, and by how much it counts more now.
@@ -50,7 +32,7 @@ impl Plugin<'_> {
     ///
     /// # Errors
     /// If a quota does not allow it.
-    pub fn check(&self, request: &Request, quotas: &[&ResourceQuota]) -> Result<Charges, Refusal> {
+    pub fn check(&self, request: &Request, quotas: &[&EnforcedQuota]) -> Result<Charges, Refusal> {
         let evaluator = Evaluator::of(&request.resource);
         if !evaluator.handles(request, self.admission) {
             return Ok(Charges::default());
@@ -90,12 +72,10 @@ impl Plugin<'_> {
             return Err(request.forbidden(Phase::Validate, &why));
         }
         self.check_scopes(request, &limited_scopes, &covered.scopes)?;
-        let mut charges = Charges::with_capacity(covered.applying.len(), covered.rows.len());
-        for (applying, usage) in covered.applying.into_iter().zip(additions) {
-            let rows = covered.rows.get(applying.rows).unwrap_or_default();
-            let name = &applying.quota.metadata.name;
-            charge(request, name, rows, usage, &mut charges)?;
-            charges.end_quota(applying.at, name, usage);
+        let mut charges = Charges::with_capacity(covered.applying.len(), covered.rows);
+        for ((at, quota), usage) in covered.applying.into_iter().zip(additions) {
+            charge(request, quota, usage, &mut charges)?;
+            charges.end_quota(at, &quota.name, usage);
         }
         Ok(charges)
     }
@@ -137,78 +117,52 @@ impl Plugin<'_> {
     fn covered<'a>(
         &self,
         request: &Request,
-        quotas: &[&'a ResourceQuota],
+        quotas: &[&'a EnforcedQuota],
         evaluator: &Evaluator,
     ) -> Result<Covered<'a>, Refusal> {
         let mut covered = Covered {
-            rows: Vec::with_capacity(quotas.len()),
+            applying: Vec::with_capacity(quotas.len()),
             ..Covered::default()
         };
-        let has_scopes = matches!(request.object, Object::Pod(_) | Object::Claim(_));
+        let facts = Facts::of(&request.object);
         let has_limits = !self.configuration.limited_resources.is_empty();
         let unset = evaluator.unset(&request.object);
         for (at, &quota) in quotas.iter().enumerate() {
-            let name = &quota.metadata.name;
-            let mut is_matched = true;
+            let name = quota.name();
             let before = covered.scopes.len();
-            let scopes = (has_scopes && quota.has_scopes()).then(|| quota.scopes());
-            for scope in scopes.into_iter().flatten() {
-                let matches = scope::matches(scope, &request.object).map_err(|error| {
-                    Refusal::plain_error(format!(
-                        "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
-                    ))
-                    .by(name)
-                })?;
-                is_matched &= matches;
-                if matches && has_limits {
+            let matching = |scope| {
+                if has_limits {
                     covered.scopes.push(scope);
                 }
-            }
-            // As `Evaluator::applies`, whose scopes have been read by now.
-            let applies = is_matched
-                && (has_scopes
-                    || evaluator
-                        .applies(quota, &request.object, self.cluster)
-                        .map_err(|error| Refusal::plain_error(error.to_string()).by(name))?);
-            let from = covered.rows.len();
-            if applies {
-                let mut used = quota.status.used.iter().peekable();
-                // Both are sorted.
-                covered
-                    .rows
-                    .extend(quota.status.hard.iter().map(|(name, hard)| {
-                        while used.next_if(|(other, _)| *other < name).is_some() {}
-                        Row {
-                            name,
-                            hard,
-                            used: used
-                                .next_if(|(other, _)| *other == name)
-                                .map(|(_, used)| used),
-                            is_counted: evaluator.counts(name, self.cluster),
-                        }
-                    }));
-            }
-            let rows = covered.rows.get(from..).unwrap_or_default();
-            let counted = || rows.iter().filter(|row| row.is_counted);
-            if counted().next().is_none() {
-                covered.rows.truncate(from);
+            };
+            let is_matched = quota.matches(&facts, matching).map_err(|(scope, error)| {
+                Refusal::plain_error(format!(
+                    "error matching scopes of quota {name}, err: error on matching scope {scope}: {error}"
+                ))
+                .by(name)
+            })?;
+            let counted = || {
+                let rows = quota.rows.iter();
+                rows.filter(|row| row.is_counted(evaluator, self.cluster))
+            };
+            if !is_matched || counted().next().is_none() {
                 if !self.admission.is_upstream() {
                     covered.scopes.truncate(before);
                 }
                 continue;
             }
-            let unset = unset.iter().copied();
-            let mut missing: Vec<&str> = unset
-                .filter(|unset| counted().any(|row| row.name == *unset))
-                .collect();
-            if !missing.is_empty() {
-                missing.sort_unstable();
+            if unset & quota.pod_names != 0 {
+                let is_unset = |row: &&Row| row.known.is_some_and(|it| it.bit() & unset != 0);
+                let missing: Vec<&str> = counted()
+                    .filter(is_unset)
+                    .map(|row| row.name.as_str())
+                    .collect();
                 let missing = Evaluator::missing(&missing, &request.object);
                 let why = format!("failed quota: {name}: must specify {}", missing.join("; "));
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
             if counted().any(|row| row.used.is_none()) {
-                let counted: Vec<&str> = counted().map(|row| row.name).collect();
+                let counted: Vec<&str> = counted().map(|row| row.name.as_str()).collect();
                 let why = format!(
                     "status unknown for quota: {name}, resources: {}",
                     counted.join(",")
@@ -216,10 +170,10 @@ impl Plugin<'_> {
                 return Err(request.forbidden(Phase::Validate, &why).by(name));
             }
             if has_limits {
-                covered.names.extend(counted().map(|row| row.name));
+                covered.names.extend(counted().map(|row| row.name.as_str()));
             }
-            let rows = from..covered.rows.len();
-            covered.applying.push(Applying { at, quota, rows });
+            covered.rows += quota.rows.len();
+            covered.applying.push((at, quota));
         }
         Ok(covered)
     }
@@ -246,25 +200,22 @@ impl Plugin<'_> {
     /// more.
     fn additions<'a>(
         &self,
-        applying: &[Applying<'_>],
+        applying: &[(usize, &EnforcedQuota)],
         evaluator: &Evaluator,
         grown: Option<&'a Grown<'_>>,
         usage: &'a Arc<Usage>,
     ) -> Result<Option<Vec<&'a Arc<Usage>>>, Refusal> {
-        let mut changes = Vec::with_capacity(applying.len());
-        for Applying { quota, .. } in applying {
-            let change = match grown {
-                Some((old, grown)) => {
-                    let applied = evaluator
-                        .applies(quota, old, self.cluster)
-                        .map_err(|error| {
-                            Refusal::plain_error(error.to_string()).by(&quota.metadata.name)
-                        })?;
-                    if applied { grown } else { usage }
+        let mut changes = vec![usage; applying.len()];
+        if let Some((old, grown)) = grown {
+            let facts = Facts::of(old);
+            for ((_, quota), change) in applying.iter().zip(&mut changes) {
+                let applied = quota.applies(evaluator, &facts, self.cluster);
+                let applied = applied
+                    .map_err(|error| Refusal::plain_error(error.to_string()).by(quota.name()))?;
+                if applied {
+                    *change = grown;
                 }
-                None => usage,
-            };
-            changes.push(change);
+            }
         }
         let any_change = if applying.is_empty() {
             let change = grown.map_or(usage, |(_, grown)| grown);
@@ -312,38 +263,38 @@ impl Plugin<'_> {
 /// If that is more than it has left.
 fn charge(
     request: &Request,
-    name: &str,
-    rows: &[Row<'_>],
+    quota: &EnforcedQuota,
     usage: &Usage,
     charges: &mut Charges,
 ) -> Result<(), Refusal> {
     // What has been allocated is a fact, whatever the quota says.
     let is_enforced = request.subresource != "status";
-    let mut exceeded: Vec<&Row<'_>> = Vec::new();
-    for row in rows {
-        let Some(at) = usage.position(row.name) else {
+    let mut exceeded: Vec<&Row> = Vec::new();
+    for (at, row) in quota.rows.iter().enumerate() {
+        let Some(amount) = usage.position(&row.name, row.known) else {
             continue;
         };
-        charges.add_place(at);
-        let exceeds = usage.at(at).is_some_and(|amount| match row.used {
-            Some(used) => used.exceeds_with(amount, row.hard),
-            None => amount > row.hard,
+        charges.add_place(Place { row: at, amount });
+        let exceeds = usage.at(amount).is_some_and(|amount| match &row.used {
+            Some(used) => used.exceeds_with(amount, &row.hard),
+            None => amount > &row.hard,
         });
         if is_enforced && exceeds {
             exceeded.push(row);
         }
     }
     if !exceeded.is_empty() {
-        let rows = exceeded.iter();
-        let requested = rows
-            .clone()
-            .filter_map(|row| Some((row.name, usage.get(row.name)?)));
-        let used = rows.clone().filter_map(|row| Some((row.name, row.used?)));
+        let name = quota.name();
+        let rows = exceeded.iter().map(|row| (row.name.as_str(), *row));
+        let requested = rows.clone();
+        let requested = requested.filter_map(|(name, _)| Some((name, usage.get(name)?)));
+        let used = rows.clone();
+        let used = used.filter_map(|(name, row)| Some((name, row.used.as_ref()?)));
         let why = format!(
             "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
             shown(requested),
             shown(used),
-            shown(rows.map(|row| (row.name, row.hard))),
+            shown(rows.map(|(name, row)| (name, &row.hard))),
         );
         return Err(request.forbidden(Phase::Validate, &why).by(name));
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::claims::{self, DeviceClasses};
 use super::scope::{self, SelectorError};
-use super::usage::Usage;
+use super::usage::{Known, Usage};
 use crate::kube::admission::Admission;
 use crate::kube::admission::names::{self, REQUESTS_PREFIX};
 use crate::kube::admission::object::{
@@ -74,16 +74,6 @@ const CLAIM_NAMES: [&str; 2] = ["persistentvolumeclaims", "requests.storage"];
 /// What precedes these where they are of one storage class.
 const CLASS_INFIX: &str = ".storageclass.storage.k8s.io/";
 
-/// The names that a quota can have set for each container: without them it refuses a pod.
-const REQUIRED: [&str; 6] = [
-    CPU,
-    MEMORY,
-    "requests.cpu",
-    "requests.memory",
-    "limits.cpu",
-    "limits.memory",
-];
-
 /// Whether a name in a quota is that of requests for an extended resource.
 pub(super) fn is_extended_request(name: &str) -> bool {
     name.starts_with(REQUESTS_PREFIX)
@@ -141,6 +131,14 @@ impl Evaluator {
     /// Whether a quota's name is one that this counts.
     pub fn counts(&self, name: &str, cluster: &Cluster) -> bool {
         match self {
+            Self::ResourceClaims => cluster.device_classes.counts(name),
+            _ => self.counts_by_name(name),
+        }
+    }
+
+    /// The same where nothing else in the cluster decides.
+    pub(super) fn counts_by_name(&self, name: &str) -> bool {
+        match self {
             Self::Pods => {
                 matches!(
                     name,
@@ -168,7 +166,7 @@ impl Evaluator {
                 name,
                 "count/services" | "services" | "services.nodeports" | "services.loadbalancers"
             ),
-            Self::ResourceClaims => cluster.device_classes.counts(name),
+            Self::ResourceClaims => false,
             Self::Count { count, alias } => name == count || alias.as_deref() == Some(name),
         }
     }
@@ -225,13 +223,13 @@ impl Evaluator {
         }
     }
 
-    /// The names for which a quota asks every container of the object, and that a container does not set.
-    pub(super) fn unset(&self, object: &Object) -> Vec<&'static str> {
+    /// The names for which a quota asks every container of the object, and that a container does not set: as a set.
+    pub(super) fn unset(&self, object: &Object) -> u16 {
         let (Self::Pods, Object::Pod(pod)) = (self, object) else {
-            return Vec::new();
+            return 0;
         };
         if pod.pod.pod_level_resources().is_some() {
-            return Vec::new();
+            return 0;
         }
         // Several of the names are about the same field.
         let unset = |list: fn(&Container) -> &ResourceList, name: &str| {
@@ -240,18 +238,18 @@ impl Evaluator {
         };
         let [requests, limits]: [fn(&Container) -> &ResourceList; 2] =
             [|it| &it.resources.requests, |it| &it.resources.limits];
-        let (cpu, memory) = (unset(requests, CPU), unset(requests, MEMORY));
-        let is_unset = [
-            cpu,
-            memory,
-            cpu,
-            memory,
-            unset(limits, CPU),
-            unset(limits, MEMORY),
+        let fields = [
+            (unset(requests, CPU), [Known::Cpu, Known::RequestsCpu]),
+            (
+                unset(requests, MEMORY),
+                [Known::Memory, Known::RequestsMemory],
+            ),
+            (unset(limits, CPU), [Known::LimitsCpu; 2]),
+            (unset(limits, MEMORY), [Known::LimitsMemory; 2]),
         ];
-        let all = REQUIRED.into_iter().zip(is_unset);
-        all.filter_map(|(name, is_unset)| is_unset.then_some(name))
-            .collect()
+        let unset = fields.into_iter().filter(|(is_unset, _)| *is_unset);
+        let names = unset.flat_map(|(_, names)| names);
+        names.fold(0, |set, name| set | name.bit())
     }
 
     /// Which containers do not set these names, which are sorted: `name for: containers`.
@@ -288,38 +286,44 @@ pub fn pod_usage(pod: &PodObject, now: Time) -> Usage {
     let effective = pod.with_effective_resources();
     let requests = resources::pod_requests(&effective, Scope::ALL);
     let limits = resources::pod_limits(&effective, Scope::ALL);
-    let mut usage = Vec::with_capacity(2 + 2 * requests.len() + limits.len());
-    usage.push((Cow::Borrowed("count/pods"), one()));
-    usage.push((Cow::Borrowed("pods"), one()));
+    let mut known = [const { None }; _];
+    let mut others = Vec::new();
+    let mut set = |name: Known, amount: Quantity| {
+        if let Some(known) = known.get_mut(name as usize) {
+            *known = Some(amount);
+        }
+    };
+    set(Known::CountPods, one());
+    set(Known::Pods, one());
     for (name, request) in requests {
         let (bare, as_request) = match name.as_str() {
-            CPU => (CPU, "requests.cpu"),
-            MEMORY => (MEMORY, "requests.memory"),
-            EPHEMERAL_STORAGE => (EPHEMERAL_STORAGE, "requests.ephemeral-storage"),
+            CPU => (Known::Cpu, Known::RequestsCpu),
+            MEMORY => (Known::Memory, Known::RequestsMemory),
+            EPHEMERAL_STORAGE => (Known::EphemeralStorage, Known::RequestsEphemeralStorage),
             _ => {
                 let as_request = || Cow::Owned(format!("{REQUESTS_PREFIX}{name}"));
                 if is_huge_pages(&name) {
-                    usage.push((as_request(), request.clone()));
-                    usage.push((Cow::Owned(name), request));
+                    others.push((as_request(), request.clone()));
+                    others.push((Cow::Owned(name), request));
                 } else if names::is_extended(&name) || name.starts_with(claims::CLASS_PREFIX) {
-                    usage.push((as_request(), request));
+                    others.push((as_request(), request));
                 }
                 continue;
             }
         };
-        usage.push((Cow::Borrowed(bare), request.clone()));
-        usage.push((Cow::Borrowed(as_request), request));
+        set(bare, request.clone());
+        set(as_request, request);
     }
     for (name, limit) in limits {
         let as_limit = match name.as_str() {
-            CPU => "limits.cpu",
-            MEMORY => "limits.memory",
-            EPHEMERAL_STORAGE => "limits.ephemeral-storage",
+            CPU => Known::LimitsCpu,
+            MEMORY => Known::LimitsMemory,
+            EPHEMERAL_STORAGE => Known::LimitsEphemeralStorage,
             _ => continue,
         };
-        usage.push((Cow::Borrowed(as_limit), limit));
+        set(as_limit, limit);
     }
-    Usage::new(usage)
+    Usage::with_known(known, others)
 }
 
 /// Whether a pod has ended, or its time to do so is over (the opposite of `QuotaV1Pod`).

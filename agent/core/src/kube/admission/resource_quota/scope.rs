@@ -1,8 +1,10 @@
 //! Scopes: which objects a quota is about.
 
+use std::cell::OnceCell;
+
 use crate::kube::admission::field::{FieldError, aggregate, json_list, quoted};
 use crate::kube::admission::names;
-use crate::kube::admission::object::{Object, PersistentVolumeClaim, Scope};
+use crate::kube::admission::object::{Object, Scope, ScopeRequirement};
 use crate::kube::admission::pod_object::PodObject;
 use crate::kube::qos::QosClass;
 
@@ -29,48 +31,130 @@ pub struct SelectorError {
 /// # Errors
 /// If the expression cannot be read.
 pub fn matches(scope: Scope<'_>, object: &Object) -> Result<bool, SelectorError> {
-    match object {
-        Object::Pod(pod) => matches_pod(scope, pod),
-        Object::Claim(claim) => matches_claim(scope, claim),
-        _ => Ok(false),
-    }
+    Test::of(scope.scope_name).matches(scope, None, &Facts::of(object))
 }
 
-fn matches_pod(scope: Scope<'_>, pod: &PodObject) -> Result<bool, SelectorError> {
-    let is_best_effort = || pod.pod.qos_class() == QosClass::BestEffort;
-    Ok(match scope.scope_name {
-        TERMINATING => pod.is_terminating(),
-        NOT_TERMINATING => !pod.is_terminating(),
-        BEST_EFFORT => is_best_effort(),
-        NOT_BEST_EFFORT => !is_best_effort(),
-        CROSS_NAMESPACE => pod.crosses_namespaces(),
-        PRIORITY_CLASS => {
-            let class = Some(pod.priority_class_name()).filter(|class| !class.is_empty());
-            match scope.operator {
-                // Upstream does not read the rest of the expression.
-                "Exists" => class.is_some(),
-                _ => Operator::read(scope)?.holds(class, scope),
-            }
+/// An object, and what scopes ask of a pod: found once for all quotas.
+#[derive(Debug)]
+pub(super) struct Facts<'a> {
+    object: &'a Object,
+    is_best_effort: OnceCell<bool>,
+    crosses_namespaces: OnceCell<bool>,
+}
+
+impl<'a> Facts<'a> {
+    pub(super) fn of(object: &'a Object) -> Self {
+        Self {
+            object,
+            is_best_effort: OnceCell::new(),
+            crosses_namespaces: OnceCell::new(),
         }
-        _ => false,
-    })
+    }
+
+    fn is_best_effort(&self, pod: &PodObject) -> bool {
+        let find = || pod.pod.qos_class() == QosClass::BestEffort;
+        *self.is_best_effort.get_or_init(find)
+    }
+
+    fn crosses_namespaces(&self, pod: &PodObject) -> bool {
+        let find = || pod.crosses_namespaces();
+        *self.crosses_namespaces.get_or_init(find)
+    }
 }
 
-fn matches_claim(scope: Scope<'_>, claim: &PersistentVolumeClaim) -> Result<bool, SelectorError> {
-    if scope.scope_name != VOLUME_ATTRIBUTES_CLASS {
-        return Ok(false);
+/// What a scope asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Test {
+    Terminating(bool),
+    BestEffort(bool),
+    CrossNamespace,
+    PriorityClass,
+    AttributesClass,
+    Nothing,
+}
+
+impl Test {
+    fn of(scope_name: &str) -> Self {
+        match scope_name {
+            TERMINATING => Self::Terminating(true),
+            NOT_TERMINATING => Self::Terminating(false),
+            BEST_EFFORT => Self::BestEffort(true),
+            NOT_BEST_EFFORT => Self::BestEffort(false),
+            CROSS_NAMESPACE => Self::CrossNamespace,
+            PRIORITY_CLASS => Self::PriorityClass,
+            VOLUME_ATTRIBUTES_CLASS => Self::AttributesClass,
+            _ => Self::Nothing,
+        }
     }
-    let classes = claim.attributes_classes();
-    if scope.operator == "Exists" {
-        return Ok(!classes.is_empty());
+
+    /// `operator`: the expression's, where it was read before.
+    fn matches(
+        self,
+        scope: Scope<'_>,
+        operator: Option<&Result<Operator, SelectorError>>,
+        facts: &Facts<'_>,
+    ) -> Result<bool, SelectorError> {
+        let read = || operator.map_or_else(|| Operator::read(scope), Clone::clone);
+        Ok(match (self, facts.object) {
+            (Self::Terminating(is), Object::Pod(pod)) => pod.is_terminating() == is,
+            (Self::BestEffort(is), Object::Pod(pod)) => facts.is_best_effort(pod) == is,
+            (Self::CrossNamespace, Object::Pod(pod)) => facts.crosses_namespaces(pod),
+            (Self::PriorityClass, Object::Pod(pod)) => {
+                let class = Some(pod.priority_class_name()).filter(|class| !class.is_empty());
+                match scope.operator {
+                    // Upstream does not read the rest of the expression.
+                    "Exists" => class.is_some(),
+                    _ => read()?.holds(class, scope),
+                }
+            }
+            (Self::AttributesClass, Object::Claim(claim)) => {
+                let classes = claim.attributes_classes();
+                if scope.operator == "Exists" {
+                    return Ok(!classes.is_empty());
+                }
+                let operator = read()?;
+                if classes.is_empty() {
+                    return Ok(operator.holds(None, scope));
+                }
+                let mut classes = classes.iter();
+                classes.any(|class| operator.holds(Some(class), scope))
+            }
+            _ => false,
+        })
     }
-    let operator = Operator::read(scope)?;
-    if classes.is_empty() {
-        return Ok(operator.holds(None, scope));
+}
+
+/// A scope of a quota that is read before it is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Prepared {
+    expression: ScopeRequirement,
+    test: Test,
+    operator: Result<Operator, SelectorError>,
+}
+
+impl Prepared {
+    pub(super) fn new(scope: Scope<'_>) -> Self {
+        Self {
+            expression: ScopeRequirement {
+                scope_name: scope.scope_name.to_owned(),
+                operator: scope.operator.to_owned(),
+                values: scope.values.map(<[String]>::to_vec),
+            },
+            test: Test::of(scope.scope_name),
+            operator: Operator::read(scope),
+        }
     }
-    Ok(classes
-        .iter()
-        .any(|class| operator.holds(Some(class), scope)))
+
+    /// The scope as the quota has it.
+    pub(super) fn expression(&self) -> Scope<'_> {
+        self.expression.borrowed()
+    }
+
+    /// Whether an object is in it, as [`matches`].
+    pub(super) fn matches(&self, facts: &Facts<'_>) -> Result<bool, SelectorError> {
+        self.test
+            .matches(self.expression(), Some(&self.operator), facts)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
