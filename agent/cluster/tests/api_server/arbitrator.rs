@@ -123,7 +123,7 @@ impl Drop for Arbitrator {
 }
 
 impl Arbitrator {
-    fn start(kubeconfig: &Path, name: &str) -> Self {
+    pub(super) fn start(kubeconfig: &Path, name: &str) -> Self {
         Self::start_with(kubeconfig, name, &[])
     }
 
@@ -149,6 +149,11 @@ impl Arbitrator {
 
     async fn page(&self, path: &str) -> String {
         page(TcpStream::connect(("127.0.0.1", self.port)).await, path).await
+    }
+
+    /// Pods that it has evicted.
+    pub(super) async fn evicted(&self) -> f64 {
+        self.metric("evictions_total{of=\"evicted\"}").await
     }
 
     pub(super) async fn metric(&self, name: &str) -> f64 {
@@ -294,7 +299,7 @@ async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize
     changed
 }
 
-async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
+pub(super) async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
     let object = server.get(&format!("{CONSUMERS}/{consumer}")).await?;
     let conditions = object["status"]["conditions"].as_array()?;
     conditions
