@@ -261,6 +261,7 @@ fn what_comes_back_to_lend_no_more_is_given_by_its_share() {
 }
 
 mod doubts;
+mod figures;
 mod holes;
 mod inputs;
 
