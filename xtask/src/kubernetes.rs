@@ -50,7 +50,7 @@ pub(crate) enum KubernetesCommand {
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Binaries {
     /// A folder with etcd, kube-apiserver and (for `node`) kubelet of one version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some
-    /// 14 CPU minutes each]
+    /// 14 CPU minutes each]. Tests that need kube-scheduler and kube-controller-manager are left out where it has none
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
 }

@@ -66,6 +66,8 @@ pub enum Target {
     Evict(String),
     /// The notice on a pod, by UID.
     Notice(String),
+    /// The hole that is kept for a pod, by UID.
+    Hole(String),
     /// The status of a Consumer.
     Consumer(String),
     /// An Allocation that is not there, by namespace and name.
@@ -132,6 +134,8 @@ pub struct Arbiter {
     /// Consumers with what was already said about them.
     said: BTreeSet<(String, &'static str)>,
     overused_at: BTreeMap<String, u64>,
+    /// Pods for which a hole was written: the version on which it was, and when.
+    holes_at: BTreeMap<String, (String, u64)>,
     /// Writes that are due, but for evictions and Events.
     queue: VecDeque<(Target, Call)>,
     /// It is made anew then.
@@ -173,6 +177,7 @@ impl Arbiter {
             on_their_way: BTreeSet::new(),
             said: BTreeSet::new(),
             overused_at: BTreeMap::new(),
+            holes_at: BTreeMap::new(),
             queue: VecDeque::new(),
             next_queue_ms: 0,
             since_event: 0,
@@ -226,7 +231,7 @@ impl Arbiter {
         if std::mem::take(&mut self.was_stale) || is_stale {
             let since_ms = *self.stale_since_ms.get_or_insert(ms);
             if ms >= since_ms + SETTLED_MS {
-                self.reclaims.stop();
+                self.reclaims.pause();
             }
             self.is_changed = true;
             self.settled_ms = ms + SETTLED_MS;
@@ -292,7 +297,15 @@ impl Arbiter {
             let pod = pods.get(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.is_leaving)
         };
-        self.reclaims.look(ms, leaves, pending);
+        let is_gone = |uid: &str| pods.get(uid).is_none();
+        self.reclaims.look(ms, leaves, is_gone, pending);
+        if holds {
+            let kept = pods.iter().filter(|(_, pod)| pod.has_kept_hole());
+            for (uid, pod) in kept.filter(|(uid, _)| pending(uid)) {
+                let node = pod.room_on.as_deref().unwrap_or_default();
+                self.reclaims.adopt(uid, node, ms);
+            }
+        }
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
@@ -304,7 +317,7 @@ impl Arbiter {
         let judgement = match judged {
             Ok(judgement) => judgement,
             Err(error) => {
-                self.reclaims.stop();
+                self.reclaims.pause();
                 self.held_back = Some(error.to_string());
                 self.broken = Some(error.to_string());
                 return;
@@ -527,6 +540,11 @@ impl Arbiter {
     /// When a write may be tried again, if the watch does not show it by then.
     fn wait(&mut self, target: Target, answer: &Answer, now: Now) {
         let seed = self.seed ^ now.mono_ms;
+        // The scheduler may take back a hole at once.
+        let seen_after_ms = match target {
+            Target::Hole(_) => 0,
+            _ => SEEN_AFTER_MS,
+        };
         let (until, backoff) = self
             .not_before
             .entry(target)
@@ -534,7 +552,7 @@ impl Arbiter {
         let wait_ms = match answer {
             Answer::Done(_) => {
                 backoff.reset();
-                SEEN_AFTER_MS
+                seen_after_ms
             }
             Answer::Refused(refusal) if refusal.is_passing() => {
                 refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms())
@@ -556,7 +574,8 @@ impl Arbiter {
         }
         let is_turn_of_events = self.since_event >= EVENT_EVERY;
         let (target, call) = self
-            .next_eviction(ms)
+            .next_hole(ms)
+            .or_else(|| self.next_eviction(ms))
             .or_else(|| is_turn_of_events.then(|| self.next_event(now)).flatten())
             .or_else(|| self.next_write(now))
             .or_else(|| self.next_event(now))?;
@@ -585,12 +604,17 @@ impl Arbiter {
             let shown = pods.get(uid).and_then(|pod| pod.evict_after.as_ref());
             is_dry || shown.is_some_and(|shown| *shown == notice.value())
         };
-        let (victim, for_pod) = self.reclaims.next(ms, has_read)?;
+        // The successor of a pod may be there before the pod has left: the hole is kept first.
+        let is_kept = |uid: &str, node: &str| {
+            let kept = pods.get(uid).and_then(|pod| pod.nominated.as_deref());
+            is_dry || kept == Some(node)
+        };
+        let (victim, hole) = self.reclaims.next(ms, has_read, is_kept)?;
         let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
         let call = writes::eviction(&victim, pod, version, self.settings.is_dry);
         self.evictions.count(ms);
-        self.reclaims.sent(&victim, &for_pod, ms);
+        self.reclaims.sent(&victim, &hole, ms);
         Some((Target::Evict(victim), call))
     }
 }

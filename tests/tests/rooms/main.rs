@@ -90,6 +90,7 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
             "api",
             "metrics",
             "certificate",
+            "backoff",
             "arbitrate",
             "report",
             "store",

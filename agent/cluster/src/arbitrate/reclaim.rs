@@ -2,6 +2,9 @@
 //!
 //! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that names others for a moment ends no notice. When all victims of a
 //! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other: a refusal of the first must not have cost the second. What an answer leaves open counts as done until it is clear that it was not.
+//!
+//! The owner of a victim makes another pod at once, and the scheduler would give it the hole before the pod for which it was made has had its turn again. So the hole is kept:
+//! `status.nominatedNodeName` of that pod names the node before the first victim goes, until the pod has started or a minute after the last victim has gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +19,10 @@ const ALONE_MS: u64 = 60_000;
 const ALONE_MAX_MS: u64 = 16 * ALONE_MS;
 /// What an eviction's answer leaves open is clear by then, or it was not done.
 const UNCLEAR_MS: u64 = 15_000;
-/// A claim on a hole ends after that.
+/// A claim on a hole ends so long after its last victim has gone.
 const CLAIM_MS: u64 = 60_000;
+/// And so long after the last eviction, gone or not.
+const CLAIM_MAX_MS: u64 = 10 * 60_000;
 /// A victim that no plan names for so long has no notice any more.
 const GAP_MS: u64 = 10_000;
 /// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.
@@ -56,6 +61,7 @@ impl Notice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
     for_pod: String,
+    node: String,
     at_ms: u64,
     /// The API server said yes; else it is not clear.
     is_done: bool,
@@ -69,9 +75,17 @@ struct Alone {
 }
 
 /// A hole that was made for a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Claim {
+    node: String,
+    /// Those of its victims that have not gone yet.
+    victims: BTreeSet<String>,
+    /// When the last eviction for it was answered.
     made_ms: u64,
+    /// When a victim of it was last there.
+    free_ms: u64,
+    /// What came of it since was not seen.
+    is_unseen: bool,
     is_open: bool,
     misses: u32,
     unserved_until_ms: u64,
@@ -185,11 +199,12 @@ impl Reclaims {
         overdue.map(|(uid, _)| uid.as_str())
     }
 
-    /// Looks at what was seen: `leaves` of pods that leave or are gone, `pending` of pods that still wait.
+    /// Looks at what was seen: `leaves` of pods that leave or are gone, `is_gone` of the latter, `pending` of pods that still wait.
     pub fn look(
         &mut self,
         mono_ms: u64,
         leaves: impl Fn(&str) -> bool,
+        is_gone: impl Fn(&str) -> bool,
         pending: impl Fn(&str) -> bool,
     ) {
         self.asked.retain(|uid, asked| {
@@ -202,7 +217,15 @@ impl Reclaims {
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
-            if claim.is_open && mono_ms >= claim.made_ms + CLAIM_MS {
+            claim.victims.retain(|victim| !is_gone(victim));
+            if std::mem::take(&mut claim.is_unseen) {
+                claim.made_ms = mono_ms;
+            }
+            if !claim.victims.is_empty() {
+                claim.free_ms = mono_ms;
+            }
+            let end_ms = claim.made_ms.max(claim.free_ms) + CLAIM_MS;
+            if claim.is_open && mono_ms >= end_ms.min(claim.made_ms + CLAIM_MAX_MS) {
                 claim.is_open = false;
                 claim.misses += 1;
                 if claim.misses >= MISSES_MAX {
@@ -212,6 +235,36 @@ impl Reclaims {
             }
             pending(uid)
         });
+    }
+
+    /// A hole that an earlier leader made: the API shows that it is kept. Once for a pod, so that no owner can keep room by what he writes on it.
+    pub fn adopt(&mut self, pod: &str, node: &str, mono_ms: u64) {
+        self.claims.entry(pod.to_owned()).or_insert_with(|| Claim {
+            node: node.to_owned(),
+            made_ms: mono_ms,
+            is_open: true,
+            ..Claim::default()
+        });
+    }
+
+    /// Holes that are kept now, by the pod for which they are: those that were made, and those whose victims may go.
+    #[must_use]
+    pub fn holes(&self, mono_ms: u64) -> BTreeMap<&str, &str> {
+        let claims = self.claims.iter().filter(|(_, claim)| claim.is_open);
+        let made = claims.map(|(pod, claim)| (pod.as_str(), claim.node.as_str()));
+        let is_due = |reclaim: &&Reclaim| {
+            let mut victims = reclaim.victims.iter();
+            victims.all(|victim| self.notice_over(victim, mono_ms).is_some())
+        };
+        let next = self.plan.iter().filter(is_due);
+        let next = next.map(|reclaim| (reclaim.pod.as_str(), reclaim.node.as_str()));
+        made.chain(next).collect()
+    }
+
+    /// The pod's notice, if its time is over.
+    fn notice_over(&self, victim: &str, mono_ms: u64) -> Option<&Notice> {
+        let notice = self.notices.get(victim);
+        notice.filter(|notice| notice.due_ms <= mono_ms)
     }
 
     /// Takes a plan; returns victims that have notice from now on. `grace_ms` of a victim's namespace.
@@ -262,21 +315,21 @@ impl Reclaims {
         begun
     }
 
-    /// The next victim to be evicted, and for which pod. `has_read`: whether the API shows this notice on the pod.
+    /// The next victim to be evicted, and the hole. `has_read`: whether the API shows this notice on the pod; `is_kept`: whether it shows that the hole on this node is kept for this
+    /// pod.
     #[must_use]
     pub fn next(
         &self,
         mono_ms: u64,
         has_read: impl Fn(&str, &Notice) -> bool,
-    ) -> Option<(String, String)> {
+        is_kept: impl Fn(&str, &str) -> bool,
+    ) -> Option<(String, Reclaim)> {
         if mono_ms < self.pause_until_ms {
             return None;
         }
         let is_due = |victim: &String| {
-            let notice = self.notices.get(victim);
-            notice.is_some_and(|notice| {
-                notice.due_ms <= mono_ms && (!notice.has_grace() || has_read(victim, notice))
-            })
+            let notice = self.notice_over(victim, mono_ms);
+            notice.is_some_and(|notice| !notice.has_grace() || has_read(victim, notice))
         };
         let is_open = |reclaim: &&Reclaim| {
             // One at a time for each hole, and only while the plan still is what was last computed.
@@ -291,16 +344,18 @@ impl Reclaims {
                         .get(victim)
                         .is_some_and(|it| it.until_ms > mono_ms)
             });
-            !is_busy && !is_touched && reclaim.victims.iter().all(is_due)
+            let is_due = reclaim.victims.iter().all(is_due);
+            !is_busy && !is_touched && is_due && is_kept(&reclaim.pod, &reclaim.node)
         };
         let reclaim = self.plan.iter().find(is_open)?;
-        Some((reclaim.victims.first()?.clone(), reclaim.pod.clone()))
+        Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }
 
     /// The call is on its way.
-    pub fn sent(&mut self, victim: &str, for_pod: &str, mono_ms: u64) {
+    pub fn sent(&mut self, victim: &str, hole: &Reclaim, mono_ms: u64) {
         let asked = Asked {
-            for_pod: for_pod.to_owned(),
+            for_pod: hole.pod.clone(),
+            node: hole.node.clone(),
             at_ms: mono_ms,
             is_done: false,
             is_on_its_way: true,
@@ -323,7 +378,7 @@ impl Reclaims {
         asked.is_on_its_way = false;
         asked.is_done = outcome == Outcome::Evicted;
         asked.at_ms = mono_ms;
-        let for_pod = asked.for_pod.clone();
+        let (for_pod, node) = (asked.for_pod.clone(), asked.node.clone());
         if outcome != Outcome::Changed {
             self.conflicts.remove(victim);
         }
@@ -335,6 +390,8 @@ impl Reclaims {
             Outcome::Evicted => {
                 self.backoff.reset();
                 let claim = self.claims.entry(for_pod.clone()).or_default();
+                claim.node = node;
+                claim.victims.insert(victim.to_owned());
                 claim.made_ms = mono_ms;
                 claim.is_open = true;
             }
@@ -380,13 +437,22 @@ impl Reclaims {
         self.alone.insert(victim.to_owned(), alone);
     }
 
-    /// Forgets the plan, its notices and claims: another one has the Lease, or what is known is old. What is left alone stays so.
-    pub fn stop(&mut self) {
+    /// Forgets the plan and its notices: what is known is old. What is left alone stays so, and so do holes that were made.
+    pub fn pause(&mut self) {
         self.plan.clear();
         self.notices.clear();
         self.gaps.clear();
         for claim in self.claims.values_mut() {
-            // Whether the pod started in its hole was not seen: that is no miss.
+            // Whether the pod started in its hole was not seen: its time begins anew.
+            claim.is_unseen = true;
+        }
+    }
+
+    /// Forgets the claims, too: another one has the Lease. What the API then shows as kept is adopted.
+    pub fn stop(&mut self) {
+        self.pause();
+        self.claims.retain(|_, claim| claim.misses > 0);
+        for claim in self.claims.values_mut() {
             claim.is_open = false;
         }
     }
@@ -443,7 +509,12 @@ mod tests {
 
     fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
         reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
-        reclaims.next(ms, |_, _| true).map(|(victim, _)| victim)
+        let next = reclaims.next(ms, |_, _| true, |_, _| true);
+        next.map(|(victim, _)| victim)
+    }
+
+    fn sent(reclaims: &mut Reclaims, ms: u64) {
+        reclaims.sent("v", &reclaim("p", &["v"]), ms);
     }
 
     #[test]
@@ -493,13 +564,13 @@ mod tests {
         let mut plan = [reclaim("p", &["v"])];
         due(&mut reclaims, &plan, 0);
         due(&mut reclaims, &plan, 90_000);
-        assert_eq!(reclaims.next(90_000, |_, _| false), None);
+        assert_eq!(reclaims.next(90_000, |_, _| false, |_, _| true), None);
         assert_eq!(reclaims.notices["v"].value(), "2026-11-22T10:00:30Z");
-        assert!(reclaims.next(90_000, |_, _| true).is_some());
+        assert!(reclaims.next(90_000, |_, _| true, |_, _| true).is_some());
         // There is no grace, so no notice to wait for.
         plan[0].is_urgent = true;
         due(&mut reclaims, &plan, 90_001);
-        assert!(reclaims.next(90_001, |_, _| false).is_some());
+        assert!(reclaims.next(90_001, |_, _| false, |_, _| true).is_some());
     }
 
     #[test]
@@ -510,7 +581,7 @@ mod tests {
             let ms = u64::from(second) * 2_000;
             due(&mut reclaims, &plan, ms);
             assert!(reclaims.left_alone(ms).is_empty());
-            reclaims.sent("v", "p", ms);
+            sent(&mut reclaims, ms);
             let outcome = reclaims.answered("v", &refused(409, None), false, ms);
             assert_eq!(outcome.0, Outcome::Changed);
         }
@@ -522,10 +593,10 @@ mod tests {
         let mut reclaims = Reclaims::new(1);
         for round in 0..3 {
             let ms = round * 100_000;
-            reclaims.sent("v", "p", ms);
+            sent(&mut reclaims, ms);
             reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
-            reclaims.stop();
-            reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |_| true);
+            reclaims.pause();
+            reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |uid| uid == "v", |_| true);
         }
         assert!(reclaims.unserved(300_000).is_empty());
     }
@@ -536,7 +607,7 @@ mod tests {
         let plan = [reclaim("p", &["v", "w"])];
         due(&mut reclaims, &plan, 0);
         assert_eq!(due(&mut reclaims, &plan, 30_000).as_deref(), Some("v"));
-        reclaims.sent("v", "p", 30_000);
+        sent(&mut reclaims, 30_000);
         assert_eq!(due(&mut reclaims, &plan, 30_001), None, "it is on its way");
         let outcome =
             reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, 30_100);
@@ -552,7 +623,7 @@ mod tests {
             );
             at += minutes * 60_000;
             assert!(reclaims.left_alone(at).is_empty(), "{minutes}");
-            reclaims.sent("v", "p", at);
+            sent(&mut reclaims, at);
             reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, at);
         }
     }
@@ -563,19 +634,19 @@ mod tests {
         let plan = [reclaim("p", &["v"])];
         due(&mut reclaims, &plan, 0);
         due(&mut reclaims, &plan, 30_000);
-        reclaims.sent("v", "p", 30_000);
+        sent(&mut reclaims, 30_000);
         reclaims.answered("v", &Answer::Lost("away".into()), false, 40_000);
-        reclaims.look(54_999, |_| false, |_| true);
+        reclaims.look(54_999, |_| false, |_| false, |_| true);
         assert_eq!(reclaims.evicted(), ["v".to_owned()].into());
         assert_eq!(reclaims.overdue(54_999), None);
-        reclaims.look(55_000, |_| false, |_| true);
+        reclaims.look(55_000, |_| false, |_| false, |_| true);
         assert!(reclaims.evicted().is_empty());
         // Done, and not seen: what is known is old.
-        reclaims.sent("v", "p", 60_000);
+        sent(&mut reclaims, 60_000);
         reclaims.answered("v", &Answer::Done(Vec::new()), false, 60_000);
-        reclaims.look(75_000, |_| false, |_| true);
+        reclaims.look(75_000, |_| false, |_| false, |_| true);
         assert_eq!(reclaims.overdue(75_000), Some("v"));
-        reclaims.look(75_001, |uid| uid == "v", |_| true);
+        reclaims.look(75_001, |uid| uid == "v", |uid| uid == "v", |_| true);
         assert_eq!(
             (reclaims.overdue(75_001), reclaims.evicted().len()),
             (None, 0)
@@ -594,7 +665,7 @@ mod tests {
         }
         for code in [429, 503] {
             assert!(due(&mut reclaims, &plan, at).is_some(), "{code}");
-            reclaims.sent("v", "p", at);
+            sent(&mut reclaims, at);
             assert_eq!(
                 reclaims.answered("v", &refused(code, None), false, at),
                 (Outcome::Later, "p".to_owned())
@@ -610,16 +681,16 @@ mod tests {
         let mut reclaims = Reclaims::new(1);
         let mut at = 0;
         for minutes in [0, 1, 2, 4, 8, 16, 16] {
-            reclaims.sent("v", "p", at);
+            sent(&mut reclaims, at);
             reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
             at += CLAIM_MS;
-            reclaims.look(at, |uid| uid == "v", |_| true);
+            reclaims.look(at, |uid| uid == "v", |uid| uid == "v", |_| true);
             assert_eq!(reclaims.unserved(at).len(), usize::from(minutes > 0));
             at += minutes * 60_000;
             assert!(reclaims.unserved(at).is_empty(), "{minutes}");
         }
         // It starts, and all is forgotten.
-        reclaims.look(at, |_| true, |_| false);
+        reclaims.look(at, |_| true, |_| true, |_| false);
         assert!(reclaims.claims.is_empty());
     }
 }

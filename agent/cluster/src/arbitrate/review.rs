@@ -18,7 +18,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::seen::{ConsumerSpec, SeenConsumer};
-use super::store::{Kind, Store};
+use super::store::{Kind, Store, add};
 use crate::call::cut;
 
 /// Reasons, and warnings, that one answer has.
@@ -423,10 +423,7 @@ impl<'a> Tree<'a> {
         if self.spec.reserved.is_empty() && before.is_none() {
             return;
         }
-        let mut capacity = Named::new();
-        for (_, node) in self.store.nodes.iter() {
-            add(&mut capacity, &node.allocatable);
-        }
+        let capacity = self.store.allocatable();
         let none = ConsumerSpec::default();
         let was = Tree::new(self.store, self.name, before.unwrap_or(&none)).reserved_at_the_root();
         for (resource, amount) in self.reserved_at_the_root() {
@@ -454,18 +451,6 @@ impl<'a> Tree<'a> {
             self.add_reserved(*child, LEVELS_MAX, &mut total);
         }
         total
-    }
-}
-
-fn add(total: &mut Named, amounts: &Named) {
-    for (resource, amount) in amounts {
-        // Names are few: a copy for the first of each.
-        match total.get_mut(resource) {
-            Some(sum) => *sum = sum.saturating_add(*amount),
-            None => {
-                total.insert(resource.clone(), *amount);
-            }
-        }
     }
 }
 

@@ -20,6 +20,10 @@ use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
 /// The notice on a pod: when it is evicted if nothing changes.
 pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
+/// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's word.
+pub const ROOM_ON: &str = "plimsoll.dev/room-on";
+/// Bytes of a node's name.
+const NODE_NAME_MAX: usize = 253;
 /// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
 const PRESSURE: [&str; 4] = [
     "MemoryPressure",
@@ -238,6 +242,18 @@ pub struct SeenPod {
     pub placement: Placement,
     /// The value of [`EVICT_AFTER`].
     pub evict_after: Option<String>,
+    /// `status.nominatedNodeName`: there the scheduler keeps room for it.
+    pub nominated: Option<String>,
+    /// The value of [`ROOM_ON`]. Its owner can write it too, but not the status beside it.
+    pub room_on: Option<String>,
+}
+
+impl SeenPod {
+    /// Whether its status and [`ROOM_ON`] name the same node: the arbitrator keeps room for it there.
+    #[must_use]
+    pub fn has_kept_hole(&self) -> bool {
+        self.nominated.is_some() && self.nominated == self.room_on
+    }
 }
 
 /// What came of reading a pod.
@@ -275,6 +291,7 @@ impl SeenPod {
         struct Status {
             phase: Option<String>,
             start_time: Option<String>,
+            nominated_node_name: Option<String>,
         }
         let ApiPod {
             metadata,
@@ -316,6 +333,9 @@ impl SeenPod {
         if bytes > LABEL_BYTES_MAX {
             labels.clear();
         }
+        let mut annotations = metadata.annotations.unwrap_or_default();
+        let room_on = annotations.remove(ROOM_ON);
+        let nominated = status.nominated_node_name;
         let seen = Self {
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name,
@@ -327,7 +347,9 @@ impl SeenPod {
             is_daemon,
             labels,
             placement,
-            evict_after: metadata.annotations.unwrap_or_default().remove(EVICT_AFTER),
+            evict_after: annotations.remove(EVICT_AFTER),
+            nominated: nominated.filter(|node| !node.is_empty()),
+            room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
             node,
         };
         Ok(PodRead::Counts(metadata.uid, Box::new(seen)))

@@ -1,6 +1,9 @@
 //! The objects of the cluster, as watches show them. Nothing is gone before a list is complete, everything is bounded, and what was missed is known.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use plimsoll_core::arbitration::named::Named;
 
 use super::seen::{
     PodRead, SeenAllocation, SeenBudget, SeenConsumer, SeenNamespace, SeenNode, SeenPod, SeenQuota,
@@ -179,6 +182,8 @@ pub struct Store {
     /// By namespace and name.
     pub allocations: Kept<(String, String), SeenAllocation>,
     watches: BTreeMap<Kind, Watch>,
+    /// What all nodes have together, until one of them changes.
+    allocatable: OnceLock<Named>,
 }
 
 impl Store {
@@ -225,8 +230,27 @@ impl Store {
         watch.is_listed && watch.beyond > 0 && known < kind.most()
     }
 
+    /// What all nodes have together. Kept until a node changes: a review asks for it, and there can be a hundred of them in a second.
+    pub fn allocatable(&self) -> &Named {
+        self.allocatable.get_or_init(|| {
+            let mut total = Named::new();
+            for (_, node) in self.nodes.iter() {
+                add(&mut total, &node.allocatable);
+            }
+            total
+        })
+    }
+
     /// Takes what was heard; whether anything that counts has changed.
     pub fn hear(&mut self, kind: Kind, heard: Heard) -> bool {
+        let is_changed = self.take(kind, heard);
+        if is_changed && kind == Kind::Nodes {
+            self.allocatable.take();
+        }
+        is_changed
+    }
+
+    fn take(&mut self, kind: Kind, heard: Heard) -> bool {
         let watch = self.watches.entry(kind).or_default();
         // Within a list only its end says that all is known.
         if watch.is_listed && !matches!(heard, Heard::Missed(_) | Heard::List) {
@@ -339,6 +363,19 @@ impl Store {
     }
 }
 
+/// Adds amounts by name.
+pub(super) fn add(total: &mut Named, amounts: &Named) {
+    for (resource, amount) in amounts {
+        // Names are few: a copy for the first of each.
+        match total.get_mut(resource) {
+            Some(sum) => *sum = sum.saturating_add(*amount),
+            None => {
+                total.insert(resource.clone(), *amount);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -401,6 +438,32 @@ mod tests {
         assert!(store.watch(Kind::Pods).was_listed);
         store.hear(Kind::Pods, Heard::Listed);
         assert_eq!(store.stale(), None);
+    }
+
+    #[test]
+    fn what_all_nodes_have_is_summed_anew_when_one_changes_and_not_before() {
+        let mut store = Store::default();
+        let node = |name: &str, cpus: u64| json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": cpus.to_string()}}});
+        let sum = |store: &Store| store.allocatable().get("cpu").copied().unwrap_or(0);
+        store.hear(Kind::Nodes, Heard::List);
+        for name in ["n", "m"] {
+            store.hear(Kind::Nodes, object(&node(name, 10)));
+        }
+        assert_eq!(sum(&store), 20_000);
+        store.hear(Kind::Pods, pod("u1"));
+        store.hear(Kind::Nodes, object(&node("n", 10)));
+        assert!(store.allocatable.get().is_some(), "nothing of it changed");
+        store.hear(Kind::Nodes, object(&node("n", 4)));
+        assert_eq!(sum(&store), 14_000);
+        store.hear(
+            Kind::Nodes,
+            Heard::Gone(node("m", 10).to_string().into_bytes()),
+        );
+        assert_eq!(sum(&store), 4_000);
+        // Gone while no watch said so.
+        store.hear(Kind::Nodes, Heard::List);
+        store.hear(Kind::Nodes, Heard::Listed);
+        assert_eq!(sum(&store), 0);
     }
 
     #[test]

@@ -94,14 +94,28 @@ impl World {
         self.arbiter.hear(Kind::Pods, gone);
     }
 
-    /// What a patch of annotations does.
+    /// What a patch of annotations and of the status does.
     fn annotate(&mut self, name: &str, call: &Call) {
         let Some(mut pod) = self.pods.remove(name) else {
             return;
         };
         let body: Value = serde_json::from_slice(&call.body).unwrap();
         self.version += 1;
-        pod["metadata"]["annotations"] = body["metadata"]["annotations"].clone();
+        for part in ["/metadata/annotations", "/status"] {
+            for (key, value) in body
+                .pointer(part)
+                .and_then(Value::as_object)
+                .into_iter()
+                .flatten()
+            {
+                let (of, name) = part.rsplit_once('/').unwrap();
+                let there = &mut pod.pointer_mut(of).unwrap()[name];
+                there[key] = value.clone();
+                if value.is_null() {
+                    there.as_object_mut().unwrap().remove(key);
+                }
+            }
+        }
         pod["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.see_pod(pod);
     }
@@ -136,7 +150,9 @@ impl World {
             self.arbiter.turn(now, acts);
             while let Some((target, call)) = self.arbiter.next(now, acts) {
                 let answer = answer(&target).unwrap_or(Answer::Done(Vec::new()));
-                if let (Target::Notice(name), Answer::Done(_)) = (&target, &answer) {
+                if let (Target::Notice(name) | Target::Hole(name), Answer::Done(_)) =
+                    (&target, &answer)
+                {
                     self.annotate(&name.clone(), &call);
                 }
                 self.arbiter.answered(&target, &answer, now);
@@ -245,6 +261,9 @@ fn what_comes_back_to_lend_no_more_is_given_by_its_share() {
 }
 
 mod doubts;
+mod figures;
+mod holes;
+mod inputs;
 
 #[test]
 fn without_a_consumer_all_is_as_before() {

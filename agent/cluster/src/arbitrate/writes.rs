@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::seen::{EVICT_AFTER, SeenPod};
+use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
-use super::{Arbiter, Target};
+use super::{Arbiter, SEEN_AFTER_MS, Target};
 use crate::call::{Call, Content, Verb};
 use crate::clock::Now;
 use crate::report::body::{escaped, pod_path};
@@ -21,6 +21,8 @@ const PATH: &str = "/apis/plimsoll.dev/v1alpha1";
 const LITTLE_MS: u64 = 60_000;
 /// What is due is looked for so often where no cycle has changed it.
 const QUEUE_EVERY_MS: u64 = 1_000;
+/// The hole of a pod is written again so often at most.
+const HOLE_EVERY_MS: u64 = 100;
 /// Writes of a class that are due at once; the others are found the next time.
 const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
@@ -53,13 +55,35 @@ pub(super) fn eviction(uid: &str, pod: &SeenPod, version: &str, is_dry: bool) ->
 /// The notice on a pod; none takes it away. The status subresource lets annotations through, so that no right to change pods is needed.
 fn notice(uid: &str, pod: &SeenPod, value: Option<String>) -> Call {
     let body = json!({"metadata": {"uid": uid, "annotations": {EVICT_AFTER: value}}});
+    status_patch(pod, &body)
+}
+
+/// The hole that is kept for a pod. The scheduler gives room on the node that it names to no other pod whose priority is not greater.
+fn hole(uid: &str, pod: &SeenPod, node: &str) -> Call {
+    let body = json!({
+        "metadata": {"uid": uid, "annotations": {ROOM_ON: node}},
+        "status": {"nominatedNodeName": node},
+    });
+    status_patch(pod, &body)
+}
+
+/// No hole any more. Where another one has written the status since, it stays.
+fn no_hole(uid: &str, pod: &SeenPod) -> Call {
+    let mut body = json!({"metadata": {"uid": uid, "annotations": {ROOM_ON: null}}});
+    if pod.node.is_none() && pod.has_kept_hole() {
+        body["status"] = json!({"nominatedNodeName": null});
+    }
+    status_patch(pod, &body)
+}
+
+fn status_patch(pod: &SeenPod, body: &Value) -> Call {
     let path = format!("{}/status", pod_path(&pod.namespace, &pod.name));
     Call::write(
         Verb::Patch,
         "pods/status",
         &path,
         Content::Merge,
-        &body,
+        body,
         false,
     )
 }
@@ -88,7 +112,8 @@ impl Arbiter {
             self.not_before
                 .retain(|_, (until, _)| ms < until.saturating_add(FORGOTTEN_MS));
             let (notices, over) = self.due_notices(ms);
-            let classes = [self.due_statuses(now), self.due_overused(now), over];
+            let ended = self.ended_holes(ms);
+            let classes = [self.due_statuses(now), self.due_overused(now), over, ended];
             let mut classes = classes.map(|class| {
                 class
                     .into_iter()
@@ -129,6 +154,59 @@ impl Arbiter {
         });
         let over = over.filter_map(|(uid, pod)| due(uid, pod, None));
         (notices.collect(), over.take(OF_A_CLASS_MAX).collect())
+    }
+
+    fn holes(&self, ms: u64) -> BTreeMap<&str, &str> {
+        if self.settings.is_dry {
+            return BTreeMap::new();
+        }
+        self.reclaims.holes(ms)
+    }
+
+    /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and other pods are faster from then on: it is written before all else, as
+    /// soon as that is seen.
+    pub(super) fn next_hole(&mut self, ms: u64) -> Option<Due> {
+        let (uid, node) = self.holes(ms).into_iter().find(|(uid, node)| {
+            let Some(pod) = self.store.pods.get(*uid) else {
+                return false;
+            };
+            let is_kept = pod.has_kept_hole() && pod.nominated.as_deref() == Some(*node);
+            // What was written and is not shown yet, or was written just now: scheduler and arbitrator must not write by turns without end.
+            let is_written = self.holes_at.get(*uid).is_some_and(|(version, at)| {
+                let is_seen = *version != pod.resource_version;
+                ms < at
+                    + if is_seen {
+                        HOLE_EVERY_MS
+                    } else {
+                        SEEN_AFTER_MS
+                    }
+            });
+            let is_pending = pod.node.is_none() && !pod.is_leaving;
+            let target = Target::Hole((*uid).to_owned());
+            is_pending && !is_kept && !is_written && self.may_write(&target, ms)
+        })?;
+        let pod = self.store.pods.get(uid)?;
+        let (target, call) = (Target::Hole(uid.to_owned()), hole(uid, pod, node));
+        let written = (uid.to_owned(), (pod.resource_version.clone(), ms));
+        self.holes_at
+            .retain(|_, (_, at)| ms < at.saturating_add(SEEN_AFTER_MS));
+        self.holes_at.extend([written]);
+        Some((target, call))
+    }
+
+    /// Holes that are kept for no reason any more: the pod has started, or waits for nothing there.
+    fn ended_holes(&self, ms: u64) -> Vec<Due> {
+        let holes = self.holes(ms);
+        let ended = self.store.pods.iter().filter(|(uid, pod)| {
+            let is_wanted = pod.node.is_none() && holes.contains_key(uid.as_str());
+            pod.room_on.is_some() && !pod.is_leaving && !is_wanted
+        });
+        let due = ended.filter_map(|(uid, pod)| {
+            let target = Target::Hole(uid.clone());
+            self.may_write(&target, ms)
+                .then(|| (target, no_hole(uid, pod)))
+        });
+        due.take(OF_A_CLASS_MAX).collect()
     }
 
     /// Pods of each namespace that have notice, in words.
@@ -233,7 +311,11 @@ impl Arbiter {
                 let path = format!("{}/status", allocation_path(namespace, name));
                 Some(apply("allocations/status", &path, &body))
             }
-            Target::Evict(_) | Target::Notice(_) | Target::Overused(_) | Target::Event(_) => None,
+            Target::Evict(_)
+            | Target::Notice(_)
+            | Target::Hole(_)
+            | Target::Overused(_)
+            | Target::Event(_) => None,
         }
     }
 

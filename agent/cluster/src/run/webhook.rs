@@ -1,7 +1,7 @@
 //! The webhook of the arbitrator: a listener whose reviews the loop answers, and the task that keeps its certificate.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use crate::arbitrate::review::{Question, Verdict};
 use crate::arbitrate::webhook::{
     self as objects, Lasts, Pair, SeenConfiguration, SeenSecret, Step,
 };
+use crate::backoff::Pace;
 use crate::call::{Answer, Call};
 use crate::certificate;
 use crate::metrics::Metrics;
@@ -25,6 +26,8 @@ use crate::serve::webhook::{Slot, serve};
 
 /// Reviews that the loop has not looked at yet.
 pub(super) const ASKED_MAX: usize = 16;
+/// Reviews in any second. Each compares with all Consumers, and anyone who reaches the port can ask.
+const REVIEWS_PER_SECOND: usize = 100;
 /// The API server waits for three seconds (`timeoutSeconds` in `deploy/`).
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Secret and configuration are read so often.
@@ -61,40 +64,68 @@ pub(super) async fn start(
     let listen = settings.listen;
     let wrong = |error| RunError::Webhook(listen, error);
     let listener = TcpListener::bind(listen).await.map_err(wrong)?;
-    let (slot, metrics) = (Slot::default(), keeper.metrics.clone());
+    let slot = Slot::default();
+    let desk = Desk {
+        pace: Arc::new(Mutex::new(Pace::new(REVIEWS_PER_SECOND))),
+        began: keeper.began,
+        asked,
+        metrics: keeper.metrics.clone(),
+    };
     tokio::spawn(serve(listener, slot.clone(), move |body: Bytes| {
-        answered(body, asked.clone(), metrics.clone())
+        desk.clone().answered(body)
     }));
     tokio::spawn(keeper.run(settings, slot));
     Ok(())
 }
 
-/// The answer to one review. Every code but 200 is no answer, and the API server goes on without one.
-async fn answered(
-    body: Bytes,
+/// Where reviews come in.
+#[derive(Clone)]
+struct Desk {
+    pace: Arc<Mutex<Pace>>,
+    began: Instant,
     asked: Sender<Asked>,
     metrics: Arc<Metrics>,
-) -> Result<Vec<u8>, StatusCode> {
-    let failed = |why, code| {
-        metrics.reviewed(why);
-        code
-    };
-    let question = Question::read(&body);
-    // While it waits only what was read of it is held.
-    drop(body);
-    let question = question.map_err(|_| failed("unreadable", StatusCode::BAD_REQUEST))?;
-    let (reply, verdict) = oneshot::channel();
-    let busy = || failed("busy", StatusCode::SERVICE_UNAVAILABLE);
-    let ask = Asked {
-        question: question.clone(),
-        reply,
-    };
-    asked.try_send(ask).map_err(|_| busy())?;
-    let verdict = tokio::time::timeout(ANSWER_TIMEOUT, verdict).await;
-    let verdict = verdict.map_err(|_| failed("late", StatusCode::GATEWAY_TIMEOUT))?;
-    let verdict = verdict.map_err(|_| busy())?;
-    metrics.reviewed(verdict.name());
-    Ok(question.answer(&verdict).to_string().into_bytes())
+}
+
+impl Desk {
+    /// Whether one more may be looked at in this second.
+    fn admits(&self) -> bool {
+        let now = now(self.began).mono_ms;
+        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let allows = pace.allows(now);
+        if allows {
+            pace.count(now);
+        }
+        allows
+    }
+
+    /// The answer to one review. Every code but 200 is no answer, and the API server goes on without one.
+    async fn answered(self, body: Bytes) -> Result<Vec<u8>, StatusCode> {
+        let failed = |why, code| {
+            self.metrics.reviewed(why);
+            code
+        };
+        let busy = || failed("busy", StatusCode::SERVICE_UNAVAILABLE);
+        // Before it is read: 2 MiB of JSON are work as well.
+        if !self.admits() {
+            return Err(busy());
+        }
+        let question = Question::read(&body);
+        // While it waits only what was read of it is held.
+        drop(body);
+        let question = question.map_err(|_| failed("unreadable", StatusCode::BAD_REQUEST))?;
+        let (reply, verdict) = oneshot::channel();
+        let ask = Asked {
+            question: question.clone(),
+            reply,
+        };
+        self.asked.try_send(ask).map_err(|_| busy())?;
+        let verdict = tokio::time::timeout(ANSWER_TIMEOUT, verdict).await;
+        let verdict = verdict.map_err(|_| failed("late", StatusCode::GATEWAY_TIMEOUT))?;
+        let verdict = verdict.map_err(|_| busy())?;
+        self.metrics.reviewed(verdict.name());
+        Ok(question.answer(&verdict).to_string().into_bytes())
+    }
 }
 
 /// Keeps the certificate.
@@ -139,9 +170,10 @@ impl Keeper {
         } = settings;
         let what = ["the Secret", "the ValidatingWebhookConfiguration"];
         let secret = self.done(SeenSecret::call(namespace), what[0]).await?;
+        let secret = secret.unwrap_or_default();
         let secret = SeenSecret::read(&secret).map_err(|why| format!("{}: {why}", what[0]))?;
         let configuration = self.done(SeenConfiguration::call(), what[1]).await?;
-        let configuration = SeenConfiguration::read(&configuration);
+        let configuration = SeenConfiguration::read(&configuration.unwrap_or_default());
         let configuration = configuration.map_err(|why| format!("{}: {why}", what[1]))?;
         let now = now(self.began);
         let lasts = certificate::lasts(&secret.pair, name, now.unix_ms);
@@ -157,8 +189,10 @@ impl Keeper {
                 if lasts != Lasts::Not {
                     pair = pair.after(&secret.pair);
                 }
-                self.done(secret.replace(namespace, &pair), what[0]).await?;
-                self.metrics.say("the webhook has a new certificate");
+                let written = self.done(secret.replace(namespace, &pair), what[0]).await?;
+                if written.is_some() {
+                    self.metrics.say("the webhook has a new certificate");
+                }
             }
             Step::Trust => {
                 let call = configuration.trust(&secret.pair.authorities);
@@ -173,16 +207,64 @@ impl Keeper {
         Ok(step)
     }
 
-    async fn done(&self, call: Call, what: &str) -> Result<Vec<u8>, String> {
-        match self.api.call(&call).await {
-            Answer::Done(body) => Ok(body),
-            // It has changed since it was read: the next step goes by what is there now.
-            Answer::Refused(refusal) if refusal.code == 409 => Ok(Vec::new()),
-            Answer::Refused(refusal) => Err(format!(
-                "{what}: {} {} {}: install deploy/components/arbitrator as a whole",
-                refusal.code, refusal.reason, refusal.message
-            )),
-            Answer::Lost(why) => Err(format!("{what}: {why}")),
-        }
+    async fn done(&self, call: Call, what: &str) -> Result<Option<Vec<u8>>, String> {
+        done(self.api.call(&call).await, what)
+    }
+}
+
+/// What the API server answered; nothing: the object has changed since it was read, so that nothing was written, and the next step goes by what is there now.
+fn done(answer: Answer, what: &str) -> Result<Option<Vec<u8>>, String> {
+    match answer {
+        Answer::Done(body) => Ok(Some(body)),
+        Answer::Refused(refusal) if refusal.code == 409 => Ok(None),
+        Answer::Refused(refusal) => Err(format!(
+            "{what}: {} {} {}: install deploy/components/arbitrator as a whole",
+            refusal.code, refusal.reason, refusal.message
+        )),
+        Answer::Lost(why) => Err(format!("{what}: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::channel;
+
+    use super::*;
+    use crate::call::Refusal;
+
+    #[tokio::test]
+    async fn the_pace_is_asked_before_a_body_is_read() {
+        let (asked, _hears) = channel(1);
+        let (metrics, _) = Metrics::of_arbitrator();
+        let desk = Desk {
+            pace: Arc::new(Mutex::new(Pace::new(1))),
+            began: Instant::now(),
+            asked,
+            metrics: Arc::new(metrics),
+        };
+        let garbage = || desk.clone().answered(Bytes::from_static(b"{"));
+        assert_eq!(garbage().await, Err(StatusCode::BAD_REQUEST));
+        // The clock moves on while the test runs: a pace that has just allowed one allows no other within a second of it.
+        let again = garbage().await;
+        let took = desk.began.elapsed();
+        assert!(
+            again == Err(StatusCode::SERVICE_UNAVAILABLE) || took >= Duration::from_secs(1),
+            "{again:?}"
+        );
+    }
+
+    #[test]
+    fn after_a_conflict_nothing_is_written() {
+        let conflict = Answer::Refused(Refusal {
+            code: 409,
+            ..Refusal::default()
+        });
+        assert_eq!(done(conflict, "x"), Ok(None));
+        assert_eq!(done(Answer::Done(vec![1]), "x"), Ok(Some(vec![1])));
+        let refused = Answer::Refused(Refusal {
+            code: 403,
+            ..Refusal::default()
+        });
+        assert!(done(refused, "x").is_err());
     }
 }

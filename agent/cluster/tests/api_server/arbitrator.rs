@@ -123,7 +123,7 @@ impl Drop for Arbitrator {
 }
 
 impl Arbitrator {
-    fn start(kubeconfig: &Path, name: &str) -> Self {
+    pub(super) fn start(kubeconfig: &Path, name: &str) -> Self {
         Self::start_with(kubeconfig, name, &[])
     }
 
@@ -149,6 +149,11 @@ impl Arbitrator {
 
     async fn page(&self, path: &str) -> String {
         page(TcpStream::connect(("127.0.0.1", self.port)).await, path).await
+    }
+
+    /// Pods that it has evicted.
+    pub(super) async fn evicted(&self) -> f64 {
+        self.metric("evictions_total{of=\"evicted\"}").await
     }
 
     pub(super) async fn metric(&self, name: &str) -> f64 {
@@ -294,7 +299,7 @@ async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize
     changed
 }
 
-async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
+pub(super) async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
     let object = server.get(&format!("{CONSUMERS}/{consumer}")).await?;
     let conditions = object["status"]["conditions"].as_array()?;
     conditions
@@ -614,8 +619,45 @@ fn what_the_resource_refuses_and_what_slips_through() {
         assert_eq!(found["consumers"][0]["name"], "a");
         assert_eq!(found["consumers"][0]["reserved"]["cpu"], "2");
         assert!(once("text").contains("Consumer a: NoParent: its parent nowhere does not exist"));
+        the_guide(&server).await;
         drop(arbitrator);
     });
+}
+
+/// What `docs/guide/sharing.md` has applied is taken, and what it has asked for answers.
+async fn the_guide(server: &Server) {
+    let page = include_str!("../../../../docs/guide/sharing.md");
+    let (_, applied) = page.split_once("kubectl apply -f - <<EOF\n").unwrap();
+    let (applied, asked) = applied.split_once("\nEOF\n").unwrap();
+    namespace(server, "spark").await;
+    let objects: Vec<Value> = serde_saphyr::from_multiple(applied).unwrap();
+    assert_eq!(objects.len(), 2);
+    for object in &objects {
+        server.create(CONSUMERS, object).await;
+    }
+    for name in ["bigdata", "spark"] {
+        until_condition(server, name, "Accepted", "True", "Accepted").await;
+    }
+    let (asked, _) = asked.split_once("```").unwrap();
+    let short = "/apis/plimsoll.dev/v1alpha1";
+    for line in asked.lines() {
+        let path = match line {
+            "kubectl get csm" => CONSUMERS.to_owned(),
+            "kubectl get allocations -A" => format!("{short}/allocations"),
+            "kubectl -n spark get events --field-selector reason=ReclaimNotice" => {
+                "/api/v1/namespaces/spark/events?fieldSelector=reason%3DReclaimNotice".to_owned()
+            }
+            other => panic!("the guide has a command that no test runs: {other}"),
+        };
+        assert!(server.get(&path).await.is_some(), "{line}");
+    }
+    let resources = server.get(short).await.unwrap();
+    let names = resources["resources"].as_array().unwrap().iter();
+    let names: Vec<&Value> = names
+        .flat_map(|it| it["shortNames"].as_array())
+        .flatten()
+        .collect();
+    assert!(names.contains(&&json!("csm")), "{names:?}");
 }
 
 /// Objects in parallel: creating thousands one after the other takes minutes.

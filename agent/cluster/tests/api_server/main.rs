@@ -5,6 +5,7 @@ mod admission;
 mod arbitrator;
 mod evictions;
 mod node;
+mod scheduler;
 #[path = "../support/mod.rs"]
 mod support;
 mod topology;

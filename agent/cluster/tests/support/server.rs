@@ -26,6 +26,9 @@ const STARTS_MAX: u32 = 20;
 /// That of the arbitrator.
 const ARBITRATOR: &str = "arbitrator-token";
 
+/// The programs of a control plane that act by themselves.
+const CONTROL: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
+
 /// Where `cargo xtask kubernetes` puts the binaries; `None`: not there.
 fn binaries() -> Option<PathBuf> {
     let set = |name: &str| {
@@ -101,6 +104,34 @@ impl Drop for Server {
         self.stop();
         let _ended = (self.etcd.kill(), self.etcd.wait());
     }
+}
+
+/// Scheduler and controllers of a server; they end with it.
+pub(crate) struct Control {
+    children: Vec<Child>,
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ended = (child.kill(), child.wait());
+        }
+    }
+}
+
+/// Whether the scheduler and the controllers are there, of the version of the API server. `false`: they are not, and that is noted.
+pub(crate) fn has_control() -> bool {
+    let is_elsewhere =
+        std::env::var_os("PLIMSOLL_KUBERNETES").is_some_and(|folder| folder == "elsewhere");
+    let missing = |name: &&&str| !binaries().is_some_and(|folder| folder.join(name).is_file());
+    let missing: Vec<&str> = CONTROL.iter().filter(missing).copied().collect();
+    if !is_elsewhere && !missing.is_empty() {
+        super::notes::left_out(format_args!(
+            "no {} beside kube-apiserver: `cargo xtask kubernetes test --binaries DIR` with a folder that has them",
+            missing.join(" and ")
+        ));
+    }
+    is_elsewhere || missing.is_empty()
 }
 
 static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
@@ -246,6 +277,29 @@ impl Server {
             matches!(self.admin.call(&ready).await, Answer::Done(_)).then_some(())
         })
         .await;
+    }
+
+    /// Starts kube-controller-manager and kube-scheduler, as the administrator. That a node says nothing does not make it unhealthy: none here has a kubelet.
+    pub(crate) fn control(&self) -> Control {
+        let admin = self.path("admin.conf").to_string_lossy().into_owned();
+        let start = |name: &str| {
+            let folder = self.path(&format!("{name}.certificates"));
+            let mut arguments = vec![
+                format!("--kubeconfig={admin}"),
+                format!("--secure-port={}", free_port()),
+                format!("--cert-dir={}", folder.to_string_lossy()),
+                "--bind-address=127.0.0.1".to_owned(),
+                "--leader-elect=false".to_owned(),
+            ];
+            if name == CONTROL[0] {
+                arguments.push("--node-monitor-grace-period=24h".to_owned());
+            }
+            let log = self.path(&format!("{name}.log"));
+            spawn(&self.binaries.join(name), &arguments, &log)
+        };
+        Control {
+            children: CONTROL.map(start).into(),
+        }
     }
 
     /// Another authority, for the next start.

@@ -4,15 +4,12 @@ use std::collections::VecDeque;
 
 use super::{Question, Verdict, review};
 use crate::arbitrate::store::{Kind, Store};
-use crate::backoff::Pace;
 use crate::clock::Now;
 
 /// How long a refusal waits.
 const WAIT_MS: u64 = 1_000;
 /// Refusals that wait at once; a further one is answered as it is.
 const WAITING_MAX: usize = 16;
-/// Reviews in any second. Each compares with all Consumers, and anyone who reaches the port can ask.
-const REVIEWS_PER_SECOND: usize = 100;
 /// What waits is judged anew at most so often.
 const AGAIN_EVERY_MS: u64 = 100;
 
@@ -21,7 +18,6 @@ const AGAIN_EVERY_MS: u64 = 100;
 pub struct Waiting<R> {
     /// With the time at which it is answered whatever it is then.
     all: VecDeque<(Question, R, u64)>,
-    pace: Pace,
     /// A watch has said something that reviews look at.
     has_news: bool,
     next_ms: u64,
@@ -31,7 +27,6 @@ impl<R> Default for Waiting<R> {
     fn default() -> Self {
         Self {
             all: VecDeque::new(),
-            pace: Pace::new(REVIEWS_PER_SECOND),
             has_news: false,
             next_ms: 0,
         }
@@ -44,7 +39,7 @@ impl<R> Waiting<R> {
         self.has_news |= super::COMPARED.contains(&kind);
     }
 
-    /// Takes a question. What can be answered at once comes back; one beyond the pace is dropped, with the place for its answer.
+    /// Takes a question. What can be answered at once comes back.
     pub fn ask(
         &mut self,
         store: &Store,
@@ -52,10 +47,6 @@ impl<R> Waiting<R> {
         reply: R,
         now: Now,
     ) -> Option<(R, Verdict)> {
-        if !self.pace.allows(now.mono_ms) {
-            return None;
-        }
-        self.pace.count(now.mono_ms);
         let verdict = review(store, &question);
         if verdict.refused.is_empty() || self.all.len() >= WAITING_MAX {
             return Some((reply, verdict));
@@ -136,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_and_what_is_judged_are_bounded() {
+    fn what_is_kept_is_bounded() {
         let (store, mut waiting) = (store(), Waiting::default());
         let mut answered = 0;
         for at_once in 0..200 {
@@ -144,11 +135,7 @@ mod tests {
             answered += usize::from(asked.is_some());
         }
         assert_eq!(waiting.all.len(), WAITING_MAX);
-        assert_eq!(answered, REVIEWS_PER_SECOND - WAITING_MAX);
+        assert_eq!(answered, 200 - WAITING_MAX);
         assert_eq!(waiting.due(&store, at(1_000)).len(), WAITING_MAX);
-        assert_eq!(
-            waiting.ask(&store, member("group"), 0, at(1_000)),
-            Some((0, Verdict::default()))
-        );
     }
 }

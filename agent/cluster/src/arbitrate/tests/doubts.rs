@@ -261,6 +261,12 @@ fn an_eviction_is_on_its_way_until_it_is_answered() {
     world.run(30, true, |_| None);
     let now = world.now();
     world.arbiter.turn(now, true);
+    let (target, call) = world.arbiter.next(now, true).unwrap();
+    assert_eq!(target, Target::Hole("b0".into()));
+    world.annotate("b0", &call);
+    world.ms += 1_000;
+    let now = world.now();
+    world.arbiter.turn(now, true);
     let (target, _) = world.arbiter.next(now, true).unwrap();
     assert_eq!(target, Target::Evict("a0".into()));
     assert!(world.arbiter.is_evicting());

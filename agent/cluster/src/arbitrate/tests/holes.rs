@@ -1,0 +1,135 @@
+//! The hole that is kept for the pod for which it is made.
+
+use super::*;
+use crate::arbitrate::seen::ROOM_ON;
+
+/// What was written about holes: pod, node of the annotation, node of the status. Nothing of one is not written, an empty text takes it away.
+fn holes(calls: &[(Target, Call)]) -> Vec<(String, Option<String>, Option<String>)> {
+    let text = |value: Option<&Value>| Some(value?.as_str().unwrap_or_default().to_owned());
+    let holes = calls.iter().filter_map(|(target, call)| {
+        let Target::Hole(pod) = target else {
+            return None;
+        };
+        let body: Value = serde_json::from_slice(&call.body).unwrap();
+        let annotation = body["metadata"]["annotations"].get(ROOM_ON);
+        let status = body.pointer("/status/nominatedNodeName");
+        Some((pod.clone(), text(annotation), text(status)))
+    });
+    holes.collect()
+}
+
+fn kept(node: &str) -> (String, Option<String>, Option<String>) {
+    ("b0".into(), Some(node.into()), Some(node.into()))
+}
+
+/// The pod leaves, or has left.
+fn leaves(world: &mut World, name: &str) {
+    let mut pod = world.pods[name].clone();
+    pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
+    world.see_pod(pod);
+}
+
+fn starts(world: &mut World, name: &str) {
+    let mut pod = world.pods[name].clone();
+    pod["spec"]["nodeName"] = json!("n");
+    world.see_pod(pod);
+}
+
+#[test]
+fn the_hole_is_kept_before_the_first_victim_goes_and_until_the_pod_has_started() {
+    let mut world = World::full(false);
+    assert!(holes(&world.run(30, true, |_| None)).is_empty());
+    let calls = world.run(2, true, |_| None);
+    let is_of_it =
+        |(target, _): &&(Target, Call)| matches!(target, Target::Hole(_) | Target::Evict(_));
+    let order: Vec<&Target> = calls
+        .iter()
+        .filter(is_of_it)
+        .map(|(target, _)| target)
+        .collect();
+    assert_eq!(
+        order,
+        [&Target::Hole("b0".into()), &Target::Evict("a0".into())]
+    );
+    assert_eq!(holes(&calls), [kept("n")]);
+    // The pod takes two minutes to end: a claim of a minute would have ended.
+    leaves(&mut world, "a0");
+    world.pod("a", "a0-successor", None);
+    assert!(holes(&world.run(120, true, |_| None)).is_empty());
+    // The scheduler takes it back: it is written again.
+    let mut pod = world.pods["b0"].clone();
+    pod["status"]["nominatedNodeName"] = Value::Null;
+    world.see_pod(pod);
+    assert_eq!(holes(&world.run(1, true, |_| None)), [kept("n")]);
+    world.gone("a0");
+    assert!(holes(&world.run(59, true, |_| None)).is_empty());
+    starts(&mut world, "b0");
+    let calls = world.run(100, true, |_| None);
+    assert_eq!(holes(&calls), [("b0".into(), Some(String::new()), None)]);
+    assert!(evictions(&calls).is_empty(), "one hole, one eviction");
+}
+
+#[test]
+fn a_hole_that_cannot_be_kept_evicts_no_pod() {
+    let mut world = World::full(false);
+    let calls = world.run(100, true, |target| {
+        matches!(target, Target::Hole(_)).then(|| refused(403, ""))
+    });
+    assert!(evictions(&calls).is_empty());
+    assert!(!holes(&calls).is_empty() && holes(&calls).len() < 15);
+}
+
+#[test]
+fn a_hole_that_the_pod_does_not_use_is_given_up_after_a_minute() {
+    let mut world = World::full(false);
+    world.run(32, true, |_| None);
+    world.gone("a0");
+    // A pod that takes no note of it has filled the hole.
+    world.pod("a", "faster", Some("n"));
+    let slow = json!({"namespace": "a", "reclaim": {"gracePeriod": "10m"}});
+    world.consumer("a", &slow);
+    assert!(holes(&world.run(58, true, |_| None)).is_empty());
+    let given_up = [("b0".into(), Some(String::new()), Some(String::new()))];
+    assert_eq!(holes(&world.run(4, true, |_| None)), given_up);
+}
+
+#[test]
+fn a_new_leader_keeps_the_hole_and_none_that_a_tenant_makes_up() {
+    let mut world = World::full(false);
+    world.run(32, true, |_| None);
+    leaves(&mut world, "a0");
+    assert!(world.run(20, false, |_| None).is_empty());
+    assert!(holes(&world.run(20, true, |_| None)).is_empty());
+    world.gone("a0");
+    starts(&mut world, "b0");
+    world.run(2, true, |_| None);
+    // What a tenant can write, and what the scheduler has written for its own reasons.
+    let mut pod = world.pod_object("b", "b1", None);
+    pod["metadata"]["annotations"] = json!({ROOM_ON: "n"});
+    world.see_pod(pod);
+    let mut pod = world.pod_object("b", "b2", None);
+    pod["status"]["nominatedNodeName"] = json!("n");
+    world.see_pod(pod);
+    let calls = world.run(20, true, |_| None);
+    assert_eq!(holes(&calls), [("b1".into(), Some(String::new()), None)]);
+}
+
+#[test]
+fn in_doubt_a_hole_that_was_made_stays() {
+    let mut world = World::full(false);
+    world.run(32, true, |_| None);
+    leaves(&mut world, "a0");
+    let missed = Heard::Missed("away".into());
+    world.arbiter.hear(Kind::Budgets, missed);
+    assert!(holes(&world.run(90, true, |_| None)).is_empty());
+    world.arbiter.hear(Kind::Budgets, Heard::Word);
+    assert!(holes(&world.run(30, true, |_| None)).is_empty());
+}
+
+#[test]
+fn a_dry_run_keeps_no_hole() {
+    let mut world = World::full(true);
+    let calls = world.run(40, true, |_| None);
+    assert!(holes(&calls).is_empty());
+    assert_eq!(evictions(&calls), ["a0"]);
+}

@@ -1,0 +1,107 @@
+//! Objects that are wrong: each says so in a condition and an Event of its own, and evicts no pod that would not have gone without it.
+
+use super::*;
+
+/// The condition `Accepted` as it was last written for a Consumer.
+fn accepted(calls: &[(Target, Call)], name: &str) -> Option<(String, String)> {
+    let written = calls.iter().rev();
+    let mut bodies = written
+        .filter(|(target, _)| *target == Target::Consumer(name.to_owned()))
+        .map(|(_, call)| serde_json::from_slice::<Value>(&call.body).unwrap());
+    let body = bodies.next()?;
+    let conditions = body["status"]["conditions"].as_array()?;
+    let accepted = conditions.iter().find(|it| it["type"] == "Accepted")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Some((text(&accepted["status"]), text(&accepted["reason"])))
+}
+
+#[test]
+fn what_is_wrong_has_a_condition_and_an_event_and_evicts_no_pod() {
+    let far = "2e18";
+    let cases = [
+        (
+            json!({"namespace": "c", "reserved": {"example.com/none": 1}}),
+            "UnknownResource",
+        ),
+        (
+            json!({"namespace": "c", "hard": {"memory": far}}),
+            "AmountTooLarge",
+        ),
+        (
+            json!({"namespace": "c", "reserved": {"cpu": far}, "hard": {"cpu": far}}),
+            "AmountTooLarge",
+        ),
+        (
+            json!({"namespace": "c", "reserved": {"cpu": 2}, "hard": {"cpu": 1}}),
+            "ReservedAboveHard",
+        ),
+        (json!({"namespace": "c", "parent": "nowhere"}), "NoParent"),
+        (json!({"parent": "wrong"}), "Cycle"),
+        (json!({"namespace": "a"}), "NamespaceTaken"),
+        (json!({"namespace": "gone"}), "NoNamespace"),
+        // A field of a later version, or what a resource of an earlier one let through.
+        (json!({"namespace": "c", "burst": 5}), "Unreadable"),
+        (json!({"namespace": "c", "weight": "heavy"}), "Unreadable"),
+    ];
+    for (spec, reason) in cases {
+        // `a` has all that it deserves, `b` asks for nothing.
+        let mut world = World::new(false);
+        for at in 0..10 {
+            world.pod("a", &format!("a{at}"), Some("n"));
+        }
+        world.see(Kind::Namespaces, &json!({"metadata": {"name": "c"}}));
+        world.consumer("wrong", &spec);
+        let calls = world.run(100, true, |_| None);
+        assert!(evictions(&calls).is_empty(), "{spec}");
+        let condition = accepted(&calls, "wrong");
+        assert_eq!(condition, Some(("False".into(), reason.into())), "{spec}");
+        let event = ("wrong".to_owned(), reason.to_owned());
+        assert!(
+            events(&calls).contains(&event),
+            "{spec}: {:?}",
+            events(&calls)
+        );
+    }
+}
+
+#[test]
+fn one_consumer_that_cannot_be_read_is_in_doubt_for_all_and_any_other_fault_for_itself() {
+    let faults = [
+        (json!({"namespace": "c", "reserved": {"cpu": "2e18"}}), 1),
+        (
+            json!({"namespace": "c", "reserved": {"example.com/none": 1}}),
+            1,
+        ),
+        (json!({"namespace": "c", "parent": "nowhere"}), 1),
+        (json!({"namespace": "c", "burst": 5}), 0),
+    ];
+    for (spec, expected) in faults {
+        let mut world = World::full(false);
+        world.see(Kind::Namespaces, &json!({"metadata": {"name": "c"}}));
+        world.consumer("wrong", &spec);
+        let calls = world.run(34, true, |_| None);
+        assert_eq!(evictions(&calls).len(), expected, "{spec}");
+    }
+}
+
+#[test]
+fn a_namespace_that_is_deleted_in_the_middle_of_a_plan_ends_it() {
+    for deleted in ["a", "b"] {
+        let mut world = World::full(false);
+        world.run(29, true, |_| None);
+        assert_eq!(world.arbiter.notices(), 1);
+        let stamp = "2026-11-22T10:00:29Z";
+        let terminating = json!({"metadata": {"name": deleted, "deletionTimestamp": stamp}});
+        world.see(Kind::Namespaces, &terminating);
+        let calls = world.run(100, true, |_| None);
+        assert!(evictions(&calls).is_empty(), "{deleted}");
+        assert_eq!(world.arbiter.notices(), 0);
+        // It is gone: its Consumer says so.
+        let gone = Heard::Gone(terminating.to_string().into_bytes());
+        world.arbiter.hear(Kind::Namespaces, gone);
+        let calls = world.run(20, true, |_| None);
+        assert!(evictions(&calls).is_empty(), "{deleted}");
+        let event = (deleted.to_owned(), "NoNamespace".to_owned());
+        assert!(events(&calls).contains(&event), "{:?}", events(&calls));
+    }
+}
