@@ -115,6 +115,8 @@ pub struct Arbiter {
     pub figures: Figures,
     is_changed: bool,
     held: bool,
+    /// No cycle since the Lease was gained.
+    takes_over: bool,
     /// Something was missed or listed anew since the last turn.
     was_stale: bool,
     stale_since_ms: Option<u64>,
@@ -165,6 +167,7 @@ impl Arbiter {
             figures: Figures::default(),
             is_changed: false,
             held: false,
+            takes_over: false,
             was_stale: false,
             stale_since_ms: None,
             settled_ms: 0,
@@ -244,6 +247,7 @@ impl Arbiter {
             self.queue.clear();
         }
         self.is_changed |= holds && !self.held;
+        self.takes_over = holds && (self.takes_over || !self.held);
         self.held = holds;
         self.held_back = self.doubt(ms, holds);
         let waits = !self.reclaims.notices.is_empty() || ms >= self.idle_cycle_ms;
@@ -299,11 +303,18 @@ impl Arbiter {
         };
         let is_gone = |uid: &str| pods.get(uid).is_none();
         self.reclaims.look(ms, leaves, is_gone, pending);
-        if holds {
+        if std::mem::take(&mut self.takes_over) {
+            let leaving = pods.iter().filter(|(_, pod)| pod.is_leaving);
+            let mut leaving_by_node: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+            for (uid, pod) in leaving {
+                let node = pod.node.as_deref().unwrap_or_default();
+                leaving_by_node.entry(node).or_default().insert(uid.clone());
+            }
             let kept = pods.iter().filter(|(_, pod)| pod.has_kept_hole());
             for (uid, pod) in kept.filter(|(uid, _)| pending(uid)) {
                 let node = pod.room_on.as_deref().unwrap_or_default();
-                self.reclaims.adopt(uid, node, ms);
+                let victims = leaving_by_node.get(node).cloned().unwrap_or_default();
+                self.reclaims.adopt(uid, node, victims, ms);
             }
         }
         self.memory.evicted = self.reclaims.evicted();
@@ -545,6 +556,16 @@ impl Arbiter {
             Target::Hole(_) => 0,
             _ => SEEN_AFTER_MS,
         };
+        if let Answer::Refused(refusal) = answer
+            && !refusal.is_passing()
+            && !matches!(refusal.code, 404 | 409)
+        {
+            match &target {
+                Target::Hole(pod) => self.reclaims.cannot_keep(pod, now.mono_ms),
+                Target::Notice(victim) => self.reclaims.cannot_notify(victim, now.mono_ms),
+                _ => {}
+            }
+        }
         let (until, backoff) = self
             .not_before
             .entry(target)
@@ -594,20 +615,24 @@ impl Arbiter {
         Some((Target::Event(key), call))
     }
 
+    /// Whether the API shows this notice on the pod.
+    fn shows(&self, uid: &str, notice: &reclaim::Notice) -> bool {
+        let pod = self.store.pods.get(uid);
+        let shown = pod.and_then(|pod| pod.evict_after.as_ref());
+        shown.is_some_and(|shown| *shown == notice.value())
+    }
+
     fn next_eviction(&mut self, ms: u64) -> Option<(Target, Call)> {
         // A plan is as new as the cycle: what has changed since is judged first.
         if self.held_back.is_some() || self.is_changed || !self.evictions.allows(ms) {
             return None;
         }
         let (pods, is_dry) = (&self.store.pods, self.settings.is_dry);
-        let has_read = |uid: &str, notice: &reclaim::Notice| {
-            let shown = pods.get(uid).and_then(|pod| pod.evict_after.as_ref());
-            is_dry || shown.is_some_and(|shown| *shown == notice.value())
-        };
+        let has_read = |uid: &str, notice: &reclaim::Notice| is_dry || self.shows(uid, notice);
         // The successor of a pod may be there before the pod has left: the hole is kept first.
         let is_kept = |uid: &str, node: &str| {
-            let kept = pods.get(uid).and_then(|pod| pod.nominated.as_deref());
-            is_dry || kept == Some(node)
+            let pod = pods.get(uid).filter(|pod| pod.has_kept_hole());
+            is_dry || pod.is_some_and(|pod| pod.nominated.as_deref() == Some(node))
         };
         let (victim, hole) = self.reclaims.next(ms, has_read, is_kept)?;
         let pod: &SeenPod = self.store.pods.get(&victim)?;

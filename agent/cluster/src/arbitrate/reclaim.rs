@@ -23,6 +23,8 @@ const UNCLEAR_MS: u64 = 15_000;
 const CLAIM_MS: u64 = 60_000;
 /// And so long after the last eviction, gone or not.
 const CLAIM_MAX_MS: u64 = 10 * 60_000;
+/// A hole is kept for so long at most, whatever is not seen meanwhile.
+const KEPT_MAX_MS: u64 = 3 * CLAIM_MAX_MS;
 /// A victim that no plan names for so long has no notice any more.
 const GAP_MS: u64 = 10_000;
 /// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.
@@ -62,6 +64,8 @@ impl Notice {
 struct Asked {
     for_pod: String,
     node: String,
+    /// Victims of the same hole that come after it.
+    left: usize,
     at_ms: u64,
     /// The API server said yes; else it is not clear.
     is_done: bool,
@@ -80,15 +84,48 @@ struct Claim {
     node: String,
     /// Those of its victims that have not gone yet.
     victims: BTreeSet<String>,
+    /// How many more of its victims are to be evicted, as the plan had it.
+    left: usize,
+    /// When the first eviction for it was answered: the end that no doubt puts off counts from here.
+    opened_ms: u64,
     /// When the last eviction for it was answered.
     made_ms: u64,
-    /// When a victim of it was last there.
+    /// When a victim of it was last there, or was seen to have gone.
     free_ms: u64,
     /// What came of it since was not seen.
     is_unseen: bool,
     is_open: bool,
     misses: u32,
     unserved_until_ms: u64,
+}
+
+impl Claim {
+    /// An eviction for it may have been carried out. `left`: so many of its victims come after this one.
+    fn opens(&mut self, node: String, victim: &str, left: usize, mono_ms: u64) {
+        if !self.is_open {
+            self.opened_ms = mono_ms;
+        } else if self.victims.is_empty() && left >= self.left && !self.is_unseen {
+            // All victims have gone, and the plan has another hole for the pod: it missed this one.
+            self.missed(mono_ms);
+        }
+        self.node = node;
+        self.victims.insert(victim.to_owned());
+        self.left = left;
+        self.made_ms = mono_ms;
+        self.is_open = true;
+    }
+
+    fn missed(&mut self, mono_ms: u64) {
+        self.misses += 1;
+        if self.misses >= MISSES_MAX {
+            let doublings = (self.misses - MISSES_MAX).min(4);
+            self.unserved_until_ms = mono_ms + (ALONE_MS << doublings);
+        }
+    }
+
+    const fn is_kept(&self, mono_ms: u64) -> bool {
+        self.is_open && mono_ms < self.opened_ms + KEPT_MAX_MS
+    }
 }
 
 /// What came of an eviction, for metrics and Events.
@@ -207,9 +244,18 @@ impl Reclaims {
         is_gone: impl Fn(&str) -> bool,
         pending: impl Fn(&str) -> bool,
     ) {
+        let claims = &mut self.claims;
         self.asked.retain(|uid, asked| {
             let was_not_done =
                 !asked.is_done && !asked.is_on_its_way && mono_ms >= asked.at_ms + UNCLEAR_MS;
+            if was_not_done
+                && !leaves(uid)
+                && let Some(claim) = claims.get_mut(&asked.for_pod)
+                && claim.victims.remove(uid)
+            {
+                // Nothing was evicted: there is no hole, and no miss.
+                claim.is_open = !claim.victims.is_empty();
+            }
             // Its answer may come after the watch has shown what came of it.
             asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
@@ -217,48 +263,84 @@ impl Reclaims {
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
+            if !claim.victims.is_empty() {
+                claim.free_ms = mono_ms;
+            }
             claim.victims.retain(|victim| !is_gone(victim));
             if std::mem::take(&mut claim.is_unseen) {
                 claim.made_ms = mono_ms;
             }
-            if !claim.victims.is_empty() {
-                claim.free_ms = mono_ms;
-            }
             let end_ms = claim.made_ms.max(claim.free_ms) + CLAIM_MS;
-            if claim.is_open && mono_ms >= end_ms.min(claim.made_ms + CLAIM_MAX_MS) {
+            let is_over = mono_ms >= end_ms.min(claim.made_ms + CLAIM_MAX_MS);
+            if claim.is_open && (is_over || !claim.is_kept(mono_ms)) {
                 claim.is_open = false;
-                claim.misses += 1;
-                if claim.misses >= MISSES_MAX {
-                    let doublings = (claim.misses - MISSES_MAX).min(4);
-                    claim.unserved_until_ms = mono_ms + (ALONE_MS << doublings);
-                }
+                claim.missed(mono_ms);
             }
             pending(uid)
         });
     }
 
-    /// A hole that an earlier leader made: the API shows that it is kept. Once for a pod, so that no owner can keep room by what he writes on it.
-    pub fn adopt(&mut self, pod: &str, node: &str, mono_ms: u64) {
-        self.claims.entry(pod.to_owned()).or_insert_with(|| Claim {
-            node: node.to_owned(),
-            made_ms: mono_ms,
-            is_open: true,
-            ..Claim::default()
-        });
+    /// A hole that an earlier leader made: the API shows that it is kept. Only at the beginning of a leader's time, so that no owner can keep room by what he writes on a pod. `victims`: the
+    /// pods that leave that node.
+    pub fn adopt(&mut self, pod: &str, node: &str, victims: BTreeSet<String>, mono_ms: u64) {
+        let claim = self.claims.entry(pod.to_owned()).or_default();
+        claim.node = node.to_owned();
+        claim.victims = victims;
+        claim.left = 0;
+        claim.opened_ms = mono_ms;
+        claim.made_ms = mono_ms;
+        claim.is_open = true;
     }
 
-    /// Holes that are kept now, by the pod for which they are: those that were made, and those whose victims may go.
+    /// The API server does not take that a hole is kept for this pod: it is not served for a while, and others are.
+    pub fn cannot_keep(&mut self, pod: &str, mono_ms: u64) {
+        let claim = self.claims.entry(pod.to_owned()).or_default();
+        claim.misses = claim.misses.max(MISSES_MAX - 1);
+        claim.missed(mono_ms);
+    }
+
+    /// The API server does not take this pod's notice: it is left alone for a while, and others are looked for.
+    pub fn cannot_notify(&mut self, victim: &str, mono_ms: u64) {
+        self.leave_alone(victim, mono_ms);
+    }
+
+    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan. `may_evict`: an eviction could follow at once. `has_read`: as for
+    /// [`Self::next`].
     #[must_use]
-    pub fn holes(&self, mono_ms: u64) -> BTreeMap<&str, &str> {
-        let claims = self.claims.iter().filter(|(_, claim)| claim.is_open);
+    pub fn holes(
+        &self,
+        mono_ms: u64,
+        may_evict: bool,
+        has_read: impl Fn(&str, &Notice) -> bool,
+    ) -> BTreeMap<&str, &str> {
+        let claims = self.claims.iter();
+        let claims = claims.filter(|(_, claim)| claim.is_kept(mono_ms));
         let made = claims.map(|(pod, claim)| (pod.as_str(), claim.node.as_str()));
-        let is_due = |reclaim: &&Reclaim| {
-            let mut victims = reclaim.victims.iter();
-            victims.all(|victim| self.notice_over(victim, mono_ms).is_some())
-        };
-        let next = self.plan.iter().filter(is_due);
+        // Its answer is not there yet.
+        let asked = self.asked.values();
+        let asked = asked.map(|asked| (asked.for_pod.as_str(), asked.node.as_str()));
+        let next = self.plan.iter().filter(|reclaim| {
+            may_evict && mono_ms >= self.pause_until_ms && self.is_due(reclaim, mono_ms, &has_read)
+        });
         let next = next.map(|reclaim| (reclaim.pod.as_str(), reclaim.node.as_str()));
-        made.chain(next).collect()
+        next.chain(asked).chain(made).collect()
+    }
+
+    /// Whether nothing but the hole itself keeps the victims of a plan from being evicted.
+    fn is_due(
+        &self,
+        reclaim: &Reclaim,
+        mono_ms: u64,
+        has_read: impl Fn(&str, &Notice) -> bool,
+    ) -> bool {
+        let mut victims = reclaim.victims.iter();
+        victims.all(|victim| {
+            let alone = self.alone.get(victim);
+            let notice = self.notice_over(victim, mono_ms);
+            !self.asked.contains_key(victim)
+                && alone.is_none_or(|alone| alone.until_ms <= mono_ms)
+                && notice.is_some_and(|notice| !notice.has_grace() || has_read(victim, notice))
+        })
     }
 
     /// The pod's notice, if its time is over.
@@ -327,25 +409,15 @@ impl Reclaims {
         if mono_ms < self.pause_until_ms {
             return None;
         }
-        let is_due = |victim: &String| {
-            let notice = self.notice_over(victim, mono_ms);
-            notice.is_some_and(|notice| !notice.has_grace() || has_read(victim, notice))
-        };
         let is_open = |reclaim: &&Reclaim| {
             // One at a time for each hole, and only while the plan still is what was last computed.
             let is_busy = self
                 .asked
                 .values()
                 .any(|it| it.for_pod == reclaim.pod && it.is_on_its_way);
-            let is_touched = reclaim.victims.iter().any(|victim| {
-                self.asked.contains_key(victim)
-                    || self
-                        .alone
-                        .get(victim)
-                        .is_some_and(|it| it.until_ms > mono_ms)
-            });
-            let is_due = reclaim.victims.iter().all(is_due);
-            !is_busy && !is_touched && is_due && is_kept(&reclaim.pod, &reclaim.node)
+            !is_busy
+                && self.is_due(reclaim, mono_ms, &has_read)
+                && is_kept(&reclaim.pod, &reclaim.node)
         };
         let reclaim = self.plan.iter().find(is_open)?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
@@ -356,6 +428,7 @@ impl Reclaims {
         let asked = Asked {
             for_pod: hole.pod.clone(),
             node: hole.node.clone(),
+            left: hole.victims.len().saturating_sub(1),
             at_ms: mono_ms,
             is_done: false,
             is_on_its_way: true,
@@ -378,7 +451,7 @@ impl Reclaims {
         asked.is_on_its_way = false;
         asked.is_done = outcome == Outcome::Evicted;
         asked.at_ms = mono_ms;
-        let (for_pod, node) = (asked.for_pod.clone(), asked.node.clone());
+        let (for_pod, node, left) = (asked.for_pod.clone(), asked.node.clone(), asked.left);
         if outcome != Outcome::Changed {
             self.conflicts.remove(victim);
         }
@@ -390,12 +463,14 @@ impl Reclaims {
             Outcome::Evicted => {
                 self.backoff.reset();
                 let claim = self.claims.entry(for_pod.clone()).or_default();
-                claim.node = node;
-                claim.victims.insert(victim.to_owned());
-                claim.made_ms = mono_ms;
-                claim.is_open = true;
+                claim.opens(node, victim, left, mono_ms);
             }
             Outcome::Unclear => {
+                // Counts as done until it is seen that it was not.
+                if !is_dry {
+                    let claim = self.claims.entry(for_pod.clone()).or_default();
+                    claim.opens(node, victim, left, mono_ms);
+                }
                 self.pause_until_ms = mono_ms + self.backoff.wait_ms();
             }
             Outcome::Later => {
@@ -602,6 +677,36 @@ mod tests {
     }
 
     #[test]
+    fn who_needs_another_hole_has_missed_the_one_before() {
+        let mut reclaims = Reclaims::new(1);
+        let mut evicted = |victims: &[&str], ms| {
+            let hole = reclaim("p", victims);
+            reclaims.sent(victims[0], &hole, ms);
+            reclaims.answered(victims[0], &Answer::Done(Vec::new()), false, ms);
+            reclaims.look(ms + 1, |_| true, |_| true, |_| true);
+            reclaims.unserved(ms + 2).len()
+        };
+        // Two victims of one hole, and then another hole every 32 s.
+        assert_eq!(evicted(&["v", "w"], 0), 0);
+        assert_eq!(evicted(&["w"], 1_000), 0);
+        assert_eq!(evicted(&["x"], 33_000), 0);
+        assert_eq!(evicted(&["y"], 65_000), 1);
+    }
+
+    #[test]
+    fn a_hole_has_an_end_also_where_nothing_is_seen() {
+        let mut reclaims = Reclaims::new(1);
+        reclaims.sent("v", &reclaim("p", &["v"]), 0);
+        reclaims.answered("v", &Answer::Done(Vec::new()), false, 0);
+        reclaims.look(1, |_| true, |_| false, |_| true);
+        for ms in (0..KEPT_MAX_MS).step_by(10_000) {
+            reclaims.pause();
+            assert_eq!(reclaims.holes(ms, false, |_, _| true).len(), 1, "{ms}");
+        }
+        assert!(reclaims.holes(KEPT_MAX_MS, false, |_, _| true).is_empty());
+    }
+
+    #[test]
     fn victims_of_a_hole_go_one_after_the_other_and_a_refusal_ends_it() {
         let mut reclaims = Reclaims::new(1);
         let plan = [reclaim("p", &["v", "w"])];
@@ -683,8 +788,10 @@ mod tests {
         for minutes in [0, 1, 2, 4, 8, 16, 16] {
             sent(&mut reclaims, at);
             reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
+            let mut look = |ms| reclaims.look(ms, |uid| uid == "v", |uid| uid == "v", |_| true);
+            look(at);
             at += CLAIM_MS;
-            reclaims.look(at, |uid| uid == "v", |uid| uid == "v", |_| true);
+            look(at);
             assert_eq!(reclaims.unserved(at).len(), usize::from(minutes > 0));
             at += minutes * 60_000;
             assert!(reclaims.unserved(at).is_empty(), "{minutes}");

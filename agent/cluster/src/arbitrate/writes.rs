@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
+use super::reclaim::Notice;
 use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
@@ -160,7 +161,9 @@ impl Arbiter {
         if self.settings.is_dry {
             return BTreeMap::new();
         }
-        self.reclaims.holes(ms)
+        let may_evict = self.held_back.is_none() && self.eviction_version.is_some();
+        let has_read = |uid: &str, notice: &Notice| self.shows(uid, notice);
+        self.reclaims.holes(ms, may_evict, has_read)
     }
 
     /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and other pods are faster from then on: it is written before all else, as
@@ -182,8 +185,12 @@ impl Arbiter {
                     }
             });
             let is_pending = pod.node.is_none() && !pod.is_leaving;
+            // The scheduler makes room elsewhere by a preemption of its own.
+            let nominated = pod.nominated.as_deref();
+            let is_served =
+                nominated.is_some_and(|nominated| nominated != *node) && !pod.has_kept_hole();
             let target = Target::Hole((*uid).to_owned());
-            is_pending && !is_kept && !is_written && self.may_write(&target, ms)
+            is_pending && !is_served && !is_kept && !is_written && self.may_write(&target, ms)
         })?;
         let pod = self.store.pods.get(uid)?;
         let (target, call) = (Target::Hole(uid.to_owned()), hole(uid, pod, node));

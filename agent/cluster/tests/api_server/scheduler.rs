@@ -232,6 +232,12 @@ fn a_lender_gets_its_place_back_and_no_successor_takes_it_again() {
             .await;
         cluster.scale("lender", "app", 6).await;
         let both = settled(&cluster, &arbitrator, &shares).await;
+        for evictions in [first, both - first] {
+            assert!(
+                (6.0..=12.0).contains(&evictions),
+                "{evictions} evictions for six places"
+            );
+        }
         super::support::notes::note(format_args!(
             "six holes at once took {first} evictions, and {} the second time",
             both - first

@@ -70,13 +70,58 @@ fn the_hole_is_kept_before_the_first_victim_goes_and_until_the_pod_has_started()
 }
 
 #[test]
-fn a_hole_that_cannot_be_kept_evicts_no_pod() {
+fn a_hole_that_cannot_be_kept_evicts_no_pod_and_takes_no_notice_of_others() {
     let mut world = World::full(false);
-    let calls = world.run(100, true, |target| {
-        matches!(target, Target::Hole(_)).then(|| refused(403, ""))
+    let calls = world.run(40, true, |target| {
+        matches!(target, Target::Hole(_)).then(|| refused(422, ""))
     });
     assert!(evictions(&calls).is_empty());
-    assert!(!holes(&calls).is_empty() && holes(&calls).len() < 15);
+    assert_eq!(
+        holes(&calls),
+        [kept("n")],
+        "once, then others have their turn"
+    );
+    assert_eq!(world.arbiter.notices(), 0);
+}
+
+#[test]
+fn no_room_is_kept_where_no_eviction_comes_of_it() {
+    let mut world = World::full(false);
+    let forbidden = |target: &Target| {
+        (matches!(target, Target::Evict(_))).then(|| refused(429, "DisruptionBudget"))
+    };
+    let calls = world.run(33, true, forbidden);
+    assert_eq!(evictions(&calls), ["a0"]);
+    let given_up = ("b0".into(), Some(String::new()), Some(String::new()));
+    assert_eq!(holes(&calls), [kept("n"), given_up]);
+    // In doubt nothing goes, so nothing is prepared.
+    let mut world = World::full(false);
+    world.run(20, true, |_| None);
+    world
+        .arbiter
+        .hear(Kind::Budgets, Heard::Missed("away".into()));
+    assert!(holes(&world.run(20, true, |_| None)).is_empty());
+}
+
+#[test]
+fn a_nomination_of_the_schedulers_own_stays_and_evicts_no_pod() {
+    let mut world = World::full(false);
+    let mut pod = world.pods["b0"].clone();
+    pod["status"]["nominatedNodeName"] = json!("another");
+    world.see_pod(pod);
+    let calls = world.run(60, true, |_| None);
+    assert!(holes(&calls).is_empty() && evictions(&calls).is_empty());
+}
+
+#[test]
+fn a_new_leader_keeps_a_hole_whose_victim_is_slow() {
+    let mut world = World::full(false);
+    world.run(32, true, |_| None);
+    leaves(&mut world, "a0");
+    assert!(world.run(20, false, |_| None).is_empty());
+    assert!(holes(&world.run(200, true, |_| None)).is_empty());
+    world.gone("a0");
+    assert!(holes(&world.run(58, true, |_| None)).is_empty());
 }
 
 #[test]
