@@ -738,10 +738,16 @@ The kubelet would choose the same.
         ];
         assert_eq!(
             line(&all),
-            "LimitRange set  request memory=100Mi by small of main"
+            "LimitRange set  request memory=100Mi (by small) of main"
         );
-        let none = "LimitRange set  request memory=100Mi by none that is there now of main";
-        assert_eq!(line(&[elsewhere]), none);
+        let none =
+            "LimitRange set  request memory=100Mi (by no LimitRange that is there now) of main";
+        assert_eq!(line(&[range("default", "large", "1Gi")]), none);
+        // Nothing is known of the namespace's.
+        assert_eq!(
+            line(&[elsewhere]),
+            "LimitRange set  request memory=100Mi of main"
+        );
         assert_eq!(line(&[]), "LimitRange set  request memory=100Mi of main");
     }
 

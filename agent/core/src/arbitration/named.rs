@@ -227,7 +227,9 @@ impl<'a> Resolver<'a> {
     fn within_limit(&mut self, object: &str, resource: &str, amount: u64) -> u64 {
         if amount >= AMOUNT_LIMIT {
             let shown = quantity_of(resource, amount);
-            let message = format!("{shown} of {resource} is not below 2^60; counted as 2^60 - 1");
+            let most = quantity_of(resource, AMOUNT_LIMIT - 1);
+            let message =
+                format!("{shown} of {resource} is too much to compute with; counted as {most}");
             self.note(object.to_owned(), "AmountTooLarge", message);
         }
         amount.min(AMOUNT_LIMIT - 1)
@@ -417,9 +419,15 @@ impl<'a> Resolver<'a> {
         for (place, name) in names.iter().enumerate() {
             if let Some(hard) = hard[place].filter(|hard| *hard < reserved[place]) {
                 let shown = quantity_of(name, hard);
+                let more = quantity_of(name, reserved[place]);
+                // Rounded they may look alike.
+                let by = if more == shown {
+                    " by less than is shown"
+                } else {
+                    ""
+                };
                 let message = format!(
-                    "reserved {} of {name} is above hard {shown}; counted as {shown}",
-                    quantity_of(name, reserved[place])
+                    "reserved {more} of {name} is above hard {shown}{by}; counted as {shown}"
                 );
                 self.note(object.clone(), "ReservedAboveHard", message);
                 reserved[place] = hard;
@@ -526,7 +534,7 @@ mod tests {
             .map(|said| said.message.as_str())
             .collect();
         for message in [
-            "2147483648Gi of memory is not below 2^60; counted as 2^60 - 1",
+            "2147483648Gi of memory is too much to compute with; counted as 1099511627775Mi",
             "reserved 2 of cpu is above hard 1500m; counted as 1500m",
         ] {
             assert!(messages.contains(&message), "{messages:?}");

@@ -24,6 +24,10 @@ use victims::{Bound, Victims};
 
 /// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.
 const ORDER_KEPT_FOR: usize = 1024;
+/// Nodes that all kinds of pods together remember at most, 64 MiB: each pod may be a kind of its own, with room on every node.
+const PLACES_MAX: usize = 4 << 20;
+/// Orders of nodes that are kept at most, each of all nodes.
+const ORDERS_MAX: usize = 128;
 
 /// Nodes on which a search that needs any victims looks first.
 const LENIENT_MAX: usize = 8;
@@ -113,6 +117,10 @@ struct Planner<'a> {
     changes: Changes,
     /// What is known of pods that are alike.
     known: Vec<Known>,
+    /// How many nodes all of them remember.
+    places: usize,
+    /// Since places were last forgotten.
+    orders_made: usize,
     /// Its place, by what makes pods alike.
     alike: BTreeMap<Alike<'a>, usize>,
     orders: BTreeMap<OrderOf<'a>, Rc<Order>>,
@@ -140,6 +148,13 @@ struct Known {
     in_vain: Option<(usize, bool)>,
     /// When the cycle had evicted enough: victims that there would be.
     enough: Option<Enough>,
+}
+
+impl Known {
+    fn places(&self) -> usize {
+        let holes = [&self.now, &self.later];
+        holes.into_iter().flatten().map(Holes::places).sum()
+    }
 }
 
 /// Victims that would be taken if the cycle could evict more.
@@ -254,6 +269,8 @@ impl<'a> Planner<'a> {
             lenient: Vec::new(),
             changes: Changes::new(nodes),
             known: Vec::new(),
+            places: 0,
+            orders_made: 0,
             alike: BTreeMap::new(),
             orders: BTreeMap::new(),
         }
@@ -272,6 +289,7 @@ impl<'a> Planner<'a> {
         } else {
             std::mem::take(&mut self.known[at])
         };
+        let places = known.places();
         let is_unlimited = self.cluster.consumers[pod.namespace].unlimited;
         let action = if let Some(action) = self.find_room(entitled.pod, &mut known) {
             action
@@ -280,8 +298,21 @@ impl<'a> Planner<'a> {
         } else {
             self.find_victims(entitled, &mut known)
         };
+        self.places = self.places + known.places() - places;
         self.known[at] = known;
+        if self.places > PLACES_MAX || self.orders_made > ORDERS_MAX {
+            self.forget_places();
+        }
         action
+    }
+
+    /// What is remembered of nodes is found again by who needs it.
+    fn forget_places(&mut self) {
+        for known in &mut self.known {
+            (known.now, known.later) = (None, None);
+        }
+        self.orders.clear();
+        (self.places, self.orders_made) = (0, 0);
     }
 
     /// The nodes on which something has changed since, or all, in the order of their bounds.
@@ -343,7 +374,8 @@ impl<'a> Planner<'a> {
             let resources = wanted.resources();
             let mut set = ResourceSet::default();
             resources.iter().for_each(|at| set.insert(*at));
-            let make = || {
+            let mut make = || {
+                self.orders_made += 1;
                 Rc::new(Order::new(
                     usable(cluster, pod),
                     &resources,

@@ -295,19 +295,20 @@ impl EvictionExplanation {
         self
     }
 
-    /// With the names of those of these LimitRanges that would set what the annotation of [`Self::pod`] says was set. They have the API's defaults; none at
-    /// all is none that is known.
+    /// With the names of those of these LimitRanges that would set what the annotation of [`Self::pod`] says was set. They have the API's defaults; where
+    /// none is of the pod's namespace, nothing is known of its LimitRanges.
     #[must_use]
     pub fn with_ranges(mut self, ranges: &[LimitRange]) -> Self {
         if let Some(pod) = &mut self.pod
             && let Some(defaults) = &mut pod.limit_defaults
-            && !ranges.is_empty()
         {
             let of_pod = pod.pod.split_once('/').map(|(namespace, _)| namespace);
             let ranges = ranges.iter();
             let of_pod = ranges.filter(|it| Some(it.metadata.namespace.as_str()) == of_pod);
             let of_pod: Vec<LimitRange> = of_pod.cloned().collect();
-            defaults.name_ranges(&of_pod);
+            if !of_pod.is_empty() {
+                defaults.name_ranges(&of_pod);
+            }
         }
         self
     }

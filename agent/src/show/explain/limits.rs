@@ -8,7 +8,7 @@ use crate::show::table::{Table, Tone, bytes, span};
 
 const NOTHING: &str = "What limits have cost is unknown: no pod has been read yet, or the journal has format 1, which does not record it.";
 
-/// What LimitRanges have set in a pod: `request memory=256Mi, limit cpu=1 of app`. Where the namespace's are known, with those that say so: `limit cpu=1 by small`.
+/// What LimitRanges have set in a pod: `request memory=256Mi, limit cpu=1 of app`. Where the namespace's are known, with those that say so: `limit cpu=1 (by small)`.
 pub(crate) fn set(defaults: &LimitDefaults) -> String {
     let mut text = String::new();
     for (at, set) in defaults.set.iter().enumerate() {
@@ -19,8 +19,8 @@ pub(crate) fn set(defaults: &LimitDefaults) -> String {
         text += &format!("{list} {}={}", set.resource, set.amount);
         match set.ranges.as_deref() {
             None => {}
-            Some([]) => text.push_str(" by none that is there now"),
-            Some(ranges) => text += &format!(" by {}", ranges.join(" or ")),
+            Some([]) => text.push_str(" (by no LimitRange that is there now)"),
+            Some(ranges) => text += &format!(" (by {})", ranges.join(" or ")),
         }
         // Once for all that is in one container.
         let next = defaults.set.get(at + 1);

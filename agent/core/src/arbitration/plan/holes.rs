@@ -102,6 +102,11 @@ impl Holes {
         }
     }
 
+    /// How many nodes are remembered.
+    pub(super) fn places(&self) -> usize {
+        self.known.len()
+    }
+
     /// The best fit. `may_use` says of a node that has changed whether such pods may use it.
     pub(super) fn best(
         &mut self,
