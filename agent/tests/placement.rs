@@ -285,6 +285,7 @@ fn nobody_is_on_an_exclusive_cpu_at_any_instant() {
         let witness = scope.spawn(|| {
             let mut witness = Witness::new(&node.place.host, groups(&node.place.mounts, &paths));
             let (mut samples, mut was_alone, mut last) = (0, false, 0);
+            let mut shared = Vec::new();
             while !is_over.load(Ordering::SeqCst) {
                 let before = epoch.load(Ordering::SeqCst);
                 let sharing = witness.look(&[(0, own)]);
@@ -292,7 +293,9 @@ fn nobody_is_on_an_exclusive_cpu_at_any_instant() {
                 let is_to_be_alone = before % 2 == 1 && [last, after] == [before; 2];
                 last = before;
                 if is_to_be_alone {
-                    assert!(sharing.is_empty(), "{sharing:?}");
+                    if !sharing.is_empty() {
+                        shared.push((before, format!("{sharing:?}")));
+                    }
                     let seen = witness.sample();
                     was_alone |= seen
                         .iter()
@@ -300,7 +303,7 @@ fn nobody_is_on_an_exclusive_cpu_at_any_instant() {
                     samples += 1;
                 }
             }
-            (samples, was_alone)
+            (samples, was_alone, shared)
         });
         // Others start at the same time.
         let starter = scope.spawn(|| {
@@ -316,22 +319,35 @@ fn nobody_is_on_an_exclusive_cpu_at_any_instant() {
             started
         });
         let start = Instant::now();
+        let mut overtaken = Vec::new();
         for round in 0..ROUNDS {
             // On a busy machine each takes seconds.
             if round > 1 && start.elapsed() > ROUNDS_TIME {
                 break;
             }
-            epoch.fetch_add(1, Ordering::SeqCst);
-            quiet(&applier.apply(&node.wanted(Some(own))).unwrap());
-            assert_eq!(node.cpus(ALONE), own);
-            assert_eq!(node.cpus(OTHER), node.online - own);
-            std::thread::sleep(Duration::from_millis(20));
+            let this = epoch.fetch_add(1, Ordering::SeqCst) + 1;
+            let outcome = applier.apply(&node.wanted(Some(own))).unwrap();
+            if outcome
+                .remarks()
+                .iter()
+                .any(|it| it.contains("faster than they can be moved"))
+            {
+                // It says that it has not succeeded: the machine gave the container's shell more time than the agent.
+                overtaken.push(this);
+            } else {
+                quiet(&outcome);
+                assert_eq!(node.cpus(ALONE), own);
+                assert_eq!(node.cpus(OTHER), node.online - own);
+                std::thread::sleep(Duration::from_millis(20));
+            }
             epoch.fetch_add(1, Ordering::SeqCst);
             quiet(&applier.apply(&node.wanted(None)).unwrap());
             assert_eq!(node.cpus(ALONE), node.online);
         }
         drop(says_over);
-        let (samples, was_alone) = witness.join().unwrap();
+        let (samples, was_alone, mut shared) = witness.join().unwrap();
+        shared.retain(|(epoch, _)| !overtaken.contains(epoch));
+        assert!(shared.is_empty(), "{shared:?}");
         (samples, was_alone, starter.join().unwrap())
     });
     assert!(

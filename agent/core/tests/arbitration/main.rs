@@ -141,7 +141,7 @@ proptest! {
                 for ((amount, exact), capacity) in amounts.iter().zip(exact).zip(&case.capacity) {
                     // A level is 2^-64 of what there is, times a weight. Where that is more than a part of a unit, it may be a few of them.
                     let heaviest = case.consumers.iter().map(|consumer| consumer.weight).max().unwrap_or(1);
-                    let level = u128::from(capacity.unwrap_or(0)) * u128::from(heaviest) >> 62;
+                    let level = (u128::from(capacity.unwrap_or(0)) * u128::from(heaviest)) >> 62;
                     prop_assert!(exact.is_near(*amount, 1 + level), "{amount} is not {exact:?}");
                 }
             }
