@@ -562,7 +562,7 @@ impl Arbiter {
         {
             match &target {
                 Target::Hole(pod) => self.reclaims.cannot_keep(pod, now.mono_ms),
-                Target::Notice(victim) => self.reclaims.cannot_notify(victim, now.mono_ms),
+                Target::Notice(victim) => self.reclaims.leave_alone(victim, now.mono_ms),
                 _ => {}
             }
         }

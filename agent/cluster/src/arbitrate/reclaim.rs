@@ -299,11 +299,6 @@ impl Reclaims {
         claim.missed(mono_ms);
     }
 
-    /// The API server does not take this pod's notice: it is left alone for a while, and others are looked for.
-    pub fn cannot_notify(&mut self, victim: &str, mono_ms: u64) {
-        self.leave_alone(victim, mono_ms);
-    }
-
     /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan. `may_evict`: an eviction could follow at once. `has_read`: as for
     /// [`Self::next`].
     #[must_use]
@@ -500,7 +495,8 @@ impl Reclaims {
         (outcome, for_pod)
     }
 
-    fn leave_alone(&mut self, victim: &str, mono_ms: u64) {
+    /// The API server does not take this pod's eviction, or the notice on it: others are looked for, for a while that doubles each time.
+    pub fn leave_alone(&mut self, victim: &str, mono_ms: u64) {
         let wait_ms = self
             .alone
             .get(victim)

@@ -305,7 +305,7 @@ impl EvictionExplanation {
             let of_pod = pod.pod.split_once('/').map(|(namespace, _)| namespace);
             let ranges = ranges.iter();
             let of_pod = ranges.filter(|it| Some(it.metadata.namespace.as_str()) == of_pod);
-            let of_pod: Vec<LimitRange> = of_pod.cloned().collect();
+            let of_pod: Vec<&LimitRange> = of_pod.collect();
             if !of_pod.is_empty() {
                 defaults.name_ranges(&of_pod);
             }

@@ -65,7 +65,7 @@ pub struct ScoreChange {
 
 impl LimitDefaults {
     /// Names the LimitRanges that would set each value. These are all of the pod's namespace, with the API's defaults.
-    pub fn name_ranges(&mut self, ranges: &[LimitRange]) {
+    pub fn name_ranges(&mut self, ranges: &[&LimitRange]) {
         let defaults: Vec<(&str, Resources)> = ranges
             .iter()
             .map(|range| (range.metadata.name.as_str(), range.container_defaults()))

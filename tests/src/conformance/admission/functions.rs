@@ -16,6 +16,7 @@ use plimsoll_core::kube::admission::resource_quota::configuration::{
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
+use plimsoll_core::kube::admission::resource_quota::scope::Facts;
 use plimsoll_core::kube::admission::resource_quota::{EnforcedQuota, Plugin};
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
@@ -263,9 +264,11 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
     let quotas: Vec<ResourceQuota> = list(&vector["quotas"])?;
     let usage = Evaluator::Pods.usage(&request.object, &cluster);
     same_list("pod_usage", &(&usage).into(), &vector["pod_usage"])?;
-    let matches = quotas
+    let enforced: Vec<EnforcedQuota> = quotas.iter().cloned().map(EnforcedQuota::new).collect();
+    let facts = Facts::of(&request.object);
+    let matches = enforced
         .iter()
-        .map(|quota| Evaluator::Pods.applies(quota, &request.object, &cluster));
+        .map(|quota| quota.applies(&Evaluator::Pods, &facts, &cluster));
     let matches: Result<Vec<bool>, _> = matches.collect();
     let matches = matches.map_err(|error| error.to_string())?;
     same("quota_matches", &json!(matches), &vector["quota_matches"])?;
@@ -274,7 +277,6 @@ fn pod_create(vector: &Value, admission: Admission) -> Result<(), String> {
         cluster: &cluster,
         admission,
     };
-    let enforced: Vec<EnforcedQuota> = quotas.iter().cloned().map(EnforcedQuota::new).collect();
     let borrowed: Vec<&EnforcedQuota> = enforced.iter().collect();
     match plugin.check(&request, &borrowed) {
         Ok(charges) => {

@@ -7,6 +7,7 @@ use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, ConfigurationError,
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
+use plimsoll_core::kube::admission::resource_quota::scope::Facts;
 use plimsoll_core::kube::admission::resource_quota::{
     self, Charge, Conflict, EnforcedQuota, Plugin, QuotaStore, validate,
 };
@@ -133,14 +134,14 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
             "usage".to_owned(),
             json!(evaluator.usage(&request.object, &cluster)),
         );
-        let applies =
-            |quota: &ResourceQuota| match evaluator.applies(quota, &request.object, &cluster) {
-                Ok(applies) => applies.into(),
-                Err(error) => Value::from(error.to_string()),
-            };
-        let matches: Map<_, _> = quotas
-            .iter()
-            .map(|quota| (quota.metadata.name.clone(), applies(quota)))
+        let facts = Facts::of(&request.object);
+        let applies = |quota: &EnforcedQuota| match quota.applies(&evaluator, &facts, &cluster) {
+            Ok(applies) => applies.into(),
+            Err(error) => Value::from(error.to_string()),
+        };
+        let enforced = quotas.iter().cloned().map(EnforcedQuota::new);
+        let matches: Map<_, _> = enforced
+            .map(|quota| (quota.name().to_owned(), applies(&quota)))
             .collect();
         if !matches.is_empty() {
             out.insert("matches".to_owned(), matches.into());

@@ -135,7 +135,7 @@ impl EnforcedQuota {
     ///
     /// # Errors
     /// If a scope cannot be read.
-    pub(super) fn applies(
+    pub fn applies(
         &self,
         evaluator: &Evaluator,
         facts: &Facts<'_>,

@@ -6,12 +6,11 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::claims::{self, DeviceClasses};
-use super::scope::{self, SelectorError};
 use super::usage::{Known, Usage};
 use crate::kube::admission::Admission;
 use crate::kube::admission::names::{self, REQUESTS_PREFIX};
 use crate::kube::admission::object::{
-    GroupResource, Object, PersistentVolumeClaim, ResourceClaim, ResourceQuota, STORAGE, Service,
+    GroupResource, Object, PersistentVolumeClaim, ResourceClaim, STORAGE, Service,
 };
 use crate::kube::admission::pod_object::PodObject;
 use crate::kube::admission::request::{Operation, Request};
@@ -179,27 +178,6 @@ impl Evaluator {
     ) -> impl Iterator<Item = &'a str> {
         let names = list.keys().map(String::as_str);
         names.filter(|name| self.counts(name, cluster))
-    }
-
-    /// Whether a quota is about an object: it counts a name of its kind, and every scope matches.
-    ///
-    /// # Errors
-    /// If a scope cannot be read.
-    pub fn applies(
-        &self,
-        quota: &ResourceQuota,
-        object: &Object,
-        cluster: &Cluster,
-    ) -> Result<bool, SelectorError> {
-        let mut applies = quota
-            .status
-            .hard
-            .keys()
-            .any(|name| self.counts(name, cluster));
-        for scope in quota.scopes() {
-            applies &= scope::matches(scope, object)?;
-        }
-        Ok(applies)
     }
 
     /// What an object counts, under all names.

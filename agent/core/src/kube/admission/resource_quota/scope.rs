@@ -36,14 +36,15 @@ pub fn matches(scope: Scope<'_>, object: &Object) -> Result<bool, SelectorError>
 
 /// An object, and what scopes ask of a pod: found once for all quotas.
 #[derive(Debug)]
-pub(super) struct Facts<'a> {
+pub struct Facts<'a> {
     object: &'a Object,
     is_best_effort: OnceCell<bool>,
     crosses_namespaces: OnceCell<bool>,
 }
 
 impl<'a> Facts<'a> {
-    pub(super) fn of(object: &'a Object) -> Self {
+    /// Of this object.
+    pub fn of(object: &'a Object) -> Self {
         Self {
             object,
             is_best_effort: OnceCell::new(),
