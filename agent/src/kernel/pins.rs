@@ -190,6 +190,13 @@ struct Dir {
 #[derive(Debug)]
 pub(super) struct PinLock(File);
 
+impl Drop for PinLock {
+    fn drop(&mut self) {
+        // To close it is not enough: a process forked at this moment has it open until it executes its program.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// Which root of a file system will do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Root {
@@ -831,6 +838,18 @@ mod tests {
     }
 
     /// The directory of all owners goes with the last of them, which may be while another one comes.
+    #[test]
+    fn what_a_forked_process_has_open_keeps_no_lock() {
+        let Some(bpffs) = Mounted::new() else { return };
+        bpffs.set_mode(0o700);
+        let owner = PinOwner::of_in(&bpffs.path(), Path::new("/run/a"));
+        let lock = owner.prepare().unwrap();
+        let in_the_child = lock.0.try_clone().unwrap();
+        drop(lock);
+        owner.remove().unwrap();
+        drop(in_the_child);
+    }
+
     #[test]
     fn one_owner_comes_while_another_one_goes() {
         let Some(bpffs) = Mounted::new() else { return };
