@@ -304,18 +304,7 @@ impl Arbiter {
         let is_gone = |uid: &str| pods.get(uid).is_none();
         self.reclaims.look(ms, leaves, is_gone, pending);
         if std::mem::take(&mut self.takes_over) {
-            let leaving = pods.iter().filter(|(_, pod)| pod.is_leaving);
-            let mut leaving_by_node: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-            for (uid, pod) in leaving {
-                let node = pod.node.as_deref().unwrap_or_default();
-                leaving_by_node.entry(node).or_default().insert(uid.clone());
-            }
-            let kept = pods.iter().filter(|(_, pod)| pod.has_kept_hole());
-            for (uid, pod) in kept.filter(|(uid, _)| pending(uid)) {
-                let node = pod.room_on.as_deref().unwrap_or_default();
-                let victims = leaving_by_node.get(node).cloned().unwrap_or_default();
-                self.reclaims.adopt(uid, node, victims, ms);
-            }
+            self.adopt_holes(ms);
         }
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
@@ -361,6 +350,31 @@ impl Arbiter {
             self.say_wrong(now);
         }
         self.judgement = judgement;
+    }
+
+    /// Holes that an earlier leader made: of namespaces that share, for nobody else is served.
+    fn adopt_holes(&mut self, ms: u64) {
+        let pods = &self.store.pods;
+        let mut leaving_by_node: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for (uid, pod) in pods.iter().filter(|(_, pod)| pod.is_leaving) {
+            let node = pod.node.as_deref().unwrap_or_default();
+            leaving_by_node.entry(node).or_default().insert(uid.clone());
+        }
+        let consumers = self.store.consumers.iter();
+        let specs = consumers.map(|(_, consumer)| consumer.spec.as_ref());
+        let namespaces = specs.map(|spec| spec.map(|spec| spec.namespace.as_deref()));
+        // With one that cannot be read nobody knows who shares, and what was made stays.
+        let sharing: Result<BTreeSet<_>, _> = namespaces.collect();
+        let kept = pods.iter().filter(|(_, pod)| {
+            let shares = |sharing: &BTreeSet<_>| sharing.contains(&Some(pod.namespace.as_str()));
+            let is_pending = pod.node.is_none() && !pod.is_leaving;
+            pod.has_kept_hole() && is_pending && sharing.as_ref().map_or(true, shares)
+        });
+        for (uid, pod) in kept {
+            let node = pod.room_on.as_deref().unwrap_or_default();
+            let victims = leaving_by_node.get(node).cloned().unwrap_or_default();
+            self.reclaims.adopt(uid, node, victims, ms);
+        }
     }
 
     /// A Consumer that cannot be read says so itself.

@@ -24,6 +24,8 @@ pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
 pub const ROOM_ON: &str = "plimsoll.dev/room-on";
 /// Bytes of a node's name.
 const NODE_NAME_MAX: usize = 253;
+/// More of an [`EVICT_AFTER`] is not kept: its owner may write what he likes, and a time takes 20.
+const TIME_MAX: usize = 32;
 /// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
 const PRESSURE: [&str; 4] = [
     "MemoryPressure",
@@ -240,7 +242,7 @@ pub struct SeenPod {
     pub labels: Texts,
     /// Where a pending pod may go.
     pub placement: Placement,
-    /// The value of [`EVICT_AFTER`].
+    /// The value of [`EVICT_AFTER`], its beginning if it is no time.
     pub evict_after: Option<String>,
     /// `status.nominatedNodeName`: there the scheduler keeps room for it.
     pub nominated: Option<String>,
@@ -334,6 +336,7 @@ impl SeenPod {
             labels.clear();
         }
         let mut annotations = metadata.annotations.unwrap_or_default();
+        let evict_after = annotations.remove(EVICT_AFTER);
         let room_on = annotations.remove(ROOM_ON);
         let nominated = status.nominated_node_name;
         let seen = Self {
@@ -347,7 +350,7 @@ impl SeenPod {
             is_daemon,
             labels,
             placement,
-            evict_after: annotations.remove(EVICT_AFTER),
+            evict_after: evict_after.map(|value| value.chars().take(TIME_MAX).collect()),
             nominated: nominated.filter(|node| !node.is_empty()),
             room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
             node,
@@ -646,6 +649,13 @@ mod tests {
             PodRead::Counts(_, pod) => *pod,
             PodRead::Idle(uid) => panic!("{uid}"),
         }
+    }
+
+    #[test]
+    fn a_notice_is_kept_no_longer_than_a_time_is() {
+        let long = "9".repeat(200_000);
+        let noticed = pod(&json!({"annotations": {EVICT_AFTER: long}}), &json!({}));
+        assert_eq!(noticed.evict_after.unwrap().len(), TIME_MAX);
     }
 
     #[test]

@@ -68,9 +68,11 @@ fn hole(uid: &str, pod: &SeenPod, node: &str) -> Call {
     status_patch(pod, &body)
 }
 
-/// No hole any more. Where another one has written the status since, it stays.
+/// No hole any more. Only of the pod as it was seen: what another one has written since stays.
 fn no_hole(uid: &str, pod: &SeenPod) -> Call {
-    let mut body = json!({"metadata": {"uid": uid, "annotations": {ROOM_ON: null}}});
+    let mut body = json!({"metadata": {
+        "uid": uid, "resourceVersion": pod.resource_version, "annotations": {ROOM_ON: null},
+    }});
     if pod.node.is_none() && pod.has_kept_hole() {
         body["status"] = json!({"nominatedNodeName": null});
     }
@@ -129,7 +131,7 @@ impl Arbiter {
         }
         loop {
             let (target, call) = self.queue.pop_front()?;
-            if self.may_write(&target, now.mono_ms) {
+            if self.may_write(&target, now.mono_ms) && !self.is_wanted_again(&target, now.mono_ms) {
                 return Some((target, call));
             }
         }
@@ -214,6 +216,15 @@ impl Arbiter {
                 .then(|| (target, no_hole(uid, pod)))
         });
         due.take(OF_A_CLASS_MAX).collect()
+    }
+
+    /// Whether a hole that had ended when the queue was made is kept by now.
+    pub(super) fn is_wanted_again(&self, target: &Target, ms: u64) -> bool {
+        let Target::Hole(uid) = target else {
+            return false;
+        };
+        let pod = self.store.pods.get(uid);
+        pod.is_some_and(|pod| pod.node.is_none()) && self.holes(ms).contains_key(uid.as_str())
     }
 
     /// Pods of each namespace that have notice, in words.

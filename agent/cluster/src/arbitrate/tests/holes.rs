@@ -159,6 +159,47 @@ fn a_new_leader_keeps_the_hole_and_none_that_a_tenant_makes_up() {
     assert_eq!(holes(&calls), [("b1".into(), Some(String::new()), None)]);
 }
 
+/// As an earlier leader left it.
+fn pod_with_hole(world: &mut World, namespace: &str, name: &str) -> Value {
+    let mut pod = world.pod_object(namespace, name, None);
+    pod["metadata"]["annotations"] = json!({ROOM_ON: "n"});
+    pod["status"]["nominatedNodeName"] = json!("n");
+    pod
+}
+
+#[test]
+fn a_new_leader_takes_back_a_hole_of_a_namespace_that_shares_no_more() {
+    let mut world = World::full(false);
+    for (namespace, name) in [("b", "b1"), ("nobody", "x")] {
+        let pod = pod_with_hole(&mut world, namespace, name);
+        world.see_pod(pod);
+    }
+    let given_up = [("x".into(), Some(String::new()), Some(String::new()))];
+    assert_eq!(holes(&world.run(10, true, |_| None)), given_up);
+}
+
+#[test]
+fn a_hole_is_taken_back_only_as_it_was_seen_and_not_once_it_is_wanted_again() {
+    let mut world = World::full(false);
+    let pod = pod_with_hole(&mut world, "nobody", "x");
+    let version = pod["metadata"]["resourceVersion"].clone();
+    world.see_pod(pod);
+    let calls = world.run(10, true, |_| None);
+    let (_, taken_back) = calls
+        .iter()
+        .find(|(target, _)| *target == Target::Hole("x".into()))
+        .unwrap();
+    let body: Value = serde_json::from_slice(&taken_back.body).unwrap();
+    assert_eq!(body["metadata"]["resourceVersion"], version);
+    // The queue says that the hole has ended, and since then it is kept.
+    let mut world = World::full(false);
+    world.run(32, true, |_| None);
+    let target = Target::Hole("b0".into());
+    assert!(world.arbiter.is_wanted_again(&target, world.ms));
+    starts(&mut world, "b0");
+    assert!(!world.arbiter.is_wanted_again(&target, world.ms));
+}
+
 #[test]
 fn in_doubt_a_hole_that_was_made_stays() {
     let mut world = World::full(false);
