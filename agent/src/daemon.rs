@@ -357,6 +357,7 @@ impl Agent {
                         .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
                     reports: self.kubelet.as_ref().and_then(KubeletWork::counts),
+                    placement: self.placing.as_ref().map(Placing::tally),
                     nri: self.nri.as_ref().map(NriWork::tally),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()

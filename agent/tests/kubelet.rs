@@ -18,11 +18,13 @@ use std::time::Duration;
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller};
+use plimsoll::host::cpuset::fill_from_above;
 use plimsoll::pods::kill::HOLD_FILE;
 use plimsoll::pods::names::{Driver, KubeletTree};
 use plimsoll_core::kube::cluster_link::PROTOCOL;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use serde_json::{Value, json};
 
 const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";
@@ -211,7 +213,7 @@ impl Drop for Tree {
 }
 
 /// `plimsoll-agent`, until it is dropped.
-struct Agent(Child, BufReader<std::process::ChildStdout>);
+struct Agent(Child, BufReader<std::process::ChildStdout>, Value);
 
 impl Agent {
     fn start(dir: &Path, tree: &Tree, options: &[&str]) -> Self {
@@ -238,8 +240,8 @@ impl Agent {
             .spawn()
             .unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
-        let mut agent = Self(process, output);
-        agent.wait_for("started");
+        let mut agent = Self(process, output, Value::Null);
+        agent.2 = agent.wait_for("started");
         agent
     }
 
@@ -551,4 +553,123 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
         error.contains("kubepods.slice and ") || error.contains("kubepods and "),
         "{error}"
     );
+}
+
+/// A pod's containers that a runtime has made, in the hierarchy of cpusets too; `None`, and a line, where there is none.
+fn placeable(tree: &Tree, uid: &str, digits: &str) -> Option<Vec<PathBuf>> {
+    let Ok(cpusets) = tree.mounts.hierarchy_of(Controller::Cpuset) else {
+        notes::left_out("no hierarchy has the cpuset controller");
+        return None;
+    };
+    let pod = tree.found().pod(QosClass::Guaranteed, &PodUid::from(uid));
+    let pod = pod.unwrap();
+    let made = digits.chars().map(|digit| {
+        let path = pod.join(&id(digit)).unwrap();
+        for dir in tree.dirs(&path).into_iter().chain([cpusets.dir(&path)]) {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fill_from_above(cpusets, &path).unwrap();
+        cpusets.dir(&path)
+    });
+    Some(made.collect())
+}
+
+fn cpus(container: &Path) -> String {
+    // Where the controller is not enabled yet there is none.
+    let text = fs::read_to_string(container.join("cpuset.cpus")).unwrap_or_default();
+    text.trim().to_owned()
+}
+
+fn kubelet_says(dir: &Path, policy: &str) {
+    fs::create_dir_all(dir.join("kubelet")).unwrap();
+    let text = format!(r#"{{"policyName":"{policy}","defaultCpuSet":"","checksum":1}}"#);
+    fs::write(dir.join("kubelet/cpu_manager_state"), text).unwrap();
+}
+
+#[test]
+fn a_runtimes_containers_are_placed_stay_there_and_get_back_what_they_had() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(tree) = Tree::new(Driver::Cgroupfs) else {
+        return;
+    };
+    let Some(made) = placeable(&tree, LEAKY, "01") else {
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online = CpuSet::parse(&online).unwrap();
+    let (Some(first), Some(second)) = (online.iter().next(), online.iter().nth(1)) else {
+        notes::left_out("a second CPU");
+        remove_cpusets(&tree);
+        return;
+    };
+    let (own, rest) = (CpuSet::of(second), online - CpuSet::of(second));
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"{first}\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    let options = ["--config", config.to_str().unwrap()];
+    let amounts = json!({"cpu": "1", "memory": "64Mi"});
+    let mut spec = pod("exact", LEAKY, '1', &json!({}));
+    spec["spec"]["containers"][0]["resources"] = json!({"requests": amounts, "limits": amounts});
+    spec["status"]["qosClass"] = json!("Guaranteed");
+    let before: Vec<String> = made.iter().map(|made| cpus(made)).collect();
+    let are = |wanted: [CpuSet; 2]| {
+        made.iter()
+            .map(|made| cpus(made))
+            .eq(wanted.map(|set| set.to_string()))
+    };
+
+    kubelet_says(dir.path(), "none");
+    let mut agent = Agent::start(dir.path(), &tree, &options);
+    let mut cluster = Cluster::connect(dir.path());
+    cluster.list(&[spec.clone()]);
+    wait_until(|| are([rest, own]));
+    drop(cluster);
+    agent.0.kill().unwrap();
+    agent.0.wait().unwrap();
+
+    // The next one moves nobody, before and after the API has named the pod.
+    let agent = Agent::start(dir.path(), &tree, &options);
+    assert!(are([rest, own]));
+    let mut cluster = Cluster::connect(dir.path());
+    cluster.list(&[spec.clone()]);
+    wait_until_named(dir.path(), "default/exact");
+    assert!(are([rest, own]));
+    // A container that ended for good holds nothing.
+    cluster.say(&json!({"type": "pod", "pod": spec, "is_leaving": true}));
+    wait_until(|| are([online, online]));
+    drop(cluster);
+    agent.stop();
+
+    // Switched off: as it was before.
+    let agent = Agent::start(dir.path(), &tree, &[]);
+    assert!(made.iter().map(|made| cpus(made)).eq(before.clone()));
+    agent.stop();
+
+    kubelet_says(dir.path(), "static");
+    let agent = Agent::start(dir.path(), &tree, &options);
+    let started = agent.2.to_string();
+    assert!(
+        started.contains("the kubelet manages cpusets itself"),
+        "{started}"
+    );
+    let mut cluster = Cluster::connect(dir.path());
+    cluster.list(&[spec]);
+    wait_until_named(dir.path(), "default/exact");
+    assert!(made.iter().map(|made| cpus(made)).eq(before));
+    agent.stop();
+    remove_cpusets(&tree);
+}
+
+fn remove_cpusets(tree: &Tree) {
+    let cpusets = tree.mounts.hierarchy_of(Controller::Cpuset).unwrap();
+    let mut dirs = Vec::new();
+    walk(&cpusets.dir(&tree.root), &mut |dir| {
+        dirs.push(dir.to_owned())
+    });
+    for dir in dirs.iter().rev() {
+        fs::remove_dir(dir).ok();
+    }
 }

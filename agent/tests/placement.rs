@@ -88,6 +88,7 @@ impl Node {
         let made = made.and_then(|mounts| {
             let root = format!("plimsoll-test-{name}-{}", std::process::id());
             let place = Place {
+                kubelet: None,
                 cgroup_root: CgroupPath::new(&root).unwrap(),
                 state_dir: dir.path().to_owned(),
                 kubelet_dir: dir.path().to_owned(),
@@ -192,6 +193,7 @@ impl Node {
         let (settings, node) = (QosSettings::default(), NodeCapacity::default());
         let quotas = |pod: &Pod| (pod.uid(), PodQuotas::of(pod, &settings, &node));
         Wanted {
+            names: BTreeMap::new(),
             assignments: Assignments {
                 shared_pool: self.online - own.unwrap_or_default(),
                 containers: own_nodes.into_iter().collect(),

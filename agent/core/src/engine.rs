@@ -108,7 +108,7 @@ impl Engine {
             self.judge(event.at_ns, sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
-        placement::decide(&mut self.state, event, first, decisions);
+        placement::decide(&self.config, &mut self.state, event, first, decisions);
         cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
         self.state.look_for_leaving();

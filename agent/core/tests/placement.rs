@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
 use plimsoll_core::placement::assignments::Assignments;
@@ -291,4 +292,37 @@ fn settings_that_cannot_be_leave_everything_as_it_is() {
     assert_eq!(notes.len(), 1);
     assert!(notes[0].contains("reservedSystemCPUs"), "{notes:?}");
     assert_eq!(node.assignments(), before);
+}
+
+#[test]
+fn a_pod_that_the_api_has_not_named_yet_keeps_what_was_saved_for_it() {
+    let mut before = Node::new(None);
+    before.apply("a", 2);
+    before.apply("b", 2);
+    before.is_removed("a");
+    before.is_empty("a");
+    let saved = before.assignments();
+    let mut node = Node::new(Some(saved.clone()));
+    let unnamed = Pod::unnamed("b".into(), QosClass::Guaranteed, false);
+    let pod = Arc::new(unnamed);
+    assert_eq!(node.step(EventKind::PodApplied { pod }), NOTHING);
+    assert_eq!(node.runs("b"), NOTHING);
+    // A first fit would move it to 1-2.
+    assert_eq!(node.apply("b", 2), NOTHING);
+    assert_eq!(node.assignments(), saved);
+}
+
+#[test]
+fn a_pod_that_has_ended_holds_nothing_however_long_the_api_keeps_it() {
+    let mut node = Node::new(None);
+    let ends = |node: &mut Node, name: &str| node.step(EventKind::PodEnding { uid: name.into() });
+    node.apply("job", 2);
+    node.runs("job");
+    assert_eq!(ends(&mut node, "job"), NOTHING, "its processes run");
+    assert_eq!(node.is_empty("job"), ["shared pool 0-7"]);
+    assert_eq!(node.apply("job", 2), NOTHING, "its status has changed");
+    assert_eq!(node.runs("job"), NOTHING);
+    // Listed by an agent that never saw it run.
+    node.apply("old", 2);
+    assert_eq!(ends(&mut node, "old"), ["shared pool 0-7"]);
 }

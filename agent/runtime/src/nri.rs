@@ -17,8 +17,9 @@ use std::io;
 use std::path::Path;
 
 use plimsoll_core::kube::runtime_link::{
-    ANSWERED_PODS_MAX, Answer, FromNri, PROTOCOL, PodAnswers, ToNri,
+    ANSWERED_PODS_MAX, Answer, FromNri, PROTOCOL, PodAnswers, Shown, ToNri,
 };
+use plimsoll_core::placement::cpu_set::CpuSet;
 use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc, watch};
@@ -30,12 +31,16 @@ const FRAMES_MAX: usize = 256;
 
 /// What is answered.
 #[derive(Debug, Default)]
-struct Table(RefCell<BTreeMap<String, PodAnswers>>);
+struct Table {
+    pods: RefCell<BTreeMap<String, PodAnswers>>,
+    /// Where containers are made that have no CPUs of their own.
+    pool: Cell<Option<CpuSet>>,
+}
 
 impl Table {
     /// Takes the place of what was known of the pod. Whether there was room.
     fn set(&self, uid: String, answers: PodAnswers) -> bool {
-        let mut pods = self.0.borrow_mut();
+        let mut pods = self.pods.borrow_mut();
         if answers.is_empty() {
             pods.remove(&uid);
             return true;
@@ -48,11 +53,10 @@ impl Table {
     }
 
     /// For a container that is being made.
-    fn answer(&self, pod_uid: &str, container: &str, shown_adj: Option<i64>) -> Answer {
-        let pods = self.0.borrow();
-        pods.get(pod_uid).map_or(Answer::Unchanged, |answers| {
-            answers.for_container(container, shown_adj)
-        })
+    fn answer(&self, pod_uid: &str, container: &str, shown: Shown<'_>) -> Answer {
+        let (pods, unknown) = (self.pods.borrow(), PodAnswers::default());
+        let answers = pods.get(pod_uid).unwrap_or(&unknown);
+        answers.for_container(container, shown, self.pool.get())
     }
 }
 
@@ -102,6 +106,7 @@ pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
         while let Some(frame) = read(&mut reader).await? {
             match frame {
                 ToNri::Complete => complete.notify_one(),
+                ToNri::SharedPool { cpus } => table.pool.set(cpus),
                 ToNri::Pod { uid, answers } => {
                     if !table.set(uid, answers) {
                         let text = "plimsoll-runtime: the agent sent answers for too many pods, which are not used";

@@ -12,7 +12,11 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::runtime_link::{Answer, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri};
+use plimsoll_core::kube::runtime_link::{
+    Adjustment, Answer, ContainerPlace, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
+};
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::numa_mask::NumaMask;
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
 use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};
@@ -130,6 +134,12 @@ impl Scene {
 
     /// The `oom_score_adj` that the container's first process reads as the first thing that it does; and the container's id.
     async fn first_adj(&mut self, name: &str, attempt: u32) -> (i32, String) {
+        let (adj, id) = self.first_word(name, attempt).await;
+        (adj.parse().unwrap(), id)
+    }
+
+    /// What the container's first process says last; and the container's id.
+    async fn first_word(&mut self, name: &str, attempt: u32) -> (String, String) {
         let container_id = self.create(name, attempt).await.unwrap();
         let start = StartContainerRequest {
             container_id: container_id.clone(),
@@ -140,8 +150,8 @@ impl Scene {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let text = self.log(name, attempt);
-        let adj = text.split_whitespace().last().unwrap();
-        (adj.parse().unwrap(), container_id)
+        let word = text.split_whitespace().last().unwrap();
+        (word.to_owned(), container_id)
     }
 }
 
@@ -160,6 +170,7 @@ async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_n
         notes::left_out(NEEDED_WITH_NRI);
         return;
     };
+    let _scene = SCENE.lock().await;
     let mut containerd = Containerd::start_with_nri(programs).await;
     let sleep = ["/busybox", "sleep", "100000"];
     containerd.import(&busybox, "localhost/sandbox:1", 1 << 10, &sleep);
@@ -183,7 +194,10 @@ async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_n
     let mut one = Scene::new(&containerd, "u1").await;
     let (adj, id) = one.first_adj("app", 0).await;
     assert_eq!(adj, ADJ);
-    let answer = Answer::OomScoreAdj(ADJ);
+    let answer = Answer::Adjusted(Box::new(Adjustment {
+        oom_score_adj: Some(ADJ),
+        ..Adjustment::default()
+    }));
     assert_eq!(plugin.hear(), heard("u1", "app", &id, answer));
     let (adj, id) = one.first_adj("other", 0).await;
     assert_ne!(adj, ADJ);
@@ -219,4 +233,72 @@ async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_n
     assert_eq!(one.first_adj("app", 3).await.0, ADJ);
     end_pod(&mut one.client, one.sandbox).await;
     end_pod(&mut one.client, two.sandbox).await;
+}
+
+/// One containerd at a time.
+static SCENE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Containers that are started one after the other.
+const CONTAINERS: u32 = 20;
+
+#[tokio::test]
+async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
+    let Some((programs, busybox)) = programs_with_nri() else {
+        notes::left_out(NEEDED_WITH_NRI);
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online = CpuSet::parse(&online).unwrap();
+    let _scene = SCENE.lock().await;
+    let containerd = Containerd::start_with_nri(programs).await;
+    let sleep = ["/busybox", "sleep", "100000"];
+    containerd.import(&busybox, "localhost/sandbox:1", 1 << 10, &sleep);
+    let probe = ["/busybox", "grep", "Cpus_allowed_list", "/proc/self/status"];
+    containerd.import(&busybox, "localhost/probe:1", 1 << 10, &probe);
+    let cpus: Vec<u32> = online.iter().collect();
+    let [first, .., last] = cpus[..] else {
+        notes::left_out("a second CPU");
+        return;
+    };
+    let own = CpuSet::of(last);
+    let place = ContainerPlace {
+        cpus: Some(own),
+        mems: Some(NumaMask::of(0)),
+    };
+    let answers = PodAnswers {
+        places: [("own".to_owned(), place)].into(),
+        ..PodAnswers::default()
+    };
+    let mut plugin = Plugin::start(&containerd, &[("u1", answers)]);
+    plugin.connected();
+    let mut one = Scene::new(&containerd, "u1").await;
+    // Nothing is placed: as without a plugin.
+    assert_eq!(one.first_word("own", 1000).await.0, online.to_string());
+    assert!(matches!(plugin.hear(), FromNri::Container { .. }));
+    let pool = CpuSet::of(first);
+    plugin.say(&ToNri::SharedPool { cpus: Some(pool) });
+    let mut attempt = 1001;
+    while one.first_word("shared", attempt).await.0 != pool.to_string() {
+        plugin.hear();
+        attempt += 1;
+    }
+    plugin.hear();
+    let mut wrong = 0;
+    for attempt in 0..CONTAINERS {
+        for (name, expected) in [("own", own), ("shared", pool)] {
+            let (list, _) = one.first_word(name, attempt).await;
+            wrong += u32::from(list != expected.to_string());
+            match plugin.hear() {
+                FromNri::Container {
+                    answer: Answer::Adjusted(adjustment),
+                    ..
+                } => assert_eq!(adjustment.cpus, Some(expected)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    println!(
+        "{CONTAINERS} containers with a CPU of their own and as many without: {wrong} first looks elsewhere"
+    );
+    assert_eq!(wrong, 0);
+    end_pod(&mut one.client, one.sandbox).await;
 }

@@ -15,6 +15,7 @@
 
 pub mod admission;
 pub mod applier;
+pub mod beside;
 mod cgroups;
 pub mod checkpoint;
 pub mod kubelet_state;

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use crate::act::cpu_time::CPU_LEDGER;
 use crate::act::holds::HOLDS_LEDGER;
+use crate::act::placement::beside::CPUSETS_LEDGER;
 use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
@@ -36,7 +37,8 @@ use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
 
 /// Newest concerns first: settings of pods before the cgroups that they are in.
-const LEDGERS: [&str; 6] = [
+const LEDGERS: [&str; 7] = [
+    CPUSETS_LEDGER,
     HOLDS_LEDGER,
     CPU_LEDGER,
     REMEDIES_LEDGER,

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::kube::runtime_link::{Answer, FromNri, PodAnswers};
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
 
-use super::Agent;
+use super::{Agent, Placing};
 use crate::record::tally::NriTally;
 use crate::source::nri::{NriChange, NriLink};
 
@@ -26,6 +27,8 @@ pub struct NriWork {
     sent: BTreeMap<PodUid, PodAnswers>,
     /// Pods of which the answers may be others than what was sent.
     changed: BTreeSet<PodUid>,
+    /// The shared pool that was sent.
+    pool: Option<CpuSet>,
     tally: NriTally,
     /// Why it was last away: said once.
     away: Option<String>,
@@ -38,6 +41,7 @@ impl NriWork {
             link,
             sent: BTreeMap::new(),
             changed: BTreeSet::new(),
+            pool: None,
             tally: NriTally::default(),
             away: None,
         }
@@ -93,6 +97,18 @@ impl Agent {
             |(uid, answers): (&PodUid, &PodAnswers)| answers.refusal.is_some().then(|| uid.clone());
         work.changed.extend(work.sent.iter().filter_map(was_closed));
         work.changed.extend(closed.iter().cloned());
+        let placing = self.placing.as_ref();
+        let pool = placing.and_then(Placing::pool_of_new);
+        if pool != work.pool && work.link.set(NriChange::SharedPool(pool)) {
+            work.pool = pool;
+        }
+        if let Some(placing) = placing {
+            let was_placed = |(uid, answers): (&PodUid, &PodAnswers)| {
+                (!answers.places.is_empty()).then(|| uid.clone())
+            };
+            work.changed.extend(work.sent.iter().filter_map(was_placed));
+            work.changed.extend(placing.holders().cloned());
+        }
         let scores = self
             .oom_scores
             .as_ref()
@@ -104,12 +120,13 @@ impl Agent {
                 refusal: closed.contains(&uid).then(|| EVICTED.to_owned()),
                 oom_score_adj: ordered.cloned().unwrap_or_default(),
                 specified: scores.map_or_else(BTreeMap::new, |scores| scores.specified(&uid)),
+                places: placing.map_or_else(BTreeMap::new, |placing| placing.places(&uid)),
             };
             let sent = work.sent.get(&uid);
             if sent == Some(&answers) || (sent.is_none() && answers.is_empty()) {
                 continue;
             }
-            let change = NriChange {
+            let change = NriChange::Pod {
                 uid: uid.clone(),
                 answers: answers.clone(),
             };
@@ -159,10 +176,15 @@ impl Agent {
                 let uid = PodUid::new(pod_uid);
                 let count = match &answer {
                     Answer::Unchanged => &mut work.tally.unchanged,
-                    Answer::OomScoreAdj(_) => &mut work.tally.scored,
+                    Answer::Adjusted(_) => &mut work.tally.changed,
                     Answer::Refused(_) => &mut work.tally.refused,
                 };
                 *count += 1;
+                if let Some(placing) = &mut self.placing
+                    && self.pods.contains(&uid)
+                {
+                    placing.is_made(&uid, id.clone(), name.clone());
+                }
                 if let Some(scores) = &mut self.oom_scores {
                     scores.is_made(&uid, id, name);
                 }

@@ -13,9 +13,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::runtime_link::ContainerPlace;
 use plimsoll_core::model::event::{EventKind, PlacementStart};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
@@ -23,12 +24,13 @@ use plimsoll_core::policy::placement::may_resize;
 
 use super::Agent;
 use crate::act::kubepods;
+use crate::act::placement::beside::Names;
 use crate::act::placement::checkpoint::{
     BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock,
 };
 use crate::act::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
 use crate::act::placement::{
-    Applier, Options, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
+    Applier, Options, Outcome, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
@@ -37,9 +39,14 @@ use crate::host::shown::Show as _;
 use crate::host::topology::read_machine;
 use crate::input::config::Config;
 use crate::pods;
+use crate::pods::names::{KubeletTree, container_id, container_name};
+use crate::record::tally::PlacementTally;
 
 /// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
 const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
+
+/// Names of one pod's containers that are kept until the API lists them.
+const GIVEN_NAMES_MAX: usize = 64;
 
 /// The kubelet's state files, in its directory (`cpuManagerStateFileName` and `memoryManagerStateFileName`, 1.36).
 const KUBELET_CPUS: &str = "cpu_manager_state";
@@ -65,6 +72,18 @@ pub struct Placing {
     unseen: bool,
     /// Specifications that are applied when their pods have ended, at most one for each pod.
     resizes: BTreeMap<PodUid, Arc<Pod>>,
+    beside_kubelet: bool,
+    /// What the engine has decided last.
+    decided: Option<Assignments>,
+    /// The names that the thread was given.
+    names: Names,
+    /// Those that the runtime has told, before the API lists them.
+    given_names: Names,
+    /// The number of the newest placement.
+    number: u64,
+    /// The placement that is in force in all cgroups.
+    applied: Option<Assignments>,
+    tally: PlacementTally,
 }
 
 /// Where things are, and what is wanted of them.
@@ -76,6 +95,8 @@ pub struct Surroundings<'a> {
     pub mounts: &'a CgroupMounts,
     /// Below which kubepods is.
     pub cgroup_root: &'a CgroupPath,
+    /// Where a kubelet that runs has its pods.
+    pub kubelet: Option<&'a KubeletTree>,
     /// Where the checkpoint is.
     pub state_dir: &'a Path,
     /// Where a kubelet would have its state.
@@ -108,6 +129,7 @@ impl Placing {
             host: around.host.clone(),
             mounts: around.mounts.clone(),
             cgroup_root: around.cgroup_root.clone(),
+            kubelet: around.kubelet.cloned(),
             state_dir: around.state_dir.to_owned(),
             kubelet_dir: around.kubelet_dir.to_owned(),
         };
@@ -156,6 +178,16 @@ impl Placing {
             listed: false,
             unseen: false,
             resizes: BTreeMap::new(),
+            beside_kubelet: around.kubelet.is_some(),
+            decided: None,
+            names: Names::new(),
+            given_names: Names::new(),
+            number: 0,
+            applied: None,
+            tally: PlacementTally {
+                is_active: true,
+                ..PlacementTally::default()
+            },
         }))
     }
 
@@ -169,7 +201,94 @@ impl Placing {
             quotas: quotas
                 .map(|pod| (pod.uid(), PodQuotas::of(pod, &self.qos, &self.capacity)))
                 .collect(),
+            names: self.names_of(assignments, pods),
         }
+    }
+
+    /// Beside a kubelet: which container of a pod that holds something has which id, as the API and the runtime say.
+    fn names_of(&self, assignments: &Assignments, pods: &[Arc<Pod>]) -> Names {
+        if !self.beside_kubelet {
+            return Names::new();
+        }
+        let holders = pods.iter().map(|pod| (pod.uid(), pod));
+        let holders = holders.filter(|(uid, _)| assignments.containers.contains_key(uid));
+        holders
+            .map(|(uid, pod)| {
+                let given = self.given_names.get(&uid).cloned();
+                let mut names = given.unwrap_or_default();
+                let listed = pod.status.containers().filter_map(|status| {
+                    let id = container_id(status.id()?)?;
+                    Some((id.to_owned(), status.name.clone()))
+                });
+                names.extend(listed);
+                (uid, names)
+            })
+            .collect()
+    }
+
+    /// What came of it so far.
+    pub(super) fn tally(&self) -> PlacementTally {
+        self.tally
+    }
+
+    fn came_into_force(&mut self, number: u64, outcome: &Outcome) {
+        let count = |some: usize| u64::try_from(some).unwrap_or(u64::MAX);
+        self.tally.is_active = true;
+        self.tally.writes += count(outcome.written.len());
+        self.tally.failed = count(outcome.failed.len());
+        if number == self.number {
+            let is_whole = outcome.failed.is_empty();
+            self.applied = self.decided.clone().filter(|_| is_whole);
+        }
+    }
+
+    /// Where the runtime makes containers that have no CPUs of their own (NRI): not on CPUs that somebody is about to get, nor on those that somebody still
+    /// has. `None` while nothing is placed.
+    pub(super) fn pool_of_new(&self) -> Option<CpuSet> {
+        let decided = self.decided.as_ref().filter(|_| self.tally.is_active)?;
+        let applied = self.applied.as_ref()?;
+        let both = decided.shared_pool & applied.shared_pool & self.online;
+        let pool = decided.shared_pool & self.online;
+        [both, pool].into_iter().find(|cpus| !cpus.is_empty())
+    }
+
+    /// Pods that hold something.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &PodUid> {
+        let decided = self.decided.iter();
+        decided.flat_map(|decided| decided.containers.keys())
+    }
+
+    /// Where the runtime makes the containers of a pod that hold something (NRI): once everybody else has left there.
+    pub(super) fn places(&self, uid: &PodUid) -> BTreeMap<String, ContainerPlace> {
+        let (Some(decided), Some(applied)) = (&self.decided, &self.applied) else {
+            return BTreeMap::new();
+        };
+        let Some(of_pod) = decided.containers.get(uid) else {
+            return BTreeMap::new();
+        };
+        let in_force = of_pod.iter().filter(|(name, assignment)| {
+            applied.get(uid, name) == Some(*assignment)
+                && assignment
+                    .cpus
+                    .is_none_or(|cpus| cpus.is_subset(&self.online))
+        });
+        let place = |(name, assignment): (&String, &Assignment)| {
+            let mems = decided.nodes(uid, name);
+            let cpus = assignment.cpus;
+            let is_any = cpus.is_none() && mems.is_none();
+            (!is_any).then(|| (name.clone(), ContainerPlace { cpus, mems }))
+        };
+        in_force.filter_map(place).collect()
+    }
+
+    /// The runtime makes a container with this id.
+    pub(super) fn is_made(&mut self, uid: &PodUid, id: String, container: String) {
+        let given = self.given_names.entry(uid.clone()).or_default();
+        if given.len() >= GIVEN_NAMES_MAX {
+            given.clear();
+        }
+        given.insert(id, container);
+        self.unseen = true;
     }
 }
 
@@ -189,7 +308,8 @@ fn saved(
         Found::Nothing => {}
     }
     let path = around.kubelet_dir.join(KUBELET_CPUS);
-    if !path.exists() {
+    // One that runs has given nothing away, or nothing is placed.
+    if around.kubelet.is_some() || !path.exists() {
         return Ok(Assignments::default());
     }
     match kubelets(&path, &around.kubelet_dir.join(KUBELET_MEMORY)) {
@@ -242,23 +362,53 @@ impl Agent {
     }
 
     /// Has a placement carried out. Does not wait.
-    pub(super) fn place(&self, assignments: &Assignments) {
-        if let Some(placing) = &self.placing {
+    pub(super) fn place(&mut self, assignments: &Assignments) {
+        if let Some(placing) = &mut self.placing {
             let pods = self.engine.state().pods.values();
             let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
-            placing.placement.want(placing.wanted(assignments, &pods));
+            let wanted = placing.wanted(assignments, &pods);
+            placing.decided = Some(assignments.clone());
+            placing.names.clone_from(&wanted.names);
+            placing.number = placing.placement.want(wanted);
         }
+    }
+
+    /// Has what was decided carried out again, where other names are known by now. Whether that was so.
+    fn place_by_new_names(&mut self) -> bool {
+        let Some(placing) = &mut self.placing else {
+            return false;
+        };
+        placing.given_names.retain(|uid, _| self.pods.contains(uid));
+        let Some(decided) = placing.decided.clone().filter(|_| placing.beside_kubelet) else {
+            return false;
+        };
+        let pods = self.engine.state().pods.values();
+        let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
+        let is_new = placing.names_of(&decided, &pods) != placing.names;
+        if is_new {
+            self.place(&decided);
+        }
+        is_new
     }
 
     /// What the thread has done, or seen.
     pub(super) fn placement_reported(&mut self, report: Report) {
+        let placing = self.placing.as_mut();
         match report {
-            Report::Applied { outcome, .. } => {
+            Report::Applied { number, outcome } => {
+                if let Some(placing) = placing {
+                    placing.came_into_force(number, &outcome);
+                }
                 for remark in outcome.remarks() {
                     self.warn(remark);
                 }
             }
-            Report::Failed { error, .. } => self.warn(format!("nothing is placed: {error}")),
+            Report::Failed { error, .. } => {
+                if let Some(placing) = placing {
+                    (placing.tally.is_active, placing.applied) = (false, None);
+                }
+                self.warn(format!("nothing is placed: {error}"));
+            }
             Report::Cpus { online } => self.cpus_changed(online),
         }
     }
@@ -303,6 +453,9 @@ impl Agent {
         let Some(placing) = &mut self.placing else {
             return true;
         };
+        if placing.beside_kubelet {
+            return true; // the kubelet has decided on that
+        }
         let uid = pod.uid();
         match refused {
             None => {
@@ -335,7 +488,10 @@ impl Agent {
         let Some(placing) = &mut self.placing else {
             return;
         };
-        if std::mem::take(&mut placing.unseen) {
+        if std::mem::take(&mut placing.unseen)
+            && !self.place_by_new_names()
+            && let Some(placing) = &self.placing
+        {
             placing.placement.look();
         }
         for (uid, container) in self.ended_init_containers() {
@@ -370,6 +526,14 @@ impl Agent {
         let Some((path, _)) = self.pods.cgroup(uid) else {
             return false;
         };
+        if placing.beside_kubelet {
+            let cgroups = pods::cgroup::containers(&placing.mounts, path);
+            return cgroups.unwrap_or_default().iter().any(|cgroup| {
+                let name = container_name(pod, &cgroup.name);
+                name.is_some_and(|name| pod.spec.containers.iter().any(|one| one.name == name))
+                    && pods::cgroup::is_populated(&placing.mounts, &cgroup.path).unwrap_or(false)
+            });
+        }
         pod.spec.containers.iter().any(|container| {
             let own = pods::cgroup::container_path(path, &container.name);
             own.is_ok_and(|own| pods::cgroup::is_populated(&placing.mounts, &own).unwrap_or(false))

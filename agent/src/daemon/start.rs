@@ -16,7 +16,6 @@ use anyhow::{Context, Result};
 use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
-use plimsoll_core::placement::node::PlacementSettings;
 use plimsoll_core::policy::memory::swap::PodSwap;
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
@@ -25,7 +24,6 @@ use crate::act::kubepods::{self, Kubepods};
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
-use crate::act::placement::owner;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
@@ -537,34 +535,23 @@ impl Start<'_> {
             let text = "cpuBurst and cpuSuppress: cpu.max is the kubelet's; they are off with --kubernetes";
             self.lost.push(text.to_owned());
         }
-        if config.placement != PlacementSettings::default() {
-            let text = "placement of CPUs and memory: nothing is placed with --kubernetes; set cpuManagerPolicy and memoryManagerPolicy to none here";
-            // Also where a later version places: two that write the same cpusets undo each other.
-            let owner = owner::kubelet(&self.plan.host, &self.plan.args.kubelet_dir);
-            let text = owner.map_or_else(
-                || text.to_owned(),
-                |owner| format!("placement of CPUs and memory: {owner}"),
-            );
-            self.lost.push(text);
-        }
     }
 
     fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<Placing>> {
-        if self.plan.kubelet.is_some() {
-            return Ok(None);
-        }
         let Plan {
             args,
             config,
             host,
             mounts,
             cgroup_root,
+            kubelet,
             ..
         } = &self.plan;
         let around = Surroundings {
             host,
             mounts,
             cgroup_root,
+            kubelet: kubelet.as_ref(),
             state_dir: &args.state_dir,
             kubelet_dir: &args.kubelet_dir,
             capacity,
@@ -572,9 +559,17 @@ impl Start<'_> {
         };
         let devices = args.devices.as_deref().map(devices::read).transpose()?;
         let reporter = &mut self.reporter;
-        Placing::prepare(&around, config, devices, |text| {
+        let prepared = Placing::prepare(&around, config, devices, |text| {
             reporter.say(&Line::Warning { text });
-        })
+        });
+        if self.plan.kubelet.is_none() {
+            return prepared;
+        }
+        // Evictions go on without it.
+        let prepared = prepared.map_err(|error| format!("{error:#}"));
+        Ok(self
+            .without("placement of CPUs and memory", prepared)
+            .flatten())
     }
 
     fn oom_groups(&mut self) -> Option<OomGroups> {

@@ -33,8 +33,10 @@ use super::file::{FileError, errno_of, read_text, write_text};
 
 use crate::host::shown::Show as _;
 
-const CPUS: &str = "cpuset.cpus";
-const MEMS: &str = "cpuset.mems";
+/// The CPUs of a cgroup.
+pub const CPUS: &str = "cpuset.cpus";
+/// The NUMA nodes of a cgroup.
+pub const MEMS: &str = "cpuset.mems";
 /// Cgroups below one that are moved along, on v1: all of them together.
 const BELOW_MAX: usize = 4096;
 
@@ -220,6 +222,17 @@ impl Cpuset {
             Version::V2 if self.mems()?.is_empty() => Ok(false),
             // An empty line: a write of no bytes does not reach the kernel's parser.
             Version::V2 => write(&self.dir, MEMS, "\n").map(|()| true),
+        }
+    }
+
+    /// What [`CPUS`] or [`MEMS`] has where nobody has written it: on v2 nothing, on v1 what the cgroup above has.
+    ///
+    /// # Errors
+    /// [`CpusetError`].
+    pub fn inherited(&self, file: &str) -> Result<String, CpusetError> {
+        match (self.version, self.dir.parent()) {
+            (Version::V1, Some(above)) => Ok(read(above, file)?.to_string()),
+            _ => Ok(String::new()),
         }
     }
 

@@ -141,10 +141,23 @@ pub struct Tally {
     /// Beside a kubelet: evictions whose report is not settled, evictions that are never reported, frames and clients of `plimsoll-cluster` that were
     /// refused.
     pub reports: Option<[u64; 4]>,
+    /// What came of placement; `None` where nothing is to be placed.
+    pub placement: Option<PlacementTally>,
     /// What the container runtime was answered; `None` where it does not ask this agent.
     pub nri: Option<NriTally>,
     /// Steps that are missing from the journal; `None` if there is no journal.
     pub journal_steps_lost: Option<u64>,
+}
+
+/// What came of placement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlacementTally {
+    /// Nobody else keeps the agent from it.
+    pub is_active: bool,
+    /// Files of cgroups that were written.
+    pub writes: u64,
+    /// Writes that failed, or could not be made yet, at the last look.
+    pub failed: u64,
 }
 
 /// What the container runtime was answered when it made containers (NRI).
@@ -154,8 +167,8 @@ pub struct NriTally {
     pub is_connected: bool,
     /// Containers that it made as their specification had them, because nothing was known of them.
     pub unchanged: u64,
-    /// Containers that it made with a score.
-    pub scored: u64,
+    /// Containers that it made with a score, CPUs or memory nodes of ours.
+    pub changed: u64,
     /// Containers that it did not make.
     pub refused: u64,
     /// Of so many more containers the agent did not hear, because it was busy.

@@ -27,7 +27,7 @@ use crate::host::boundary;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
-use crate::record::tally::NriTally;
+use crate::record::tally::{NriTally, PlacementTally};
 use crate::serve::serving::ClientFigures;
 use page::{Page, Value};
 
@@ -324,6 +324,7 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         reports(3),
     )?;
+    placement(tally.placement, page)?;
     nri(tally.nri, page)?;
     page.counter(
         "plimsoll_journal_steps_lost",
@@ -332,6 +333,28 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         tally
             .journal_steps_lost
             .map(|lost| ([], Value::Count(lost))),
+    )
+}
+
+/// What came of placement.
+fn placement(tally: Option<PlacementTally>, page: &mut Page<'_>) -> fmt::Result {
+    page.gauge(
+        "plimsoll_placement_active",
+        "Whether CPUs and memory nodes of containers are written: 0 where somebody else manages cpusets; absent where nothing is to be placed.",
+        "",
+        tally.map(|it| ([], Value::Count(u64::from(it.is_active)))),
+    )?;
+    page.counter(
+        "plimsoll_placement_writes",
+        "Files of cgroups that were written to place containers.",
+        "",
+        tally.map(|it| ([], Value::Count(it.writes))),
+    )?;
+    page.gauge(
+        "plimsoll_placement_failed",
+        "Containers that were not where they belong when placement last looked.",
+        "",
+        tally.map(|it| ([], Value::Count(it.failed))),
     )
 }
 
@@ -346,7 +369,7 @@ fn nri(tally: Option<NriTally>, page: &mut Page<'_>) -> fmt::Result {
     let answers = tally.map(|nri| {
         [
             ("unchanged", nri.unchanged),
-            ("scored", nri.scored),
+            ("changed", nri.changed),
             ("refused", nri.refused),
             ("unheard", nri.dropped),
         ]

@@ -20,6 +20,7 @@ use plimsoll_core::kube::runtime_link::{
     ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::mpsc;
 
@@ -54,13 +55,18 @@ pub struct NriSettings {
     pub program: PathBuf,
 }
 
-/// What the runtime is to be answered of a pod from now on.
+/// What the runtime is to be answered from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NriChange {
-    /// Which pod.
-    pub uid: PodUid,
-    /// The answers; empty ones change nothing.
-    pub answers: PodAnswers,
+pub enum NriChange {
+    /// Of a pod.
+    Pod {
+        /// Which pod.
+        uid: PodUid,
+        /// The answers; empty ones change nothing.
+        answers: PodAnswers,
+    },
+    /// Of containers that have no CPUs of their own.
+    SharedPool(Option<CpuSet>),
 }
 
 /// What the other end says, without its greeting.
@@ -97,6 +103,7 @@ impl NriLink {
             changes: taken,
             events,
             table: BTreeMap::new(),
+            pool: None,
             waiting: VecDeque::new(),
             peer: None,
             not_before: Instant::now(),
@@ -171,6 +178,7 @@ struct Work {
     changes: Receiver<NriChange>,
     events: mpsc::Sender<FromNri>,
     table: BTreeMap<PodUid, PodAnswers>,
+    pool: Option<CpuSet>,
     waiting: VecDeque<FromNri>,
     peer: Option<Peer>,
     not_before: Instant,
@@ -194,10 +202,21 @@ impl Work {
     /// Whether the loop goes on.
     fn take_changes(&mut self) -> bool {
         loop {
-            let NriChange { uid, answers } = match self.changes.try_recv() {
+            let change = match self.changes.try_recv() {
                 Ok(change) => change,
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
+            };
+            let has_greeted = self.peer.as_ref().is_some_and(|peer| peer.has_greeted);
+            let (uid, answers) = match change {
+                NriChange::Pod { uid, answers } => (uid, answers),
+                NriChange::SharedPool(cpus) => {
+                    self.pool = cpus;
+                    if has_greeted {
+                        self.write(&ToNri::SharedPool { cpus });
+                    }
+                    continue;
+                }
             };
             if answers.is_empty() {
                 self.table.remove(&uid);
@@ -210,7 +229,7 @@ impl Work {
                 uid: uid.as_str().to_owned(),
                 answers,
             };
-            if self.peer.as_ref().is_some_and(|peer| peer.has_greeted) {
+            if has_greeted {
                 self.write(&frame);
             }
         }
@@ -359,7 +378,8 @@ impl Work {
                 answers: answers.clone(),
             })
             .collect();
-        for frame in pods.iter().chain([&ToNri::Complete]) {
+        let pool = self.pool.map(|cpus| ToNri::SharedPool { cpus: Some(cpus) });
+        for frame in pool.iter().chain(&pods).chain([&ToNri::Complete]) {
             self.write(frame);
         }
     }
@@ -391,7 +411,7 @@ fn without_scores(frame: &ToNri) -> ToNri {
                 ..PodAnswers::default()
             },
         },
-        ToNri::Complete => ToNri::Complete,
+        ToNri::SharedPool { .. } | ToNri::Complete => frame.clone(),
     }
 }
 

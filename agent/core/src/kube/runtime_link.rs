@@ -11,9 +11,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::framing::Framing;
+use crate::placement::cpu_set::CpuSet;
+use crate::placement::numa_mask::NumaMask;
 
 /// The version of this protocol. A peer with another one is sent away.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Of all frames. The largest container has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 64 << 10,
@@ -220,6 +222,11 @@ pub enum ToNri {
         /// The answers.
         answers: PodAnswers,
     },
+    /// On which CPUs containers are made that have none of their own, from now on.
+    SharedPool {
+        /// `None`: nothing is placed, and containers are made as their specification has them.
+        cpus: Option<CpuSet>,
+    },
     /// All pods have been sent that are known by now: the runtime may ask.
     Complete,
 }
@@ -235,36 +242,90 @@ pub struct PodAnswers {
     /// The `oom_score_adj` of their specification. A container that the runtime shows with another one has it from another plugin.
     #[serde(default)]
     pub specified: BTreeMap<String, i32>,
+    /// Where containers are made that have CPUs or memory nodes of their own, by name. Others are made in the shared pool.
+    #[serde(default)]
+    pub places: BTreeMap<String, ContainerPlace>,
+}
+
+/// Where a container is made.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerPlace {
+    /// Its exclusive CPUs. `None`: the shared pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// The NUMA nodes of its memory. `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mems: Option<NumaMask>,
+}
+
+/// What the runtime shows of a container that it is about to make: other plugins have had their say.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shown<'a> {
+    /// Its `oom_score_adj`.
+    pub oom_score_adj: Option<i64>,
+    /// Its `cpuset.cpus`; empty: all.
+    pub cpus: &'a str,
+    /// Its `cpuset.mems`; empty: all.
+    pub mems: &'a str,
 }
 
 impl PodAnswers {
     /// Nothing is to be changed.
     pub fn is_empty(&self) -> bool {
-        self.refusal.is_none() && self.oom_score_adj.is_empty()
+        self.refusal.is_none() && self.oom_score_adj.is_empty() && self.places.is_empty()
     }
 
-    /// For one container, which the runtime shows with this `oom_score_adj`. One that another plugin has set stays: a container of which two set it is not
-    /// made at all (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
-    pub fn for_container(&self, name: &str, shown_adj: Option<i64>) -> Answer {
-        let is_set = shown_adj
+    /// For one container, of which the runtime shows this. What another plugin has set stays: a container of which two set one thing is not made at all
+    /// (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
+    pub fn for_container(&self, name: &str, shown: Shown<'_>, pool: Option<CpuSet>) -> Answer {
+        if let Some(why) = &self.refusal {
+            return Answer::Refused(why.clone());
+        }
+        let is_scored = shown
+            .oom_score_adj
             .zip(self.specified.get(name))
             .is_some_and(|(shown, specified)| shown != i64::from(*specified));
-        match (&self.refusal, self.oom_score_adj.get(name)) {
-            (Some(why), _) => Answer::Refused(why.clone()),
-            (None, Some(adj)) if !is_set => Answer::OomScoreAdj(*adj),
-            (None, _) => Answer::Unchanged,
+        let place = self.places.get(name);
+        let cpus = place.and_then(|place| place.cpus).or(pool);
+        let mems = place.and_then(|place| place.mems);
+        let adjustment = Adjustment {
+            oom_score_adj: self.oom_score_adj.get(name).copied().filter(|_| !is_scored),
+            // Without a pool nothing is placed.
+            cpus: cpus.filter(|_| pool.is_some() && shown.cpus.is_empty()),
+            mems: mems.filter(|_| pool.is_some() && shown.mems.is_empty()),
+        };
+        if adjustment == Adjustment::default() {
+            Answer::Unchanged
+        } else {
+            Answer::Adjusted(Box::new(adjustment))
         }
     }
+}
+
+/// What is changed in a container's specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adjustment {
+    /// Its `oom_score_adj`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oom_score_adj: Option<i32>,
+    /// Its `cpuset.cpus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// Its `cpuset.mems`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mems: Option<NumaMask>,
 }
 
 /// What the runtime was answered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The container is made as its specification has it: nothing was known of it, or another plugin has set its score.
+    /// The container is made as its specification has it: nothing was known of it, or another plugin has set what would have been.
     Unchanged,
-    /// It is made with this `oom_score_adj`.
-    OomScoreAdj(i32),
+    /// It is made so.
+    Adjusted(Box<Adjustment>),
     /// It is not made, and this is why.
     Refused(String),
 }
@@ -310,32 +371,72 @@ pub enum FromNri {
 mod tests {
     use super::*;
 
+    fn shown(oom_score_adj: Option<i64>) -> Shown<'static> {
+        Shown {
+            oom_score_adj,
+            ..Shown::default()
+        }
+    }
+
     #[test]
     fn a_refusal_goes_before_a_score() {
         let mut answers = PodAnswers::default();
+        let app = |answers: &PodAnswers, adj| answers.for_container("app", shown(adj), None);
+        let scored = Answer::Adjusted(Box::new(Adjustment {
+            oom_score_adj: Some(321),
+            ..Adjustment::default()
+        }));
         assert!(answers.is_empty());
-        assert_eq!(answers.for_container("app", Some(1000)), Answer::Unchanged);
+        assert_eq!(app(&answers, Some(1000)), Answer::Unchanged);
         answers.oom_score_adj.insert("app".to_owned(), 321);
-        assert_eq!(
-            answers.for_container("app", Some(1000)),
-            Answer::OomScoreAdj(321)
-        );
-        assert_eq!(
-            answers.for_container("other", Some(1000)),
-            Answer::Unchanged
-        );
+        assert_eq!(app(&answers, Some(1000)), scored);
+        let other = answers.for_container("other", shown(Some(1000)), None);
+        assert_eq!(other, Answer::Unchanged);
         answers.specified.insert("app".to_owned(), 1000);
-        assert_eq!(
-            answers.for_container("app", Some(1000)),
-            Answer::OomScoreAdj(321)
-        );
-        assert_eq!(answers.for_container("app", None), Answer::OomScoreAdj(321));
-        let of_another_plugin = answers.for_container("app", Some(999));
+        assert_eq!(app(&answers, Some(1000)), scored);
+        assert_eq!(app(&answers, None), scored);
+        let of_another_plugin = app(&answers, Some(999));
         assert_eq!(of_another_plugin, Answer::Unchanged);
         answers.refusal = Some("evicted".to_owned());
         let refused = Answer::Refused("evicted".to_owned());
-        assert_eq!(answers.for_container("app", Some(1000)), refused);
-        assert_eq!(answers.for_container("other", Some(1000)), refused);
+        assert_eq!(app(&answers, Some(1000)), refused);
+        let other = answers.for_container("other", shown(Some(1000)), None);
+        assert_eq!(other, refused);
         assert!(!answers.is_empty());
+    }
+
+    #[test]
+    fn a_container_is_made_on_its_own_cpus_or_in_the_pool_and_keeps_what_another_plugin_set() {
+        let cpus = |text| Some(CpuSet::parse(text).unwrap());
+        let place = ContainerPlace {
+            cpus: cpus("2-3"),
+            mems: Some(NumaMask::of(1)),
+        };
+        let answers = PodAnswers {
+            places: BTreeMap::from([("app".to_owned(), place)]),
+            ..PodAnswers::default()
+        };
+        let adjusted = |cpus, mems| {
+            Answer::Adjusted(Box::new(Adjustment {
+                cpus,
+                mems,
+                oom_score_adj: None,
+            }))
+        };
+        let pool = cpus("0-1");
+        let answer = |name, shown, pool| answers.for_container(name, shown, pool);
+        let mems = Some(NumaMask::of(1));
+        let set = Shown {
+            cpus: "5",
+            ..Shown::default()
+        };
+        assert_eq!(
+            answer("app", shown(None), pool),
+            adjusted(cpus("2-3"), mems)
+        );
+        assert_eq!(answer("init", shown(None), pool), adjusted(pool, None));
+        assert_eq!(answer("app", set, pool), adjusted(None, mems));
+        assert_eq!(answer("init", set, pool), Answer::Unchanged);
+        assert_eq!(answer("app", shown(None), None), Answer::Unchanged);
     }
 }

@@ -145,6 +145,9 @@ pub struct PodState {
     pub running: bool,
     /// Whether its manifest was removed.
     pub removed: bool,
+    /// Whether the API shows its end, or its deletion: once its processes have ended, it does not run again.
+    #[serde(default)]
+    pub ending: bool,
     /// The newest reading; `None` until its cgroup has been read, and when it vanished.
     pub memory: Option<PodReading>,
     /// Set while it is on its way out.
@@ -362,6 +365,11 @@ impl NodeState {
                     }
                 }
             }
+            EventKind::PodEnding { uid } => {
+                if let Some(pod) = self.pods.get_mut(uid) {
+                    pod.ending = true;
+                }
+            }
             EventKind::Sample(sample) => self.sample(sample, config),
             EventKind::NodeReclaimed { .. } => {
                 if let Some(reclaim) = &mut self.node_reclaim {
@@ -372,7 +380,6 @@ impl NodeState {
             EventKind::Stage { .. }
             // What it means for the pod is in `policy::leaving`.
             | EventKind::LastLineKill { .. }
-            | EventKind::PodEnding { .. }
             | EventKind::EvictionRefused { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PodsListed
@@ -409,6 +416,7 @@ impl NodeState {
                     }),
                 running: known.is_some_and(|old| old.running),
                 removed: false,
+                ending: known.is_some_and(|old| old.ending),
                 memory: known.and_then(|old| old.memory),
                 leaving: known.and_then(|old| old.leaving),
                 stuck: known.is_some_and(|old| old.stuck),

@@ -5,6 +5,9 @@
 //! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
 //! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
 //!
+//! Beside a kubelet, pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
+//! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
+//!
 //! A pod that is applied with other resources than before is placed anew, unless it runs and has something of its own: that is not resized in place
 //! ([`may_resize`]), and the caller does not apply it before it has ended.
 
@@ -13,6 +16,7 @@ use std::sync::Arc;
 use crate::kube::pod::{Container, Pod};
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, MEMORY};
+use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending};
 use crate::model::event::{Event, EventKind, PlacementStart};
 use crate::model::state::NodeState;
@@ -116,6 +120,9 @@ pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {
     };
     if let EventKind::PodApplied { pod } = &event.kind
         && let Some(known) = state.pods.get(&pod.uid())
+        // Of one without a name nothing is known that could differ.
+        && !known.pod.is_unnamed()
+        && !pod.is_unnamed()
         && !same_resources(&known.pod, pod)
     {
         placement.remove(&pod.uid());
@@ -142,20 +149,22 @@ fn same_resources(one: &Pod, other: &Pod) -> bool {
 
 /// Places pods and takes back, and says once what came of it. `decided`: what this step has decided so far.
 pub(crate) fn decide(
+    config: &EngineConfig,
     state: &mut NodeState,
     event: &Event,
     first: usize,
     decisions: &mut Vec<Decision>,
 ) {
     let mut changed = match &event.kind {
-        EventKind::PlacementStarted(start) => begin(state, start, decisions),
+        EventKind::PlacementStarted(start) => begin(config, state, start, decisions),
         EventKind::PodsListed => release_unknown(state),
-        EventKind::PodApplied { pod } => admit(state, &pod.uid(), decisions),
-        EventKind::PodRunning { uid } => admit(state, uid, decisions),
-        EventKind::PodRemoved { uid } | EventKind::PodEmpty { uid } => release_if_gone(state, uid),
+        EventKind::PodApplied { pod } => admit(config, state, &pod.uid(), decisions),
+        EventKind::PodRunning { uid } => admit(config, state, uid, decisions),
+        EventKind::PodRemoved { uid }
+        | EventKind::PodEmpty { uid }
+        | EventKind::PodEnding { uid } => release_if_gone(state, uid),
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
-        | EventKind::PodEnding { .. }
         | EventKind::EvictionRefused { .. }
         | EventKind::Overused(_)
         | EventKind::BudgetApplied { .. }
@@ -187,7 +196,12 @@ pub(crate) fn decide(
 }
 
 /// With new settings, or on what the machine is now. On settings that cannot be everything stays as it is.
-fn begin(state: &mut NodeState, start: &PlacementStart, decisions: &mut Vec<Decision>) -> bool {
+fn begin(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    start: &PlacementStart,
+    decisions: &mut Vec<Decision>,
+) -> bool {
     let saved = match (&start.saved, &state.placement) {
         (Some(saved), _) => saved.clone(),
         (None, Some(placement)) => placement.assignments(),
@@ -212,17 +226,22 @@ fn begin(state: &mut NodeState, start: &PlacementStart, decisions: &mut Vec<Deci
     // Pods that lost their assignment get it again, as far as there is room.
     let uids: Vec<PodUid> = state.pods.keys().cloned().collect();
     for uid in uids {
-        admit(state, &uid, decisions);
+        admit(config, state, &uid, decisions);
     }
     true
 }
 
 /// Places a pod that is to run. Whether anything changed.
-fn admit(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) -> bool {
+fn admit(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    uid: &PodUid,
+    decisions: &mut Vec<Decision>,
+) -> bool {
     let (Some(placement), Some(pod)) = (&mut state.placement, state.pods.get(uid)) else {
         return false;
     };
-    if pod.removed || pod.leaving.is_some() {
+    if pod.removed || pod.ending || pod.leaving.is_some() {
         return false;
     }
     let before = placement.placed(uid);
@@ -231,7 +250,8 @@ fn admit(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) -> 
         let why = refusal.to_string();
         if before != Placed::Refused(why.clone()) {
             let uid = uid.clone();
-            let runs_on = before != Placed::Not || pod.running;
+            // Its kubelet has admitted it: it runs in the shared pool.
+            let runs_on = config.beside_kubelet || before != Placed::Not || pod.running;
             decisions.push(Decision::PlacementRefused { uid, why, runs_on });
         }
     }
@@ -255,7 +275,7 @@ fn release_if_gone(state: &mut NodeState, uid: &PodUid) -> bool {
     let stays = state
         .pods
         .get(uid)
-        .is_some_and(|pod| !pod.stuck || pod.running);
+        .is_some_and(|pod| pod.running || !(pod.stuck || pod.ending));
     !stays && placement.remove(uid)
 }
 

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{Answer, FromNri};
+use plimsoll_core::kube::runtime_link::{Adjustment, Answer, FromNri, Shown};
 use plimsoll_core::shown::Show as _;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -18,8 +18,8 @@ use super::{Table, Teller};
 use crate::frames::cut;
 use crate::interface::nri::{
     ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
-    CreateContainerResponse, Event, LinuxContainerAdjustment, OptionalInt, RegisterPluginRequest,
-    SynchronizeRequest, SynchronizeResponse,
+    CreateContainerResponse, Event, LinuxContainerAdjustment, LinuxCpu, LinuxResources,
+    OptionalInt, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use crate::interface::ttrpc;
 
@@ -248,8 +248,13 @@ impl Session<'_> {
             return ttrpc::Response::default();
         };
         let linux = container.linux.as_ref();
-        let shown_adj = linux.and_then(|linux| Some(linux.oom_score_adj.as_ref()?.value));
-        let answer = self.table.answer(&pod.uid, &container.name, shown_adj);
+        let cpu = linux.and_then(|linux| linux.resources.as_ref()?.cpu.as_ref());
+        let shown = Shown {
+            oom_score_adj: linux.and_then(|linux| Some(linux.oom_score_adj.as_ref()?.value)),
+            cpus: cpu.map_or("", |cpu| &cpu.cpus),
+            mems: cpu.map_or("", |cpu| &cpu.mems),
+        };
+        let answer = self.table.answer(&pod.uid, &container.name, shown);
         self.teller.container(FromNri::Container {
             pod_uid: pod.uid.clone(),
             name: container.name.clone(),
@@ -258,13 +263,9 @@ impl Session<'_> {
         });
         match answer {
             Answer::Unchanged => ttrpc::Response::default(),
-            Answer::OomScoreAdj(adj) => sound(&CreateContainerResponse {
+            Answer::Adjusted(adjustment) => sound(&CreateContainerResponse {
                 adjust: Some(ContainerAdjustment {
-                    linux: Some(LinuxContainerAdjustment {
-                        oom_score_adj: Some(OptionalInt {
-                            value: i64::from(adj),
-                        }),
-                    }),
+                    linux: Some(adjusted(&adjustment)),
                 }),
             }),
             Answer::Refused(why) => refusal(FAILED_PRECONDITION, format!("plimsoll: {why}")),
@@ -314,6 +315,23 @@ fn registered(answer: &Message) -> Result<(), Ended> {
     match response.status {
         Some(status) if status.code != 0 => Err(Ended::Refused(status.message)),
         _ => Ok(()),
+    }
+}
+
+/// What is not in it stays as it is.
+fn adjusted(adjustment: &Adjustment) -> LinuxContainerAdjustment {
+    let score = adjustment.oom_score_adj.map(|adj| OptionalInt {
+        value: i64::from(adj),
+    });
+    let text = |set: Option<String>| set.unwrap_or_default();
+    let cpu = LinuxCpu {
+        cpus: text(adjustment.cpus.map(|cpus| cpus.to_string())),
+        mems: text(adjustment.mems.map(|mems| mems.to_string())),
+    };
+    let is_placed = adjustment.cpus.is_some() || adjustment.mems.is_some();
+    LinuxContainerAdjustment {
+        resources: is_placed.then_some(LinuxResources { cpu: Some(cpu) }),
+        oom_score_adj: score,
     }
 }
 

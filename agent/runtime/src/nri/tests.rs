@@ -9,6 +9,9 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::trunk::{Connection, Kind, MESSAGE_BYTES_MAX, Message, Trunk};
+use plimsoll_core::kube::runtime_link::{Adjustment, ContainerPlace};
+use plimsoll_core::placement::numa_mask::NumaMask;
+
 use super::*;
 use crate::interface::{nri, ttrpc};
 use crate::tests::agent::{hear, say};
@@ -136,6 +139,7 @@ fn creation(pod: &str, container: &str) -> nri::CreateContainerRequest {
             id: format!("id-of-{container}"),
             name: container.to_owned(),
             linux: Some(nri::LinuxContainer {
+                resources: None,
                 oom_score_adj: Some(nri::OptionalInt { value: 1000 }),
             }),
         }),
@@ -206,6 +210,13 @@ fn scored(container: &str, adj: i32) -> PodAnswers {
     }
 }
 
+fn of_score(adj: i32) -> Box<Adjustment> {
+    Box::new(Adjustment {
+        oom_score_adj: Some(adj),
+        ..Adjustment::default()
+    })
+}
+
 async fn local(test: impl Future<Output = ()>) {
     tokio::task::LocalSet::new().run_until(test).await;
 }
@@ -239,7 +250,7 @@ async fn a_container_is_answered_from_the_table_and_the_agent_hears_what() {
             (9, "plimsoll: it was evicted")
         );
         let answers = [
-            ("u1", "app", Answer::OomScoreAdj(321)),
+            ("u1", "app", Answer::Adjusted(of_score(321))),
             ("u1", "other", Answer::Unchanged),
             ("u9", "app", Answer::Unchanged),
             ("u3", "app", Answer::Unchanged),
@@ -409,6 +420,53 @@ async fn it_ends_with_the_agent_and_takes_no_more_pods_than_its_bound() {
         }
         let ended = scene.plugin.await.unwrap().unwrap_err();
         assert!(ended.to_string().contains("too many pods"), "{ended}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_is_made_where_it_is_placed_and_another_plugins_set_stays() {
+    local(async {
+        let parse = |text| CpuSet::parse(text).unwrap();
+        let place = ContainerPlace {
+            cpus: Some(parse("2-3")),
+            mems: Some(NumaMask::of(1)),
+        };
+        let answers = PodAnswers {
+            places: [("app".to_owned(), place)].into(),
+            ..PodAnswers::default()
+        };
+        let mut scene = Scene::new(&[("u1", answers)]).await;
+        let mut runtime = scene.connected().await;
+        let cpu = |response: &ttrpc::Response| {
+            assert_eq!(response.status, None);
+            let response = nri::CreateContainerResponse::decode(&response.payload[..]).unwrap();
+            let linux = response.adjust?.linux?;
+            assert_eq!(linux.oom_score_adj, None);
+            let cpu = linux.resources?.cpu?;
+            Some((cpu.cpus, cpu.mems))
+        };
+        let texts = |cpus: &str, mems: &str| Some((cpus.to_owned(), mems.to_owned()));
+        // Nothing is placed yet.
+        assert_eq!(cpu(&runtime.create("u1", "app").await), None);
+        let cpus = Some(parse("0-1"));
+        say(&mut scene.agent, &ToNri::SharedPool { cpus }).await;
+        while cpu(&runtime.create("u9", "app").await) != texts("0-1", "") {}
+        assert_eq!(cpu(&runtime.create("u1", "app").await), texts("2-3", "1"));
+        assert_eq!(cpu(&runtime.create("u1", "other").await), texts("0-1", ""));
+        let mut creation = creation("u1", "app");
+        let linux = creation.container.as_mut().unwrap().linux.as_mut().unwrap();
+        linux.resources = Some(nri::LinuxResources {
+            cpu: Some(nri::LinuxCpu {
+                cpus: "7".to_owned(),
+                mems: String::new(),
+            }),
+        });
+        let response = runtime.call("CreateContainer", &creation).await;
+        assert_eq!(cpu(&response), texts("", "1"));
+        // The kubelet has another policy now.
+        say(&mut scene.agent, &ToNri::SharedPool { cpus: None }).await;
+        while cpu(&runtime.create("u1", "app").await).is_some() {}
     })
     .await;
 }

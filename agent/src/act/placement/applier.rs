@@ -19,17 +19,20 @@ use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
 
+use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, Checkpoint, Found, PlacementLock};
 use super::outcome::{Outcome, Written};
-use super::owner::{self, REWRITES_MAX, Truce};
+use super::owner::{self, OtherOwner, REWRITES_MAX, Truce};
 use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
 use super::{PlacementError, online_cpus};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::cpuset::{CPUS, MEMS};
 use crate::host::irq::{IRQ_LEDGER, IrqAffinity};
 use crate::host::knobs::{Ledger, PODS_LEDGER};
+use crate::pods::names::KubeletTree;
 
 /// Where it works.
 #[derive(Debug, Clone)]
@@ -40,10 +43,22 @@ pub struct Place {
     pub mounts: CgroupMounts,
     /// Below which `kubepods` is.
     pub cgroup_root: CgroupPath,
+    /// Where a kubelet that runs has its pods. `None`: no kubelet runs them.
+    pub kubelet: Option<KubeletTree>,
     /// Where the checkpoint and the ledgers are.
     pub state_dir: PathBuf,
     /// Where a kubelet would have its state files.
     pub kubelet_dir: PathBuf,
+}
+
+impl Place {
+    /// Somebody else who manages cpusets here.
+    fn other_owner(&self) -> Option<OtherOwner> {
+        match self.kubelet {
+            Some(_) => owner::beside(&self.host, &self.kubelet_dir),
+            None => owner::kubelet(&self.host, &self.kubelet_dir),
+        }
+    }
 }
 
 /// What is done beside cpusets.
@@ -62,6 +77,8 @@ pub struct Wanted {
     pub assignments: Assignments,
     /// What pods are limited to when they have no exclusive CPUs.
     pub quotas: Quotas,
+    /// Beside a kubelet: which container is which.
+    pub names: Names,
 }
 
 /// A set that was written, and how often somebody has changed it since.
@@ -80,6 +97,8 @@ pub struct Applier {
     /// What is in force; `None` until it was looked up.
     before: Option<Assignments>,
     pods_ledger: Ledger,
+    /// Beside a kubelet: what was written, and what there was before.
+    sets: Option<Sets>,
     irqs: Option<IrqAffinity>,
     ours: BTreeMap<CgroupPath, Ours>,
     online: Option<CpuSet>,
@@ -92,9 +111,11 @@ impl Applier {
     /// # Errors
     /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened.
     pub fn open(place: Place, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
-        if let Some(owner) = owner::kubelet(&place.host, &place.kubelet_dir) {
+        if let Some(owner) = place.other_owner() {
             return Err(owner.into());
         }
+        let sets = place.kubelet.is_some();
+        let sets = sets.then(|| Sets::open(&place.host, &place.state_dir));
         let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
         // Also without the option: the agent before this one may have had it.
         let ledger = Ledger::open(&place.host, place.state_dir.join(IRQ_LEDGER))?;
@@ -105,6 +126,7 @@ impl Applier {
             options,
             before: None,
             pods_ledger,
+            sets: sets.transpose()?,
             ours: BTreeMap::new(),
             online: None,
             truce: Truce::default(),
@@ -131,7 +153,7 @@ impl Applier {
 
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
-        let other = owner::kubelet(&self.place.host, &self.place.kubelet_dir);
+        let other = self.place.other_owner();
         if let Some(owner) = other.or_else(|| self.truce.paused(now)) {
             return Err(owner.into());
         }
@@ -166,12 +188,15 @@ impl Applier {
         if is_new {
             checkpoint.write(&lock, &self.place.state_dir)?;
         }
-        let containers = self.containers(&mut outcome)?;
+        let containers = self.containers(wanted, &known, &mut outcome)?;
         outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
         self.cpus(wanted, &known, &containers, online, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
-        self.quotas(wanted, &checkpoint, &containers, &mut outcome);
+        // Beside a kubelet they are its own.
+        if self.place.kubelet.is_none() {
+            self.quotas(wanted, &checkpoint, &containers, &mut outcome);
+        }
         if let Some(irqs) = &mut self.irqs {
             match irqs.keep_off(wanted.assignments.exclusive(), online) {
                 Ok(moved) => outcome.interrupts = moved,
@@ -202,8 +227,12 @@ impl Applier {
         let wanted = Wanted {
             assignments: nobody_alone(online_cpus(&self.place.host)?),
             quotas,
+            names: Names::new(),
         };
         let outcome = self.apply(&wanted)?;
+        if let Some(sets) = &mut self.sets {
+            sets.restore()?;
+        }
         if outcome.failed.is_empty() {
             let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
             Checkpoint::remove(&lock, &self.place.state_dir)?;
@@ -230,7 +259,25 @@ impl Applier {
     }
 
     /// The containers that have a cpuset, or have got one now.
-    fn containers(&mut self, outcome: &mut Outcome) -> Result<Vec<Container>, PlacementError> {
+    fn containers(
+        &mut self,
+        wanted: &Wanted,
+        known: &[Assignments],
+        outcome: &mut Outcome,
+    ) -> Result<Vec<Container>, PlacementError> {
+        if let (Some(tree), Some(sets)) = (&self.place.kubelet, &mut self.sets) {
+            let mut all = beside::list(&self.place.mounts, tree, &wanted.names)?;
+            beside::claim(&mut all, &wanted.assignments);
+            let known: Vec<&Assignments> = known.iter().chain([&wanted.assignments]).collect();
+            all.retain(|container| {
+                let adopted = sets.adopt(&self.place.mounts, container);
+                let noted = adopted.and_then(|()| sets.note(container, &known));
+                noted
+                    .map_err(|error| outcome.fail(&container.pod, &container.name, error))
+                    .is_ok()
+            });
+            return Ok(all);
+        }
         let all = cgroups::list(&self.place.mounts, &self.place.cgroup_root)?;
         let mut containers = Vec::new();
         for container in all {
@@ -363,7 +410,12 @@ impl Applier {
 
     /// Returns whether its processes are where they were told to be.
     fn write(&mut self, container: &Container, cpus: CpuSet, outcome: &mut Outcome) -> bool {
-        match container.cpuset.set_cpus(cpus) {
+        let recorded = match &mut self.sets {
+            Some(sets) => sets.record(container, CPUS, &cpus.to_string()),
+            None => Ok(()),
+        };
+        let written = recorded.and_then(|()| Ok(container.cpuset.set_cpus(cpus)?));
+        match written {
             Ok(written) => {
                 if written {
                     outcome.written.push(Written::cpus(container, cpus));
@@ -373,24 +425,35 @@ impl Applier {
             // It has ended, and is on no CPU.
             Err(error) if error.is_vanished() => true,
             Err(error) => {
-                outcome.fail(&container.pod, &container.name, error.into());
+                outcome.fail(&container.pod, &container.name, error);
                 false
             }
         }
     }
 
-    fn mems(&self, wanted: &Wanted, containers: &[Container], outcome: &mut Outcome) {
+    fn mems(&mut self, wanted: &Wanted, containers: &[Container], outcome: &mut Outcome) {
         for container in containers {
             let nodes = wanted.assignments.nodes(&container.pod, &container.name);
-            let written = match nodes {
-                Some(nodes) => container.cpuset.set_mems(nodes),
-                None => container.cpuset.inherit_mems(),
+            let recorded = match (&mut self.sets, nodes) {
+                (None, _) => Ok(()),
+                // Of another program's making.
+                (Some(sets), None) if !sets.has_nodes(container) => continue,
+                (Some(sets), None) => container
+                    .cpuset
+                    .inherited(MEMS)
+                    .map_err(PlacementError::from)
+                    .and_then(|nodes| sets.record(container, MEMS, &nodes)),
+                (Some(sets), Some(nodes)) => sets.record(container, MEMS, &nodes.to_string()),
             };
+            let written = recorded.and_then(|()| match nodes {
+                Some(nodes) => Ok(container.cpuset.set_mems(nodes)?),
+                None => Ok(container.cpuset.inherit_mems()?),
+            });
             match written {
                 Ok(true) => outcome.written.push(Written::mems(container, nodes)),
                 Ok(false) => {}
                 Err(error) if error.is_vanished() => {}
-                Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
+                Err(error) => outcome.fail(&container.pod, &container.name, error),
             }
         }
     }

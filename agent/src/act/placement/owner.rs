@@ -16,8 +16,18 @@ use super::kubelet_state::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
+use crate::host::file::read_text;
 use crate::host::shown::Show as _;
 
+/// The kubelet's state files: the policy with which it writes cpusets, and the field that says so.
+const FILES: [(&str, &str, &str); 2] = [
+    (CPU_MANAGER_STATE, CPU_POLICY_STATIC, "cpuManagerPolicy"),
+    (
+        MEMORY_MANAGER_STATE,
+        MEMORY_POLICY_STATIC,
+        "memoryManagerPolicy",
+    ),
+];
 /// Looks in a row at which a set had another value than we wrote, before it is somebody else's.
 pub const REWRITES_MAX: u32 = 3;
 /// How long nothing is written after that; twice as long each time that it happens again.
@@ -32,18 +42,30 @@ const PROCESSES_MAX: usize = 4 << 20;
 pub enum OtherOwner {
     /// The kubelet.
     #[error(
-        "the kubelet (pid {pid}) manages cpusets itself: {file} has policy {policy:?}; plimsoll places nothing. Set its {field}: {none} \
-         and restart it (its assignments can be taken over), or set Plimsoll's to none", file = file.shown(), none = none(field)
+        "the kubelet{pid} manages cpusets itself: {file} has policy {policy:?}; plimsoll places nothing. Set its {field}: {none} \
+         and restart it (its assignments can be taken over), or set Plimsoll's to none", file = file.shown(), none = none(field),
+        pid = pid.map_or(String::new(), |pid| format!(" (pid {pid})"))
     )]
     Kubelet {
-        /// Its process.
-        pid: u32,
+        /// Its process, if it was looked for.
+        pid: Option<u32>,
         /// Its state file.
         file: PathBuf,
         /// What it says.
         policy: String,
         /// The field of its configuration.
         field: &'static str,
+    },
+    /// Beside a kubelet: it is not known whether it manages them.
+    #[error(
+        "{file}: {why}; whether the kubelet manages cpusets is unknown, and plimsoll places nothing: name its directory with --kubelet-dir, and let the \
+         agent read it", file = file.shown()
+    )]
+    Unknown {
+        /// Its state file.
+        file: PathBuf,
+        /// Why it says nothing.
+        why: String,
     },
     /// Somebody unknown.
     #[error(
@@ -137,25 +159,47 @@ struct Policy {
 /// A file without a kubelet is what a former one has left: it can be taken over.
 #[must_use]
 pub fn kubelet(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
-    let files = [
-        (CPU_MANAGER_STATE, CPU_POLICY_STATIC, "cpuManagerPolicy"),
-        (
-            MEMORY_MANAGER_STATE,
-            MEMORY_POLICY_STATIC,
-            "memoryManagerPolicy",
-        ),
-    ];
-    files.into_iter().find_map(|(name, policy, field)| {
+    FILES.into_iter().find_map(|(name, policy, field)| {
         let file = host.path(kubelet_dir).join(name);
         let text = std::fs::read(&file).ok()?;
         let found: Policy = serde_json::from_slice(&text).ok()?;
         let pid = (found.policy_name == policy).then(|| running_kubelet(host))??;
         Some(OtherOwner::Kubelet {
-            pid,
+            pid: Some(pid),
             file,
             policy: found.policy_name,
             field,
         })
+    })
+}
+
+/// The kubelet beside which the agent runs, unless its state files say that it manages neither CPUs nor memory. Its process is not looked for: it may
+/// have another name (it is a part of some distributions' own programs), or be between two starts.
+#[must_use]
+pub fn beside(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
+    FILES.into_iter().find_map(|(name, _, field)| {
+        let file = host.path(kubelet_dir).join(name);
+        let unknown = |why: String| {
+            let file = file.clone();
+            Some(OtherOwner::Unknown { file, why })
+        };
+        let text = match read_text(&file) {
+            Ok(text) => text,
+            // Kubelets before 1.21 have no memory manager.
+            Err(error) if error.is_vanished() && name == MEMORY_MANAGER_STATE => return None,
+            Err(error) if error.is_vanished() => return unknown("does not exist".to_owned()),
+            Err(error) => return unknown(error.to_string()),
+        };
+        match serde_json::from_str::<Policy>(&text) {
+            Err(error) => unknown(error.to_string()),
+            Ok(found) if found.policy_name.eq_ignore_ascii_case("none") => None,
+            Ok(found) => Some(OtherOwner::Kubelet {
+                pid: None,
+                file,
+                policy: found.policy_name,
+                field,
+            }),
+        }
     })
 }
 

@@ -86,6 +86,9 @@ impl Agent {
             self.forget_pod(&uid);
             self.interrupt()?;
         }
+        // Those that go on are placed before what is left of others is known to end.
+        let mut pods = pods;
+        pods.sort_by_key(|one| one.is_leaving);
         for one in pods {
             let uid = one.pod.uid();
             let is_known = self.pods.pod(&uid).is_some_and(|known| *known == one.pod);

@@ -1,6 +1,7 @@
 use std::sync::mpsc::Receiver;
 
 use plimsoll_core::kube::cluster_link::Settled;
+use plimsoll_core::kube::runtime_link::Adjustment;
 
 use super::*;
 use crate::act::oom_order::OomOrdering;
@@ -31,8 +32,11 @@ fn order(node: &mut Node, adj: i32) {
 
 /// The newest answers of a pod in the queue.
 fn newest(changes: &Receiver<NriChange>, uid: &PodUid) -> Option<PodAnswers> {
-    let of_pod = changes.try_iter().filter(|change| change.uid == *uid);
-    of_pod.last().map(|change| change.answers)
+    let of_pod = changes.try_iter().filter_map(|change| match change {
+        NriChange::Pod { uid: of, answers } if of == *uid => Some(answers),
+        _ => None,
+    });
+    of_pod.last()
 }
 
 #[test]
@@ -115,7 +119,7 @@ fn a_pod_that_has_gone_needs_no_answer() {
 fn what_finds_no_room_is_sent_later() {
     let (mut node, changes) = node();
     let work = node.agent.nri.as_mut().unwrap();
-    let filler = NriChange {
+    let filler = NriChange::Pod {
         uid: PodUid::from("filler"),
         answers: PodAnswers::default(),
     };
@@ -153,7 +157,10 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
     );
     for answer in [
         Answer::Unchanged,
-        Answer::OomScoreAdj(1),
+        Answer::Adjusted(Box::new(Adjustment {
+            oom_score_adj: Some(1),
+            ..Adjustment::default()
+        })),
         Answer::Refused(String::new()),
         Answer::Unchanged,
     ] {
@@ -166,7 +173,7 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
     let expected = NriTally {
         is_connected: true,
         unchanged: 2,
-        scored: 1,
+        changed: 1,
         refused: 1,
         dropped: 7,
     };

@@ -13,12 +13,20 @@ impl Ledger {
     /// [`KnobError`]: then the caller must not write.
     pub fn record_ahead(&mut self, path: &Path, new: &str) -> Result<(), KnobError> {
         let old = read_text(path)?.trim_end().to_owned();
+        self.record_made(path, &old, new)
+    }
+
+    /// Records that a file has a value that somebody has written for us, and what it would have without that.
+    ///
+    /// # Errors
+    /// [`KnobError`].
+    pub fn record_made(&mut self, path: &Path, old: &str, new: &str) -> Result<(), KnobError> {
         if old == new {
             return Ok(());
         }
         let change = Change::Write {
             path: path.to_owned(),
-            old,
+            old: old.to_owned(),
             new: new.to_owned(),
             process: None,
         };

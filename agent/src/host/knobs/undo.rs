@@ -64,6 +64,8 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
             match read_text(path) {
                 Err(error) => refused(&error),
                 Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
+                // A write of no bytes does not reach the kernel's parser.
+                Ok(now) if now.trim_end() == new && old.is_empty() => written(path, "\n"),
                 Ok(now) if now.trim_end() == new => written(path, old),
                 Ok(now) if is_of_earlier(earlier, path, now.trim_end()) => Outcome::NothingToDo,
                 Ok(now) => Outcome::Left(format!(

@@ -8,7 +8,7 @@ use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
 use crate::kernel::{Account, KindCount};
-use crate::record::tally::Tally;
+use crate::record::tally::{PlacementTally, Tally};
 use crate::testkit::{self, MIB};
 
 fn threshold(signal: Signal, operator: Operator, value: u64, grace_ns: u64) -> Threshold {
@@ -41,6 +41,11 @@ fn snapshot(pods: u64) -> Snapshot {
     let events = testkit::events(pods, &[(2, 512), (10, 512)]);
     let mut tally = Tally {
         journal_steps_lost: Some(2),
+        placement: Some(PlacementTally {
+            is_active: true,
+            writes: 12,
+            failed: 1,
+        }),
         nri: Some(NriTally {
             is_connected: true,
             refused: 3,
@@ -184,9 +189,12 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_records_folded_total{kind=\"charges-reached\"} 2",
         "plimsoll_kernel_oom_kills_total{victim=\"pod\"} 3",
         "plimsoll_journal_steps_lost_total 2",
+        "plimsoll_placement_active 1",
+        "plimsoll_placement_writes_total 12",
+        "plimsoll_placement_failed 1",
         "plimsoll_nri_connected 1",
         "plimsoll_nri_containers_total{answer=\"refused\"} 3",
-        "plimsoll_nri_containers_total{answer=\"scored\"} 0",
+        "plimsoll_nri_containers_total{answer=\"changed\"} 0",
         "plimsoll_admissions_total{verdict=\"admitted\"} 4",
         "plimsoll_admissions_total{verdict=\"refused\"} 2",
         "plimsoll_pods_refused 1",

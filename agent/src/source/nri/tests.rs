@@ -44,7 +44,7 @@ fn link() -> (NriLink, NriEvents, Receiver<Program>) {
 }
 
 fn scored(uid: &str, adj: i32) -> NriChange {
-    NriChange {
+    NriChange::Pod {
         uid: PodUid::from(uid),
         answers: PodAnswers {
             refusal: None,
@@ -55,9 +55,12 @@ fn scored(uid: &str, adj: i32) -> NriChange {
 }
 
 fn pod(change: &NriChange) -> ToNri {
-    ToNri::Pod {
-        uid: change.uid.as_str().to_owned(),
-        answers: change.answers.clone(),
+    match change {
+        NriChange::Pod { uid, answers } => ToNri::Pod {
+            uid: uid.as_str().to_owned(),
+            answers: answers.clone(),
+        },
+        NriChange::SharedPool(cpus) => ToNri::SharedPool { cpus: *cpus },
     }
 }
 
@@ -107,15 +110,15 @@ fn each_program_gets_the_whole_table_and_then_what_changes() {
         pod_uid: "a".to_owned(),
         name: "app".to_owned(),
         id: "1".to_owned(),
-        answer: Answer::OomScoreAdj(3),
+        answer: Answer::Unchanged,
     };
     program.say(&made);
     assert_eq!(events.blocking_recv(), Some(made));
 
     // It ends, and the next one gets all of it, without what was taken back.
-    let nothing = NriChange {
+    let nothing = NriChange::Pod {
+        uid: PodUid::from("a"),
         answers: PodAnswers::default(),
-        ..scored("a", 0)
     };
     link.set(nothing.clone());
     assert_eq!(program.hear(), Some(pod(&nothing)));
@@ -209,14 +212,22 @@ fn a_program_that_is_not_there_is_named() {
 fn a_pod_that_does_not_fit_into_a_frame_costs_itself_alone() {
     let (link, _events, programs) = link();
     let mut program = programs.recv().unwrap();
+    // The pool comes before all pods.
+    let pool = NriChange::SharedPool(Some(CpuSet::of(1)));
+    link.set(pool.clone());
     program.greet();
+    assert_eq!(program.hear(), Some(pod(&pool)));
     assert_eq!(program.hear(), Some(ToNri::Complete));
-    let mut large = scored("a", 1);
     let names = (0..FRAMING.values_max).map(|number| (number.to_string(), 1));
-    large.answers.oom_score_adj = names.collect();
-    link.set(large.clone());
-    large.answers.oom_score_adj.clear();
-    assert_eq!(program.hear(), Some(pod(&large)));
+    let of_a = |oom_score_adj| NriChange::Pod {
+        uid: PodUid::from("a"),
+        answers: PodAnswers {
+            oom_score_adj,
+            ..PodAnswers::default()
+        },
+    };
+    link.set(of_a(names.collect()));
+    assert_eq!(program.hear(), Some(pod(&of_a(BTreeMap::new()))));
     link.set(scored("b", 2));
     assert_eq!(program.hear(), Some(pod(&scored("b", 2))));
 }

@@ -73,6 +73,7 @@ impl Node {
             host: self.host.clone(),
             mounts: self.host.cgroup_mounts().unwrap(),
             cgroup_root: CgroupPath::default(),
+            kubelet: None,
             state_dir: self.host.path("run"),
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
         }
@@ -116,6 +117,7 @@ fn wanted(pool: &str, exclusive: &[(&str, &str)]) -> Wanted {
             refused: BTreeMap::new(),
         },
         quotas: BTreeMap::from([("a".into(), quotas)]),
+        names: Names::new(),
     }
 }
 
@@ -390,4 +392,153 @@ fn the_thread_carries_out_the_newest() {
             "{report:?}"
         );
     }
+}
+
+/// A node with a kubelet's tree of the systemd driver: pod a has a sandbox and two containers.
+fn beside(policy: &str) -> (Node, Place) {
+    let node = Node::new();
+    for dir in [A, B] {
+        std::fs::remove_dir_all(node.cgroup(dir)).unwrap();
+    }
+    std::fs::remove_dir_all(node.cgroup("kubepods")).unwrap();
+    for name in [SANDBOX, MAIN, SIDE] {
+        let dir = node.cgroup(&container(name));
+        for above in dir.ancestors().skip(1).take(2) {
+            std::fs::create_dir_all(above).unwrap();
+            std::fs::write(above.join("cgroup.subtree_control"), "cpuset cpu memory").unwrap();
+        }
+        std::fs::create_dir_all(&dir).unwrap();
+        for (file, text) in [
+            ("cpuset.cpus", "\n"),
+            ("cpuset.cpus.effective", "0-7\n"),
+            ("cpuset.mems", "\n"),
+            ("cpu.max", "200000 100000\n"),
+        ] {
+            std::fs::write(dir.join(file), text).unwrap();
+        }
+    }
+    kubelet_says(&node, policy);
+    let mut place = node.place();
+    place.kubelet = Some(KubeletTree::find(&place.mounts, &place.cgroup_root).unwrap());
+    (node, place)
+}
+
+fn kubelet_says(node: &Node, policy: &str) {
+    let dir = node.host.path("/var/lib/kubelet");
+    std::fs::create_dir_all(&dir).unwrap();
+    let text = format!(r#"{{"policyName":"{policy}","defaultCpuSet":"","checksum":1}}"#);
+    std::fs::write(dir.join("cpu_manager_state"), text).unwrap();
+}
+
+const SANDBOX: char = '0';
+const MAIN: char = '1';
+const SIDE: char = '2';
+
+fn id(name: char) -> String {
+    name.to_string().repeat(64)
+}
+
+fn container(name: char) -> String {
+    let id = id(name);
+    format!("kubepods.slice/kubepods-poda.slice/cri-containerd-{id}.scope")
+}
+
+fn by_name(names: &[(char, &str)]) -> Names {
+    let names = names
+        .iter()
+        .map(|(id_, name)| (id(*id_), (*name).to_owned()));
+    BTreeMap::from([("a".into(), names.collect())])
+}
+
+fn cpus_of(node: &Node) -> [String; 3] {
+    [SANDBOX, MAIN, SIDE].map(|name| node.text(&format!("{}/cpuset.cpus", container(name))))
+}
+
+fn open_at(place: &Place) -> Applier {
+    let options = Options {
+        moves_interrupts: false,
+        keeps_quota: false,
+    };
+    Applier::open(place.clone(), options).unwrap().0
+}
+
+#[test]
+fn a_runtimes_containers_are_placed_by_their_ids_and_get_back_what_they_had() {
+    let (node, place) = beside("none");
+    // Of another program.
+    node.put(&format!("{}/cpuset.cpus", container(SIDE)), "5-6\n");
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    // Not named yet: it shares the pool, as the sandbox does.
+    applier.apply(&wanted).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "0-1,4-7", "0-1,4-7"]);
+    wanted.names = by_name(&[(MAIN, "main"), (SIDE, "side")]);
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
+    assert_eq!(node.text(&format!("{}/cpuset.mems", container(MAIN))), "1");
+    // Quotas are the kubelet's.
+    let quota = format!("{}/cpu.max", container(MAIN));
+    assert_eq!(node.text(&quota), "200000 100000");
+    // An agent that was started anew, to which nobody has named anything yet, moves nobody.
+    drop(applier);
+    let mut applier = open_at(&place);
+    wanted.names = Names::new();
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(written(&outcome), []);
+    let outcome = applier.withdraw(Quotas::new()).unwrap().unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["", "", "5-6"]);
+    assert_eq!(node.text(&format!("{}/cpuset.mems", container(MAIN))), "");
+    assert!(!place.state_dir.join(CHECKPOINT).exists());
+}
+
+#[test]
+fn what_the_runtime_has_set_for_us_is_undone_too() {
+    let (node, place) = beside("none");
+    let (main, side) = (container(MAIN), container(SIDE));
+    node.put(&format!("{main}/cpuset.cpus"), "2-3\n");
+    node.put(&format!("{main}/cpuset.mems"), "1\n");
+    node.put(&format!("{side}/cpuset.cpus"), "0-1,4-7\n");
+    let mut applier = open_at(&place);
+    // Its id is not known, and it is where its own CPUs are.
+    let outcome = applier.apply(&wanted("0-1,4-7", &[("a", "2-3")])).unwrap();
+    let of_sandbox = vec![("a".to_owned(), "cpuset.cpus", "0-1,4-7")];
+    assert_eq!(written(&outcome), of_sandbox);
+    drop(applier);
+    // As `plimsoll uninstall` does.
+    let path = place.state_dir.join(beside::CPUSETS_LEDGER);
+    Ledger::open(&node.host, path).unwrap().restore().unwrap();
+    assert_eq!(cpus_of(&node), ["", "", ""]);
+    assert_eq!(node.text(&format!("{main}/cpuset.mems")), "");
+}
+
+#[test]
+fn a_kubelet_that_manages_cpus_stops_the_next_write() {
+    let (node, place) = beside("static");
+    let options = Options {
+        moves_interrupts: false,
+        keeps_quota: false,
+    };
+    let refused = |place: &Place| Applier::open(place.clone(), options).unwrap_err();
+    let text = refused(&place).to_string();
+    assert!(
+        text.contains("the kubelet manages cpusets itself"),
+        "{text}"
+    );
+    std::fs::remove_file(node.host.path("/var/lib/kubelet/cpu_manager_state")).unwrap();
+    let text = refused(&place).to_string();
+    assert!(text.contains("is unknown"), "{text}");
+    kubelet_says(&node, "none");
+    let mut applier = open_at(&place);
+    let wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    // It is started again with another policy.
+    kubelet_says(&node, "static");
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!(cpus_of(&node), ["", "", ""]);
+    kubelet_says(&node, "none");
+    let state = node.host.path("/var/lib/kubelet/memory_manager_state");
+    std::fs::write(state, r#"{"policyName":"Static"}"#).unwrap();
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!(cpus_of(&node), ["", "", ""]);
 }

@@ -1,0 +1,212 @@
+//! Beside a kubelet: which of its cgroups is which container, and what their sets were before.
+//!
+//! **Problem.** A runtime names a container's cgroup by an id, and the API server says whose that is only when the container runs. The cgroups are the
+//! runtime's: none may be made or moved, and what is written has to be undone when nothing is placed any more. **Approach.** A cgroup is a container's by the
+//! ids that the API, or the runtime (NRI), has told ([`Names`]). One that nobody has named, and that runs on just what a container of its pod holds, is that
+//! container ([`claim`]): an agent that was started anew moves nobody. All others share the pool, the sandbox too. Before a set is first written, a line
+//! in a ledger says what it was ([`Sets`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::assignments::Assignments;
+
+use super::PlacementError;
+use super::cgroups::Container;
+use crate::host::HostRoot;
+use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Version};
+use crate::host::cpuset::{CPUS, Cpuset, MEMS};
+use crate::host::knobs::{Change, KnobError, Ledger, Restoration};
+use crate::host::shown::Show as _;
+use crate::pods;
+use crate::pods::names::{KubeletTree, container_id};
+
+/// Its ledger, in the state directory.
+pub const CPUSETS_LEDGER: &str = "cpusets.jsonl";
+/// After so many lines those of files that have gone are taken out.
+const FORGET_EVERY: u32 = 256;
+
+/// The names of containers by their ids, of pods in which a container holds something.
+pub type Names = BTreeMap<PodUid, BTreeMap<String, String>>;
+
+/// All cgroups in those of a kubelet's pods. One of which the name is not known is called as its directory, which names no container: it is an id.
+pub(super) fn list(
+    mounts: &CgroupMounts,
+    tree: &KubeletTree,
+    names: &Names,
+) -> Result<Vec<Container>, CgroupError> {
+    let mut found = Vec::new();
+    for pod in tree.pods(mounts)? {
+        let containers = match pods::cgroup::containers(mounts, &pod.path) {
+            Ok(containers) => containers,
+            Err(error) if error.is_vanished() => continue,
+            Err(error) => return Err(error),
+        };
+        let of_pod = names.get(&pod.uid);
+        for container in containers {
+            let Ok(cpuset) = Cpuset::at(mounts, &container.path) else {
+                let controller = Controller::Cpuset;
+                return Err(CgroupError::NoController { controller });
+            };
+            let id = container_id(&container.name);
+            let name = id.and_then(|id| of_pod?.get(id)).cloned();
+            found.push(Container {
+                pod: pod.uid.clone(),
+                name: name.unwrap_or(container.name),
+                pod_path: pod.path.clone(),
+                path: container.path,
+                id: container.id,
+                cpuset,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Names the containers that run on just what a container of their pod holds.
+pub(super) fn claim(containers: &mut [Container], assignments: &Assignments) {
+    for container in containers {
+        let Some(of_pod) = assignments.containers.get(&container.pod) else {
+            continue;
+        };
+        if of_pod.contains_key(&container.name) {
+            continue;
+        }
+        let (Ok(cpus), Ok(mems)) = (container.cpuset.cpus(), container.cpuset.mems()) else {
+            continue;
+        };
+        let is_its = |name: &&String| {
+            let (wanted, nodes) = (
+                assignments.cpus(&container.pod, name),
+                assignments.nodes(&container.pod, name),
+            );
+            // What has neither is called as it is.
+            wanted.cpus == cpus && (wanted.exclusive || nodes == Some(mems))
+        };
+        if let Some(name) = of_pod.keys().find(is_its) {
+            container.name.clone_from(name);
+        }
+    }
+}
+
+/// The sets that the agent, or the runtime for it, has written.
+#[derive(Debug)]
+pub(super) struct Sets {
+    ledger: Ledger,
+    /// Files of which the ledger says what they were.
+    known: BTreeSet<PathBuf>,
+    lines: u32,
+}
+
+impl Sets {
+    /// Goes on with what an agent before has left.
+    pub(super) fn open(host: &HostRoot, state_dir: &Path) -> Result<Self, KnobError> {
+        let mut ledger = Ledger::open(host, state_dir.join(CPUSETS_LEDGER))?;
+        let changes = ledger.changes()?.into_iter();
+        let known = changes
+            .filter_map(|change| match change {
+                Change::Write { path, .. } => Some(path),
+                _ => None,
+            })
+            .collect();
+        Ok(Self {
+            ledger,
+            known,
+            lines: 0,
+        })
+    }
+
+    /// Sees to it that the container has a cpuset: on v2 the controller is enabled above it, where the runtime has not had that done.
+    pub(super) fn adopt(
+        &mut self,
+        mounts: &CgroupMounts,
+        container: &Container,
+    ) -> Result<(), PlacementError> {
+        let hierarchy = mounts.hierarchy_of(Controller::Cpuset)?;
+        if hierarchy.version == Version::V1 || container.cpuset.dir().join(CPUS).exists() {
+            return Ok(());
+        }
+        let mut above = hierarchy.mount.clone();
+        for path in container.path.lineage() {
+            self.ledger.enable(&above, Controller::Cpuset)?;
+            above = hierarchy.dir(&path);
+        }
+        Ok(())
+    }
+
+    /// Before anything is written: a set that the runtime has written for us (NRI), as any of these has it, is to be none when it is undone.
+    pub(super) fn note(
+        &mut self,
+        container: &Container,
+        known: &[&Assignments],
+    ) -> Result<(), PlacementError> {
+        let (pod, name) = (&container.pod, &container.name);
+        let file = container.cpuset.dir().join(CPUS);
+        if !self.known.contains(&file) {
+            let cpus = container.cpuset.cpus()?;
+            if !cpus.is_empty() && known.iter().any(|one| one.cpus(pod, name).cpus == cpus) {
+                self.made(container, CPUS, &cpus.to_string())?;
+            }
+        }
+        let file = container.cpuset.dir().join(MEMS);
+        if !self.known.contains(&file) {
+            let mems = container.cpuset.mems()?;
+            if known.iter().any(|one| one.nodes(pod, name) == Some(mems)) {
+                self.made(container, MEMS, &mems.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the file would have without us: on v2 nothing, on v1 what the one above has.
+    fn made(
+        &mut self,
+        container: &Container,
+        file: &str,
+        value: &str,
+    ) -> Result<(), PlacementError> {
+        let old = container.cpuset.inherited(file)?;
+        let path = container.cpuset.dir().join(file);
+        self.ledger.record_made(&path, &old, value)?;
+        self.recorded(path)
+    }
+
+    /// A set is about to be written.
+    pub(super) fn record(
+        &mut self,
+        container: &Container,
+        file: &str,
+        value: &str,
+    ) -> Result<(), PlacementError> {
+        let path = container.cpuset.dir().join(file);
+        self.ledger.record_ahead(&path, value)?;
+        self.recorded(path)
+    }
+
+    fn recorded(&mut self, path: PathBuf) -> Result<(), PlacementError> {
+        self.known.insert(path);
+        self.lines += 1;
+        if self.lines >= FORGET_EVERY {
+            self.lines = 0;
+            self.ledger.forget_vanished()?;
+            self.known.retain(|path| path.exists());
+        }
+        Ok(())
+    }
+
+    /// Whether the container's memory nodes are of our making.
+    pub(super) fn has_nodes(&self, container: &Container) -> bool {
+        self.known.contains(&container.cpuset.dir().join(MEMS))
+    }
+
+    /// Everything is as it was before.
+    pub(super) fn restore(&mut self) -> Result<Restoration, KnobError> {
+        let restoration = self.ledger.restore()?;
+        self.known.clear();
+        for remark in restoration.remarks() {
+            tracing::warn!("{}", remark.shown());
+        }
+        Ok(restoration)
+    }
+}
