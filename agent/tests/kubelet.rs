@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller};
@@ -31,7 +31,7 @@ const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";
 const CRITICAL: &str = "1b2c9a00-0000-4000-8000-00000000000b";
 const STATIC: &str = "0123456789abcdef0123456789abcdef";
 const UNNAMED: &str = "1b2c9a00-0000-4000-8000-00000000000c";
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(2);
 
 /// One scene at a time: each is on the whole machine's memory.
 static SCENE: Mutex<()> = Mutex::new(());
@@ -624,8 +624,13 @@ fn a_runtimes_containers_are_placed_stay_there_and_get_back_what_they_had() {
     kubelet_says(dir.path(), "none");
     let mut agent = Agent::start(dir.path(), &tree, &options);
     let mut cluster = Cluster::connect(dir.path());
+    let began = Instant::now();
     cluster.list(&[spec.clone()]);
     wait_until(|| are([rest, own]));
+    println!(
+        "from the API's word to the container's CPUs: {:?}",
+        began.elapsed()
+    );
     drop(cluster);
     agent.0.kill().unwrap();
     agent.0.wait().unwrap();

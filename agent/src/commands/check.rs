@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use serde::Serialize;
 
-use crate::act::placement::owner::{kubelet, running_kubelet};
+use crate::act::placement::owner::{beside, running_kubelet};
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::page;
@@ -112,7 +112,7 @@ struct Mode {
     /// Whether the container runtime offers to ask when it makes a container, where it does so by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     nri: Option<bool>,
-    /// Why plimsoll places no container: the kubelet does.
+    /// Why plimsoll can place no container: the kubelet does, or may.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<String>,
     /// For people.
@@ -135,10 +135,10 @@ impl Mode {
                 let pods = tree.pods(&mounts)?.len();
                 Ok((tree, pods))
             });
-        let placement = kubelet(host, Path::new(KUBELET_DIR)).map(|owner| owner.to_string());
+        let placement = beside(host, Path::new(KUBELET_DIR)).map(|owner| owner.to_string());
         let places = match &placement {
             Some(owner) => format!("; {owner}"),
-            None => String::new(),
+            None => "; it manages no cpusets, so plimsoll can (cpuManagerPolicy in its own configuration)".to_owned(),
         };
         match found {
             Ok((tree, pods)) => {
@@ -293,7 +293,8 @@ mod tests {
             (found.kubelet, found.driver, found.pods),
             (Some(77), Some("systemd"), Some(1))
         );
-        assert_eq!(found.placement, None);
+        let unknown = found.placement.unwrap();
+        assert!(unknown.contains("is unknown"), "{unknown}");
         assert_eq!(found.nri, Some(false));
         assert!(found.text.contains("no NRI"), "{}", found.text);
         std::fs::create_dir_all(host.path(NRI_SOCKET)).unwrap();
@@ -305,6 +306,8 @@ mod tests {
         // A kubelet that places keeps what it places.
         std::fs::create_dir_all(host.path(KUBELET_DIR)).unwrap();
         let state = host.path(KUBELET_DIR).join("cpu_manager_state");
+        std::fs::write(&state, r#"{"policyName": "none"}"#).unwrap();
+        assert_eq!(mode().placement, None);
         std::fs::write(state, r#"{"policyName": "static"}"#).unwrap();
         let owned = mode();
         let why = owned.placement.unwrap();
