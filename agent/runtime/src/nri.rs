@@ -19,7 +19,6 @@ use std::path::Path;
 use plimsoll_core::kube::runtime_link::{
     ANSWERED_PODS_MAX, Answer, FromNri, PROTOCOL, PodAnswers, Shown, ToNri,
 };
-use plimsoll_core::placement::cpu_set::CpuSet;
 use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc, watch};
@@ -34,7 +33,7 @@ const FRAMES_MAX: usize = 256;
 struct Table {
     pods: RefCell<BTreeMap<String, PodAnswers>>,
     /// Where containers are made that have no CPUs of their own.
-    pool: Cell<Option<CpuSet>>,
+    pool: RefCell<Option<String>>,
 }
 
 impl Table {
@@ -56,7 +55,7 @@ impl Table {
     fn answer(&self, pod_uid: &str, container: &str, shown: Shown<'_>) -> Answer {
         let (pods, unknown) = (self.pods.borrow(), PodAnswers::default());
         let answers = pods.get(pod_uid).unwrap_or(&unknown);
-        answers.for_container(container, shown, self.pool.get())
+        answers.for_container(container, shown, self.pool.borrow().as_deref())
     }
 }
 
@@ -106,7 +105,7 @@ pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
         while let Some(frame) = read(&mut reader).await? {
             match frame {
                 ToNri::Complete => complete.notify_one(),
-                ToNri::SharedPool { cpus } => table.pool.set(cpus),
+                ToNri::SharedPool { cpus } => drop(table.pool.replace(cpus)),
                 ToNri::Pod { uid, answers } => {
                     if !table.set(uid, answers) {
                         let text = "plimsoll-runtime: the agent sent answers for too many pods, which are not used";

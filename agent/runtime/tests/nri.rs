@@ -16,7 +16,6 @@ use plimsoll_core::kube::runtime_link::{
     Adjustment, Answer, ContainerPlace, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::numa_mask::NumaMask;
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
 use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};
@@ -261,8 +260,8 @@ async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
     };
     let own = CpuSet::of(last);
     let place = ContainerPlace {
-        cpus: Some(own),
-        mems: Some(NumaMask::of(0)),
+        cpus: Some(own.to_string()),
+        mems: Some("0".to_owned()),
     };
     let answers = PodAnswers {
         places: [("own".to_owned(), place)].into(),
@@ -275,7 +274,9 @@ async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
     assert_eq!(one.first_word("own", 1000).await.0, online.to_string());
     assert!(matches!(plugin.hear(), FromNri::Container { .. }));
     let pool = CpuSet::of(first);
-    plugin.say(&ToNri::SharedPool { cpus: Some(pool) });
+    plugin.say(&ToNri::SharedPool {
+        cpus: Some(pool.to_string()),
+    });
     let mut attempt = 1001;
     while one.first_word("shared", attempt).await.0 != pool.to_string() {
         plugin.hear();
@@ -291,7 +292,7 @@ async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
                 FromNri::Container {
                     answer: Answer::Adjusted(adjustment),
                     ..
-                } => assert_eq!(adjustment.cpus, Some(expected)),
+                } => assert_eq!(adjustment.cpus, Some(expected.to_string())),
                 other => panic!("{other:?}"),
             }
         }

@@ -99,7 +99,8 @@ impl Agent {
         work.changed.extend(closed.iter().cloned());
         let placing = self.placing.as_ref();
         let pool = placing.and_then(Placing::pool_of_new);
-        if pool != work.pool && work.link.set(NriChange::SharedPool(pool)) {
+        let text = || pool.map(|cpus| cpus.to_string());
+        if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
             work.pool = pool;
         }
         if let Some(placing) = placing {

@@ -273,8 +273,8 @@ impl Placing {
                     .is_none_or(|cpus| cpus.is_subset(&self.online))
         });
         let place = |(name, assignment): (&String, &Assignment)| {
-            let mems = decided.nodes(uid, name);
-            let cpus = assignment.cpus;
+            let mems = decided.nodes(uid, name).map(|nodes| nodes.to_string());
+            let cpus = assignment.cpus.map(|cpus| cpus.to_string());
             let is_any = cpus.is_none() && mems.is_none();
             (!is_any).then(|| (name.clone(), ContainerPlace { cpus, mems }))
         };

@@ -20,7 +20,6 @@ use plimsoll_core::kube::runtime_link::{
     ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::placement::cpu_set::CpuSet;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::mpsc;
 
@@ -66,7 +65,7 @@ pub enum NriChange {
         answers: PodAnswers,
     },
     /// Of containers that have no CPUs of their own.
-    SharedPool(Option<CpuSet>),
+    SharedPool(Option<String>),
 }
 
 /// What the other end says, without its greeting.
@@ -178,7 +177,7 @@ struct Work {
     changes: Receiver<NriChange>,
     events: mpsc::Sender<FromNri>,
     table: BTreeMap<PodUid, PodAnswers>,
-    pool: Option<CpuSet>,
+    pool: Option<String>,
     waiting: VecDeque<FromNri>,
     peer: Option<Peer>,
     not_before: Instant,
@@ -211,7 +210,7 @@ impl Work {
             let (uid, answers) = match change {
                 NriChange::Pod { uid, answers } => (uid, answers),
                 NriChange::SharedPool(cpus) => {
-                    self.pool = cpus;
+                    self.pool.clone_from(&cpus);
                     if has_greeted {
                         self.write(&ToNri::SharedPool { cpus });
                     }
@@ -378,7 +377,8 @@ impl Work {
                 answers: answers.clone(),
             })
             .collect();
-        let pool = self.pool.map(|cpus| ToNri::SharedPool { cpus: Some(cpus) });
+        let pool = self.pool.clone();
+        let pool = pool.map(|cpus| ToNri::SharedPool { cpus: Some(cpus) });
         for frame in pool.iter().chain(&pods).chain([&ToNri::Complete]) {
             self.write(frame);
         }

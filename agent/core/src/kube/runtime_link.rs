@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::framing::Framing;
-use crate::placement::cpu_set::CpuSet;
-use crate::placement::numa_mask::NumaMask;
 
 /// The version of this protocol. A peer with another one is sent away.
 pub const PROTOCOL: u32 = 3;
@@ -225,7 +223,7 @@ pub enum ToNri {
     /// On which CPUs containers are made that have none of their own, from now on.
     SharedPool {
         /// `None`: nothing is placed, and containers are made as their specification has them.
-        cpus: Option<CpuSet>,
+        cpus: Option<String>,
     },
     /// All pods have been sent that are known by now: the runtime may ask.
     Complete,
@@ -251,12 +249,12 @@ pub struct PodAnswers {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerPlace {
-    /// Its exclusive CPUs. `None`: the shared pool.
+    /// Its exclusive CPUs, as a list of the kernel's (`2-3`). `None`: the shared pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus: Option<CpuSet>,
+    pub cpus: Option<String>,
     /// The NUMA nodes of its memory. `None`: any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mems: Option<NumaMask>,
+    pub mems: Option<String>,
 }
 
 /// What the runtime shows of a container that it is about to make: other plugins have had their say.
@@ -278,7 +276,7 @@ impl PodAnswers {
 
     /// For one container, of which the runtime shows this. What another plugin has set stays: a container of which two set one thing is not made at all
     /// (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
-    pub fn for_container(&self, name: &str, shown: Shown<'_>, pool: Option<CpuSet>) -> Answer {
+    pub fn for_container(&self, name: &str, shown: Shown<'_>, pool: Option<&str>) -> Answer {
         if let Some(why) = &self.refusal {
             return Answer::Refused(why.clone());
         }
@@ -286,14 +284,14 @@ impl PodAnswers {
             .oom_score_adj
             .zip(self.specified.get(name))
             .is_some_and(|(shown, specified)| shown != i64::from(*specified));
-        let place = self.places.get(name);
-        let cpus = place.and_then(|place| place.cpus).or(pool);
-        let mems = place.and_then(|place| place.mems);
+        // Without a pool nothing is placed.
+        let place = self.places.get(name).filter(|_| pool.is_some());
+        let cpus = place.and_then(|place| place.cpus.as_deref()).or(pool);
+        let mems = place.and_then(|place| place.mems.as_deref());
         let adjustment = Adjustment {
             oom_score_adj: self.oom_score_adj.get(name).copied().filter(|_| !is_scored),
-            // Without a pool nothing is placed.
-            cpus: cpus.filter(|_| pool.is_some() && shown.cpus.is_empty()),
-            mems: mems.filter(|_| pool.is_some() && shown.mems.is_empty()),
+            cpus: cpus.filter(|_| shown.cpus.is_empty()).map(str::to_owned),
+            mems: mems.filter(|_| shown.mems.is_empty()).map(str::to_owned),
         };
         if adjustment == Adjustment::default() {
             Answer::Unchanged
@@ -304,7 +302,7 @@ impl PodAnswers {
 }
 
 /// What is changed in a container's specification.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Adjustment {
     /// Its `oom_score_adj`.
@@ -312,10 +310,10 @@ pub struct Adjustment {
     pub oom_score_adj: Option<i32>,
     /// Its `cpuset.cpus`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpus: Option<CpuSet>,
+    pub cpus: Option<String>,
     /// Its `cpuset.mems`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mems: Option<NumaMask>,
+    pub mems: Option<String>,
 }
 
 /// What the runtime was answered.
@@ -407,32 +405,31 @@ mod tests {
 
     #[test]
     fn a_container_is_made_on_its_own_cpus_or_in_the_pool_and_keeps_what_another_plugin_set() {
-        let cpus = |text| Some(CpuSet::parse(text).unwrap());
         let place = ContainerPlace {
-            cpus: cpus("2-3"),
-            mems: Some(NumaMask::of(1)),
+            cpus: Some("2-3".to_owned()),
+            mems: Some("1".to_owned()),
         };
         let answers = PodAnswers {
             places: BTreeMap::from([("app".to_owned(), place)]),
             ..PodAnswers::default()
         };
-        let adjusted = |cpus, mems| {
+        let adjusted = |cpus: Option<&str>, mems: Option<&str>| {
             Answer::Adjusted(Box::new(Adjustment {
-                cpus,
-                mems,
+                cpus: cpus.map(str::to_owned),
+                mems: mems.map(str::to_owned),
                 oom_score_adj: None,
             }))
         };
-        let pool = cpus("0-1");
+        let pool = Some("0-1");
         let answer = |name, shown, pool| answers.for_container(name, shown, pool);
-        let mems = Some(NumaMask::of(1));
+        let mems = Some("1");
         let set = Shown {
             cpus: "5",
             ..Shown::default()
         };
         assert_eq!(
             answer("app", shown(None), pool),
-            adjusted(cpus("2-3"), mems)
+            adjusted(Some("2-3"), mems)
         );
         assert_eq!(answer("init", shown(None), pool), adjusted(pool, None));
         assert_eq!(answer("app", set, pool), adjusted(None, mems));

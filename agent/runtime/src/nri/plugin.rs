@@ -323,10 +323,10 @@ fn adjusted(adjustment: &Adjustment) -> LinuxContainerAdjustment {
     let score = adjustment.oom_score_adj.map(|adj| OptionalInt {
         value: i64::from(adj),
     });
-    let text = |set: Option<String>| set.unwrap_or_default();
+    let text = |set: &Option<String>| set.clone().unwrap_or_default();
     let cpu = LinuxCpu {
-        cpus: text(adjustment.cpus.map(|cpus| cpus.to_string())),
-        mems: text(adjustment.mems.map(|mems| mems.to_string())),
+        cpus: text(&adjustment.cpus),
+        mems: text(&adjustment.mems),
     };
     let is_placed = adjustment.cpus.is_some() || adjustment.mems.is_some();
     LinuxContainerAdjustment {

@@ -10,7 +10,6 @@ use tokio::task::JoinHandle;
 
 use super::trunk::{Connection, Kind, MESSAGE_BYTES_MAX, Message, Trunk};
 use plimsoll_core::kube::runtime_link::{Adjustment, ContainerPlace};
-use plimsoll_core::placement::numa_mask::NumaMask;
 
 use super::*;
 use crate::interface::{nri, ttrpc};
@@ -427,10 +426,9 @@ async fn it_ends_with_the_agent_and_takes_no_more_pods_than_its_bound() {
 #[tokio::test(start_paused = true)]
 async fn a_container_is_made_where_it_is_placed_and_another_plugins_set_stays() {
     local(async {
-        let parse = |text| CpuSet::parse(text).unwrap();
         let place = ContainerPlace {
-            cpus: Some(parse("2-3")),
-            mems: Some(NumaMask::of(1)),
+            cpus: Some("2-3".to_owned()),
+            mems: Some("1".to_owned()),
         };
         let answers = PodAnswers {
             places: [("app".to_owned(), place)].into(),
@@ -449,7 +447,7 @@ async fn a_container_is_made_where_it_is_placed_and_another_plugins_set_stays() 
         let texts = |cpus: &str, mems: &str| Some((cpus.to_owned(), mems.to_owned()));
         // Nothing is placed yet.
         assert_eq!(cpu(&runtime.create("u1", "app").await), None);
-        let cpus = Some(parse("0-1"));
+        let cpus = Some("0-1".to_owned());
         say(&mut scene.agent, &ToNri::SharedPool { cpus }).await;
         while cpu(&runtime.create("u9", "app").await) != texts("0-1", "") {}
         assert_eq!(cpu(&runtime.create("u1", "app").await), texts("2-3", "1"));

@@ -60,7 +60,7 @@ fn pod(change: &NriChange) -> ToNri {
             uid: uid.as_str().to_owned(),
             answers: answers.clone(),
         },
-        NriChange::SharedPool(cpus) => ToNri::SharedPool { cpus: *cpus },
+        NriChange::SharedPool(cpus) => ToNri::SharedPool { cpus: cpus.clone() },
     }
 }
 
@@ -213,7 +213,7 @@ fn a_pod_that_does_not_fit_into_a_frame_costs_itself_alone() {
     let (link, _events, programs) = link();
     let mut program = programs.recv().unwrap();
     // The pool comes before all pods.
-    let pool = NriChange::SharedPool(Some(CpuSet::of(1)));
+    let pool = NriChange::SharedPool(Some("1".to_owned()));
     link.set(pool.clone());
     program.greet();
     assert_eq!(program.hear(), Some(pod(&pool)));
