@@ -5,11 +5,15 @@
 //! arrays, typedefs and qualifiers. Every read is bounds-checked; malformed input is a typed error, never a panic, and every
 //! walk is bounded. Format: Documentation/bpf/btf.rst.
 //!
+//! The kernel has 100,000 records and more, of which an agent asks for 250, at every start. So one pass notes where each record is and a number
+//! made of each name; sorted, a name is found by its number in a few steps. No name is copied, and names that are made to have one number cost
+//! a walk over these names, no more.
+//!
 //! Terms: a *type id* counts the records of the type section from 1; 0 is `void`.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
 
+use aya_obj::btf::{BtfType, Func, FuncLinkage};
 use zerocopy::IntoBytes as _;
 
 /// Anonymous members, typedefs and qualifiers followed, at most. The deepest in a real kernel is below ten.
@@ -76,10 +80,64 @@ pub struct Btf<'data> {
     strings: &'data [u8],
     /// Where each type's record starts, by type id; index 0 is unused.
     types: Vec<u32>,
-    /// Structs, functions and typedefs by kind and name. Of equal names the first, as in the kernel's own lookup.
-    names: HashMap<(u8, &'data [u8]), u32>,
-    /// Values of enumerators, once one was asked for.
-    enumerators: OnceCell<HashMap<&'data [u8], u32>>,
+    /// Type ids of structs, functions and typedefs. Of equal names the first, as in the kernel's own lookup.
+    names: Index,
+    /// Where each enumerator's record is in `data`, once one was asked for.
+    enumerators: OnceCell<Index>,
+}
+
+/// Numbers to be found by name: the name's tag in the upper half, the number in the lower, sorted.
+struct Index(Vec<u64>);
+
+impl Index {
+    fn new(mut tagged: Vec<u64>) -> Self {
+        tagged.sort_unstable();
+        Index(tagged)
+    }
+
+    fn entry(tag: u32, number: u32) -> u64 {
+        u64::from(tag) << 32 | u64::from(number)
+    }
+
+    /// All numbers whose names have this tag, the lowest first: names can share one.
+    fn numbers(&self, tag: u32) -> impl Iterator<Item = u32> {
+        let start = self
+            .0
+            .partition_point(|entry| (*entry >> 32) < u64::from(tag));
+        let same = self.0[start..].iter();
+        same.take_while(move |entry| **entry >> 32 == u64::from(tag))
+            .map(|entry| *entry as u32)
+    }
+}
+
+/// A number made of a name, which ends at the first zero byte or with the bytes; of names that are read eight bytes at a time, as there are
+/// so many.
+fn tag(bytes: &[u8]) -> u32 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let mut hash = 0_u64;
+    for chunk in bytes.chunks(8) {
+        let word = match chunk.first_chunk::<8>() {
+            Some(word) => u64::from_le_bytes(*word),
+            None => chunk
+                .iter()
+                .rev()
+                .fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        };
+        // The lowest of these bits is in the first zero byte.
+        let zeros = word.wrapping_sub(ONES) & !word & (ONES << 7);
+        let kept = match zeros {
+            0 => word,
+            zeros => word & ((zeros & zeros.wrapping_neg()) >> 7).wrapping_sub(1),
+        };
+        if kept == 0 {
+            break;
+        }
+        hash = (hash.rotate_left(5) ^ kept).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if zeros != 0 {
+            break;
+        }
+    }
+    (hash >> 32) as u32
 }
 
 /// A type's record, read.
@@ -151,9 +209,10 @@ impl<'data> Btf<'data> {
             data: &data[..types.end],
             strings: &data[strings],
             types: vec![0],
-            names: HashMap::new(),
+            names: Index(Vec::new()),
             enumerators: OnceCell::new(),
         };
+        let mut named = Vec::new();
         let mut at = types.start;
         while at < types.end {
             // A record is at least 12 bytes and a section at most 4 GiB, so both fit.
@@ -184,36 +243,56 @@ impl<'data> Btf<'data> {
             }
             btf.types.push(at as u32);
             if matches!(found.kind, kind::STRUCT | kind::FUNC | kind::TYPEDEF) {
-                let name = btf.string(found.name);
-                if !name.is_empty() {
-                    btf.names.entry((found.kind, name)).or_insert(id);
+                let name = btf.rest(found.name);
+                if name.first().is_some_and(|first| *first != 0) {
+                    named.push(Index::entry(tag(name), id));
                 }
             }
             at = end;
         }
+        btf.names = Index::new(named);
         Ok(btf)
     }
 
-    /// BTF in which these functions and typedefs have the numbers that they have here, and all other records are empty: a reader that needs only
-    /// these numbers has little to read. What the kernel does not have is left out.
+    /// The first type of this kind and name.
+    fn id(&self, kind: u8, name: &str) -> Option<u32> {
+        let wanted = |id: &u32| {
+            self.type_by_id(*id)
+                .is_some_and(|found| found.kind == kind && self.is_named(found.name, name))
+        };
+        self.names.numbers(tag(name.as_bytes())).find(wanted)
+    }
+
+    /// BTF for aya in which these functions have the numbers that they have here, and all before them is empty: a reader that needs only these
+    /// numbers has little to do. What the kernel does not have is left out.
     #[must_use]
-    pub fn with_only<'names>(
-        &self,
-        functions: impl Iterator<Item = &'names str>,
-        typedefs: impl Iterator<Item = &'names str>,
-    ) -> Vec<u8> {
-        let functions = functions.map(|name| (kind::FUNC, name));
-        let wanted = functions.chain(typedefs.map(|name| (kind::TYPEDEF, name)));
-        // A declaration without a name has the shortest record there is.
-        let mut records = vec![[0, u32::from(kind::FWD) << 24, 0]; self.types.len() - 1];
-        let mut strings = vec![0];
-        for (kind, name) in wanted {
-            if let Some(&id) = self.names.get(&(kind, name.as_bytes())) {
-                // Shorter than the strings that the name is from.
-                records[id as usize - 1] = [strings.len() as u32, u32::from(kind) << 24, 0];
-                strings.extend_from_slice(name.as_bytes());
-                strings.push(0);
+    pub fn with_functions<'names>(&self, names: impl Iterator<Item = &'names str>) -> aya::Btf {
+        let mut few = aya::Btf::new();
+        // `void`, which has no record, is there.
+        let mut next = 1;
+        for (id, name) in self.by_id(kind::FUNC, names) {
+            while next < id {
+                next = few.add_type(BtfType::Unknown) + 1;
             }
+            let name = few.add_string(name);
+            next = few.add_type(BtfType::Func(Func::new(name, 0, FuncLinkage::Global))) + 1;
+        }
+        few
+    }
+
+    /// The same for typedefs, as bytes: aya makes these of nothing else, at ten times the cost.
+    #[must_use]
+    pub fn with_typedefs<'names>(&self, names: impl Iterator<Item = &'names str>) -> Vec<u8> {
+        let found = self.by_id(kind::TYPEDEF, names);
+        let last = found.last().map_or(0, |(id, _)| *id as usize);
+        // A declaration without a name has the shortest record there is.
+        let mut records = vec![[0, u32::from(kind::FWD) << 24, 0]; last];
+        let mut strings = vec![0];
+        for (id, name) in found {
+            // Shorter than the strings that the name is from.
+            records[id as usize - 1] = [strings.len() as u32, u32::from(kind::TYPEDEF) << 24, 0];
+            strings.extend_from_slice(name.as_bytes());
+            strings.push(0);
         }
         let types = records.as_bytes();
         let mut bytes = MAGIC.to_ne_bytes().to_vec();
@@ -233,23 +312,36 @@ impl<'data> Btf<'data> {
         bytes
     }
 
+    /// Those of the names that the kernel has, each once, the lowest id first.
+    fn by_id<'names>(
+        &self,
+        kind: u8,
+        names: impl Iterator<Item = &'names str>,
+    ) -> Vec<(u32, &'names str)> {
+        let mut found: Vec<_> = names
+            .filter_map(|name| Some((self.id(kind, name)?, name)))
+            .collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
     /// Whether the kernel has this function (it may still not be traceable).
     #[must_use]
     pub fn has_function(&self, name: &str) -> bool {
-        self.names.contains_key(&(kind::FUNC, name.as_bytes()))
+        self.id(kind::FUNC, name).is_some()
     }
 
     /// Whether the kernel has this tracepoint.
     #[must_use]
     pub fn has_tracepoint(&self, name: &str) -> bool {
-        self.names
-            .contains_key(&(kind::TYPEDEF, tracepoint(name).as_bytes()))
+        self.id(kind::TYPEDEF, &tracepoint(name)).is_some()
     }
 
     /// The position of a parameter of a function, counted from 0.
     #[must_use]
     pub fn parameter(&self, function: &str, parameter: &str) -> Option<u32> {
-        let id = *self.names.get(&(kind::FUNC, function.as_bytes()))?;
+        let id = self.id(kind::FUNC, function)?;
         let prototype = self.type_by_id(self.type_by_id(id)?.size_or_type)?;
         if prototype.kind != kind::FUNC_PROTO {
             return None;
@@ -257,7 +349,7 @@ impl<'data> Btf<'data> {
         (0..prototype.length)
             .position(|index| {
                 u32_at(self.data, prototype.body + 8 * index, "")
-                    .is_ok_and(|name| self.string(name) == parameter.as_bytes())
+                    .is_ok_and(|name| self.is_named(name, parameter))
             })
             .map(|index| index as u32)
     }
@@ -266,23 +358,26 @@ impl<'data> Btf<'data> {
     #[must_use]
     pub fn enumerator(&self, name: &str) -> Option<u32> {
         let all = self.enumerators.get_or_init(|| self.all_enumerators());
-        all.get(name.as_bytes()).copied()
+        let at = all.numbers(tag(name.as_bytes())).find(|at| {
+            u32_at(self.data, *at as usize, "").is_ok_and(|found| self.is_named(found, name))
+        })?;
+        u32_at(self.data, at as usize + 4, "").ok()
     }
 
     /// Every enumerator: one walk over all types for the dozen that are asked for.
-    fn all_enumerators(&self) -> HashMap<&'data [u8], u32> {
-        let mut all = HashMap::new();
+    fn all_enumerators(&self) -> Index {
+        let mut all = Vec::new();
         let types = (1..self.types.len() as u32).filter_map(|id| self.type_by_id(id));
         for found in types.filter(|found| found.kind == kind::ENUM) {
             for index in 0..found.length {
                 let at = found.body + 8 * index;
-                let name = u32_at(self.data, at, "");
-                if let (Ok(name), Ok(value)) = (name, u32_at(self.data, at + 4, "")) {
-                    all.entry(self.string(name)).or_insert(value);
+                if let Ok(name) = u32_at(self.data, at, "") {
+                    // A section is at most 4 GiB.
+                    all.push(Index::entry(tag(self.rest(name)), at as u32));
                 }
             }
         }
-        all
+        Index::new(all)
     }
 
     /// The byte offset of a member, written as in C: `kernfs_node.id`, `mm_struct.rss_stat[1].count`. Embedded structs,
@@ -293,14 +388,14 @@ impl<'data> Btf<'data> {
         let mut place = Place {
             bits: 0,
             bitfield_bits: 0,
-            type_id: *self.names.get(&(kind::STRUCT, parts.next()?.as_bytes()))?,
+            type_id: self.id(kind::STRUCT, parts.next()?)?,
         };
         for part in parts {
             let (name, index) = match part.split_once('[') {
                 Some((name, index)) => (name, Some(index.strip_suffix(']')?.parse::<u32>().ok()?)),
                 None => (part, None),
             };
-            let found = self.member(self.strip(place.type_id)?, name.as_bytes(), 0)?;
+            let found = self.member(self.strip(place.type_id)?, name, 0)?;
             place = Place {
                 bits: place.bits.checked_add(found.bits)?,
                 ..found
@@ -317,8 +412,8 @@ impl<'data> Btf<'data> {
     /// The position of a member of one bit, counted in bits from the start of the struct, as little-endian machines count.
     #[must_use]
     pub fn bit(&self, structure: &str, member: &str) -> Option<u32> {
-        let id = *self.names.get(&(kind::STRUCT, structure.as_bytes()))?;
-        let place = self.any_member(id, member.as_bytes(), 0)?;
+        let id = self.id(kind::STRUCT, structure)?;
+        let place = self.any_member(id, member, 0)?;
         (place.bitfield_bits == 1)
             .then(|| u32::try_from(place.bits).ok())
             .flatten()
@@ -356,20 +451,20 @@ impl<'data> Btf<'data> {
     }
 
     /// A member that is no bitfield.
-    fn member(&self, type_id: u32, name: &[u8], depth: usize) -> Option<Place> {
+    fn member(&self, type_id: u32, name: &str, depth: usize) -> Option<Place> {
         self.any_member(type_id, name, depth)
             .filter(|place| place.bitfield_bits == 0)
     }
 
     /// A member of a struct or union, looked for inside anonymous members too.
-    fn any_member(&self, type_id: u32, name: &[u8], depth: usize) -> Option<Place> {
+    fn any_member(&self, type_id: u32, name: &str, depth: usize) -> Option<Place> {
         let holder = self.type_by_id(type_id)?;
         if depth > DEPTH_MAX || !matches!(holder.kind, kind::STRUCT | kind::UNION) {
             return None;
         }
         (0..holder.length).find_map(|index| {
             let at = holder.body + 12 * index;
-            let found = self.string(u32_at(self.data, at, "").ok()?);
+            let found = u32_at(self.data, at, "").ok()?;
             let type_id = u32_at(self.data, at + 4, "").ok()?;
             let raw = u32_at(self.data, at + 8, "").ok()?;
             let (bitfield_bits, bits) = if holder.has_bitfields {
@@ -378,14 +473,14 @@ impl<'data> Btf<'data> {
                 (0, raw)
             };
             let bits = u64::from(bits);
-            if found == name {
+            if self.is_named(found, name) {
                 return Some(Place {
                     bits,
                     type_id,
                     bitfield_bits,
                 });
             }
-            if !found.is_empty() {
+            if !self.is_named(found, "") {
                 return None;
             }
             let inner = self.any_member(self.strip(type_id)?, name, depth + 1)?;
@@ -418,22 +513,34 @@ impl<'data> Btf<'data> {
     }
 
     fn read_type(&self, at: usize) -> Result<Type, BtfError> {
-        const PART: &str = "type record";
-        let info = u32_at(self.data, at + 4, PART)?;
+        let common = self
+            .data
+            .get(at..)
+            .and_then(|rest| rest.first_chunk::<12>());
+        let common = common.ok_or(BtfError::Truncated {
+            part: "type record",
+            at,
+        })?;
+        let [name, info, size_or_type]: [u32; 3] = zerocopy::transmute!(*common);
         Ok(Type {
             body: at + 12,
-            name: u32_at(self.data, at, PART)?,
+            name,
             kind: (info >> 24 & 0x1f) as u8,
             length: (info & 0xffff) as usize,
             has_bitfields: info >> 31 == 1,
-            size_or_type: u32_at(self.data, at + 8, PART)?,
+            size_or_type,
         })
     }
 
-    /// A name; empty when the offset points nowhere.
-    fn string(&self, offset: u32) -> &'data [u8] {
-        let rest = self.strings.get(offset as usize..).unwrap_or(&[]);
-        rest.split(|byte| *byte == 0).next().unwrap_or(&[])
+    /// The strings from this offset on, of which the first is meant; empty when it points nowhere.
+    fn rest(&self, offset: u32) -> &'data [u8] {
+        self.strings.get(offset as usize..).unwrap_or(&[])
+    }
+
+    /// Whether this is the name at the offset. An offset that points nowhere is the empty name.
+    fn is_named(&self, offset: u32, name: &str) -> bool {
+        let rest = self.rest(offset).strip_prefix(name.as_bytes());
+        rest.is_some_and(|rest| rest.first().is_none_or(|byte| *byte == 0))
     }
 }
 

@@ -118,7 +118,7 @@ pub(super) fn load(
         path: VMLINUX,
         source,
     })?;
-    let aya_btf = targets(&btf)?;
+    let targets = Targets::new(&btf)?;
     let resolved = layout::resolve(&btf);
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
@@ -145,7 +145,7 @@ pub(super) fn load(
     };
     let addresses = counters.as_ref().copied().unwrap_or_default();
     let ebpf = EbpfLoader::new()
-        .btf(Some(&aya_btf))
+        .btf(Some(&targets.functions))
         .override_global("LAYOUT", resolved.layout.as_bytes(), true)
         .override_global("CONFIG", config.as_bytes(), true)
         .override_global("COUNTERS", addresses.as_bytes(), true)
@@ -160,19 +160,18 @@ pub(super) fn load(
     let mut attaching = Attaching {
         ebpf,
         btf: &btf,
-        aya_btf: &aya_btf,
+        targets: &targets,
         resolved,
         counters: counters.err(),
         hooks: Vec::new(),
         links: Vec::new(),
+        allowed: CANARIES.map(|(_, kind, _)| (kind, None)),
     };
-    let refused =
-        CANARIES.map(|(program, kind, target)| (kind, attaching.canary(program, kind, target)));
     for hook in HOOKS
         .iter()
         .filter(|hook| options.hooks.contains(hook.family))
     {
-        let state = match attaching.obstacle(hook, &refused) {
+        let state = match attaching.obstacle(hook) {
             Some(unavailable) => HookState::Unavailable(unavailable),
             None if options.without.contains(&hook.kind) => {
                 HookState::Unavailable(Unavailable::LeftOut { kind: hook.kind })
@@ -200,18 +199,29 @@ pub(super) fn load(
 
 /// What aya reads to find the number of each target. In the whole of the kernel's types it would compare 60,000 names for each program: that was a
 /// tenth of an agent's start.
-fn targets(btf: &Btf<'_>) -> Result<aya::Btf, BpfError> {
-    let targets = |at_tracepoint: bool| {
-        let hooks = HOOKS.iter().map(|hook| (hook.kind, hook.target));
-        let all = hooks.chain(CANARIES.map(|(_, kind, target)| (kind, target)));
-        all.filter(move |(kind, _)| (*kind == HookKind::TpBtf) == at_tracepoint)
-            .map(|(_, target)| target)
-    };
-    let tracepoints: Vec<String> = targets(true).map(btf::tracepoint).collect();
-    let bytes = btf.with_only(targets(false), tracepoints.iter().map(String::as_str));
-    aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
-        reason: reason(&error),
-    })
+struct Targets {
+    functions: aya::Btf,
+    tracepoints: aya::Btf,
+}
+
+impl Targets {
+    fn new(btf: &Btf<'_>) -> Result<Self, BpfError> {
+        let targets = |at_tracepoint: bool| {
+            let hooks = HOOKS.iter().map(|hook| (hook.kind, hook.target));
+            let all = hooks.chain(CANARIES.map(|(_, kind, target)| (kind, target)));
+            all.filter(move |(kind, _)| (*kind == HookKind::TpBtf) == at_tracepoint)
+                .map(|(_, target)| target)
+        };
+        let tracepoints: Vec<String> = targets(true).map(btf::tracepoint).collect();
+        let tracepoints = btf.with_typedefs(tracepoints.iter().map(String::as_str));
+        let tracepoints = aya::Btf::parse(&tracepoints, Endianness::default());
+        Ok(Targets {
+            functions: btf.with_functions(targets(false)),
+            tracepoints: tracepoints.map_err(|error| BpfError::Object {
+                reason: reason(&error),
+            })?,
+        })
+    }
 }
 
 /// The running kernel's type information, as bytes.
@@ -244,38 +254,66 @@ fn memory_is_v1(host: &HostRoot) -> bool {
     })
 }
 
+/// The kind whose canary answers for this one: fexit shares fentry's mechanism.
+fn canary_of(kind: HookKind) -> HookKind {
+    match kind {
+        HookKind::Fentry | HookKind::Fexit => HookKind::Fentry,
+        HookKind::TpBtf => HookKind::TpBtf,
+    }
+}
+
 struct Attaching<'kernel> {
     ebpf: Ebpf,
     btf: &'kernel Btf<'kernel>,
-    aya_btf: &'kernel aya::Btf,
+    targets: &'kernel Targets,
     resolved: Resolved,
     /// Why the kernel's counters of pages are not known.
     counters: Option<String>,
     hooks: Vec<HookReport>,
     links: Vec<(&'static str, FdLink)>,
+    /// What the canaries have shown, of each kind of which a hook was refused: the reason if the host refuses the kind.
+    allowed: [(HookKind, Option<Result<(), String>>); CANARIES.len()],
 }
 
 impl Attaching<'_> {
-    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind.
-    fn canary(&mut self, program: &str, kind: HookKind, target: &str) -> Option<String> {
+    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind. Only where a hook of the kind was
+    /// refused, since on a host that refuses none it costs what a hook costs, and a grace period.
+    fn refusal_of(&mut self, kind: HookKind) -> Option<&String> {
+        let kind = canary_of(kind);
+        let at = CANARIES.iter().position(|canary| canary.1 == kind)?;
+        if self.allowed[at].1.is_none() {
+            self.allowed[at].1 = Some(self.canary(at));
+        }
+        self.known_refusal(kind)
+    }
+
+    /// The same, if it has been found out.
+    fn known_refusal(&self, kind: HookKind) -> Option<&String> {
+        let kind = canary_of(kind);
+        let (_, known) = self.allowed.iter().find(|(of, _)| *of == kind)?;
+        known.as_ref()?.as_ref().err()
+    }
+
+    fn canary(&mut self, at: usize) -> Result<(), String> {
+        let (program, kind, target) = CANARIES[at];
         if !self.has_target(kind, target) {
             // A kernel without the self-test: loading the hooks shows it.
-            return None;
+            return Ok(());
         }
-        let refusal = self.load_and_attach(program, target).err();
+        let attached = self.load_and_attach(program, target).map(drop);
         if let Some(program) = self.ebpf.program_mut(program) {
-            // It fails only if the program was not loaded, and `refusal` then has the reason.
+            // It fails only if the program was not loaded, and `attached` then has the reason.
             let _ = match program {
                 Program::FEntry(program) => program.unload(),
                 Program::BtfTracePoint(program) => program.unload(),
                 _ => Ok(()),
             };
         }
-        refusal
+        attached
     }
 
     /// What keeps a hook from being tried, if anything.
-    fn obstacle(&self, hook: &Hook, refused: &[(HookKind, Option<String>)]) -> Option<Unavailable> {
+    fn obstacle(&self, hook: &Hook) -> Option<Unavailable> {
         let is_attached = |program: &&'static str| {
             self.hooks
                 .iter()
@@ -284,13 +322,7 @@ impl Attaching<'_> {
         if let Some(by) = hook.unless.filter(is_attached) {
             return Some(Unavailable::NotNeeded { by });
         }
-        // fexit shares fentry's mechanism.
-        let kind = if hook.kind == HookKind::Fexit {
-            HookKind::Fentry
-        } else {
-            hook.kind
-        };
-        if let Some((_, Some(reason))) = refused.iter().find(|(canary, _)| *canary == kind) {
+        if let Some(reason) = self.known_refusal(hook.kind) {
             return Some(Unavailable::KindRefused {
                 kind: hook.kind,
                 reason: reason.clone(),
@@ -333,10 +365,17 @@ impl Attaching<'_> {
             .load_and_attach(hook.program, hook.target)
             .map(|link| self.links.push((hook.program, link)));
         if let Err(reason) = attached {
-            return HookState::Unavailable(Unavailable::Refused {
-                kind: hook.kind,
-                target: hook.target,
-                reason,
+            let kind = hook.kind;
+            return HookState::Unavailable(match self.refusal_of(kind) {
+                Some(reason) => Unavailable::KindRefused {
+                    kind,
+                    reason: reason.clone(),
+                },
+                None => Unavailable::Refused {
+                    kind,
+                    target: hook.target,
+                    reason,
+                },
             });
         }
         let info = self
@@ -365,17 +404,17 @@ impl Attaching<'_> {
         let mut attempt = || -> Result<FdLink, ProgramError> {
             Ok(match found {
                 Program::FEntry(program) => {
-                    program.load(target, self.aya_btf)?;
+                    program.load(target, &self.targets.functions)?;
                     let link = program.attach()?;
                     program.take_link(link)?.into()
                 }
                 Program::FExit(program) => {
-                    program.load(target, self.aya_btf)?;
+                    program.load(target, &self.targets.functions)?;
                     let link = program.attach()?;
                     program.take_link(link)?.into()
                 }
                 Program::BtfTracePoint(program) => {
-                    program.load(target, self.aya_btf)?;
+                    program.load(target, &self.targets.tracepoints)?;
                     let link = program.attach()?;
                     program.take_link(link)?.into()
                 }

@@ -13,7 +13,7 @@ use aya::programs::ProgramError;
 use aya::programs::perf_event::{
     PerfEvent, PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent,
 };
-use aya::{Ebpf, EbpfLoader, Endianness};
+use aya::{Ebpf, EbpfLoader};
 use plimsoll_abi::Config;
 use plimsoll_abi::sampling::{
     FRAME_BYTES, FRAMES_MAX, SAMPLES_BYTES_MIN, Sample as SampleHead, SampleEvent, SamplingConfig,
@@ -123,10 +123,6 @@ impl Sampler {
                 reason: format!("this kernel has no {member}, by which a task's cgroup is found"),
             });
         }
-        let aya_btf =
-            aya::Btf::parse(&bytes, Endianness::default()).map_err(|error| BpfError::Object {
-                reason: reason(&error),
-            })?;
         let config = Config {
             memory_is_v1: u32::from(machine.hierarchies.memory_is_v1),
             ..Config::default()
@@ -136,7 +132,8 @@ impl Sampler {
             pad: 0,
         };
         let mut ebpf = EbpfLoader::new()
-            .btf(Some(&aya_btf))
+            // For relocations and targets, of which there are none here.
+            .btf(None)
             .override_global("LAYOUT", resolved.layout.as_bytes(), true)
             .override_global("CONFIG", config.as_bytes(), true)
             .override_global("SAMPLING", sampling.as_bytes(), true)

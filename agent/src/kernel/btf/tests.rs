@@ -1,3 +1,5 @@
+use aya_obj::btf::BtfKind;
+
 use super::*;
 
 /// Writes BTF the way the kernel's build does.
@@ -209,18 +211,69 @@ fn what_is_left_of_it_has_the_same_numbers() {
     let data = kernel();
     let btf = Btf::parse(&data).expect("well-formed");
     let function = "__traceiter_x";
-    let bytes = btf.with_only(
-        [function, "absent"].into_iter(),
-        [tracepoint("x")].iter().map(String::as_str),
-    );
-    assert!(aya::Btf::parse(&bytes, aya::Endianness::default()).is_ok());
-    let left = Btf::parse(&bytes).expect("well-formed");
-    assert_eq!(left.types.len(), btf.types.len());
-    assert_eq!(left.names.len(), 2);
-    for (key, id) in &left.names {
-        assert_eq!(btf.names.get(key), Some(id));
+    let tracepoint = tracepoint("x");
+    let functions = btf.with_functions([function, "absent"].into_iter());
+    let typedefs = btf.with_typedefs([tracepoint.as_str(), "absent"].into_iter());
+    let typedefs = aya::Btf::parse(&typedefs, aya::Endianness::default()).expect("well-formed");
+    for (few, number, kind, name) in [
+        (functions, BtfKind::Func, kind::FUNC, function),
+        (typedefs, BtfKind::Typedef, kind::TYPEDEF, &tracepoint),
+    ] {
+        let there = btf.id(kind, name);
+        assert!(there.is_some_and(|id| id > 1));
+        assert_eq!(few.id_by_type_name_kind(name, number).ok(), there);
+        assert!(few.id_by_type_name_kind("absent", number).is_err());
+        assert!(
+            few.id_by_type_name_kind("mem_cgroup", BtfKind::Struct)
+                .is_err()
+        );
     }
-    assert!(left.has_function(function) && left.has_tracepoint("x"));
+}
+
+#[test]
+fn a_tag_is_of_a_name_and_not_of_what_follows() {
+    let names = [
+        "",
+        "a",
+        "page_co",
+        "page_cou",
+        "page_coun",
+        "page_counter_try_charge",
+    ];
+    for (index, name) in names.into_iter().enumerate() {
+        for after in [
+            "\0",
+            "\0\0other",
+            "\0page_counter_try_charge\0",
+            "\0\u{1}\0",
+        ] {
+            let bytes = format!("{name}{after}");
+            assert_eq!(tag(bytes.as_bytes()), tag(name.as_bytes()), "{bytes:?}");
+        }
+        let others = &names[..index];
+        assert!(
+            others
+                .iter()
+                .all(|other| tag(other.as_bytes()) != tag(name.as_bytes()))
+        );
+    }
+}
+
+#[test]
+fn of_names_that_share_a_tag_the_right_one_is_found_and_of_equal_names_the_first() {
+    let mut writer = Writer::new();
+    let index = writer.add(kind::INT, false, "int", 4, 0, &[32]);
+    for (name, bits) in [("one", 8), ("two", 16), ("two", 32)] {
+        writer.structure(kind::STRUCT, name, 8, &[("member", index, bits)]);
+    }
+    let data = writer.finish();
+    let mut btf = Btf::parse(&data).expect("well-formed");
+    assert_eq!(btf.offset("two.member"), Some(2));
+    // As if all names had the tag of "two".
+    let entries = btf.names.0.iter();
+    let same = entries.map(|entry| Index::entry(tag(b"two"), *entry as u32));
+    btf.names = Index::new(same.collect());
+    assert_eq!(btf.offset("two.member"), Some(2));
 }
 
 #[test]
