@@ -179,7 +179,7 @@ impl Sampler {
             compressed_swap: CompressedSwap::default(),
         };
         if node.swap_total > 0 {
-            self.read_swap(urgent, sample, |error| failed(None, error));
+            self.read_swap(sample, |error| failed(None, error));
         }
         Ok(())
     }
@@ -208,10 +208,7 @@ impl Sampler {
     }
 
     /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
-    fn read_swap(&mut self, urgent: bool, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
-        if !urgent && let Err(error) = self.swap.follow() {
-            failed(&error);
-        }
+    fn read_swap(&mut self, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
         match self.swap.read() {
             Ok(compressed) => sample.node.compressed_swap = compressed,
             Err(error) => failed(&error),

@@ -2,8 +2,8 @@
 //!
 //! **Problem.** `/proc/meminfo` adds up all swap. A slot on zram costs memory when it is filled, one on a disk does not; how much, only
 //! the device knows. **Approach.** `/proc/swaps` says which devices there are and what is used of each; a zram device has its figures in
-//! one line of `/sys/block/zramN/mm_stat`. Both are read only where there is swap. Devices come and go while the agent runs: their files
-//! are opened at a sample that nothing waits for; until then a new one is taken to compress as is usual.
+//! one line of `/sys/block/zramN/mm_stat`. Both are read only where there is swap. Devices come and go while the agent runs: the file of a
+//! new one is opened by the first sample that finds it.
 //! Sources: mm/swapfile.c `swap_show`; drivers/block/zram/zram_drv.c `mm_stat_show`.
 
 use plimsoll_core::policy::memory::swap::CompressedSwap;
@@ -62,14 +62,17 @@ impl SwapFiles {
         self.pods.as_ref().map_or(Ok(0), ControlFile::read_u64)
     }
 
-    /// Opens the files of devices that came, and lets go of those that went. Allocates nothing where nothing changed.
+    /// What the devices show. Opens the files of devices that came, also when the sample is urgent: a device is often added when memory
+    /// is short, and until its figures are known nobody sees that its pages do not compress. Lets go of those that went. Allocates
+    /// nothing where no device came.
     ///
     /// # Errors
     /// [`FileError`] when the list or a device's file cannot be read.
-    pub fn follow(&mut self) -> Result<(), FileError> {
+    pub fn read(&mut self) -> Result<CompressedSwap, FileError> {
         let mut buffer = [0; CONTROL_FILE_BYTES_MAX];
+        let mut sum = CompressedSwap::default();
         let Some(list) = &self.list else {
-            return Ok(());
+            return Ok(sum);
         };
         let text = list.read_into(&mut buffer)?;
         self.devices.retain(|device| {
@@ -77,37 +80,21 @@ impl SwapFiles {
         });
         for on in listed(text) {
             let on = on.map_err(|line| malformed(list, line))?;
-            if !self.devices.iter().any(|known| known.number == on.number) {
-                let path = format!("block/zram{}/mm_stat", on.number);
-                let stat = ControlFile::open(self.host.sysfs(path))?;
-                let number = on.number;
-                self.devices.push(Device { number, stat });
-            }
-        }
-        Ok(())
-    }
-
-    /// What the devices show; allocates nothing.
-    ///
-    /// # Errors
-    /// [`FileError`] when the list or a device's file cannot be read.
-    pub fn read(&self) -> Result<CompressedSwap, FileError> {
-        let mut buffer = [0; CONTROL_FILE_BYTES_MAX];
-        let mut sum = CompressedSwap::default();
-        let Some(list) = &self.list else {
-            return Ok(sum);
-        };
-        let text = list.read_into(&mut buffer)?;
-        for on in listed(text) {
-            let on = on.map_err(|line| malformed(list, line))?;
             sum.free_bytes = sum.free_bytes.saturating_add(on.free_bytes);
-            let device = self
+            let known = self
                 .devices
                 .iter()
                 .find(|device| device.number == on.number);
-            // A device that was swapped off since, or that nobody has opened yet.
-            let Some((stored, used)) = device.map(Device::read).transpose().or_else(vanished)?
-            else {
+            let figures = match known {
+                Some(device) => device.read(),
+                None => Device::open(&self.host, on.number).and_then(|device| {
+                    let figures = device.read()?;
+                    self.devices.push(device);
+                    Ok(figures)
+                }),
+            };
+            // A device that was swapped off since the list was read.
+            let Some((stored, used)) = figures.map(Some).or_else(vanished)? else {
                 continue;
             };
             sum.stored_bytes = sum.stored_bytes.saturating_add(stored);
@@ -122,6 +109,11 @@ fn malformed(list: &ControlFile, line: u32) -> FileError {
 }
 
 impl Device {
+    fn open(host: &HostRoot, number: u32) -> Result<Self, FileError> {
+        let stat = ControlFile::open(host.sysfs(format!("block/zram{number}/mm_stat")))?;
+        Ok(Self { number, stat })
+    }
+
     /// Bytes stored, and bytes of memory that they take.
     fn read(&self) -> Result<(u64, u64), FileError> {
         let mut buffer = [0; 256];
@@ -200,7 +192,6 @@ mod tests {
     #[test]
     fn devices_come_and_go() {
         let (_dir, host, mut files) = files();
-        files.follow().unwrap();
         assert_eq!(files.read().unwrap(), CompressedSwap::default());
         assert_eq!(
             (files.counts_pods(), files.pods_bytes().unwrap()),
@@ -215,18 +206,18 @@ mod tests {
             "  143360    73    49152        0    49152        0        0        0        0\n",
         )
         .unwrap();
-        let mut expected = CompressedSwap {
+        let expected = CompressedSwap {
             free_bytes: 262_000 * 1024,
-            ..CompressedSwap::default()
+            stored_bytes: 143_360,
+            used_bytes: 49_152,
         };
-        assert_eq!(files.read().unwrap(), expected, "not opened yet");
-        files.follow().unwrap();
-        (expected.stored_bytes, expected.used_bytes) = (143_360, 49_152);
-        assert_eq!(files.read().unwrap(), expected);
+        for _ in 0..2 {
+            assert_eq!(files.read().unwrap(), expected);
+            assert_eq!(files.devices.len(), 1);
+        }
 
         fs::write(host.procfs("swaps"), format!("{HEAD}{DISK}")).unwrap();
         assert_eq!(files.read().unwrap(), CompressedSwap::default());
-        files.follow().unwrap();
         assert!(files.devices.is_empty());
     }
 
@@ -239,12 +230,11 @@ mod tests {
             "/dev/zram1 x 1 y\n",
         ] {
             fs::write(host.procfs("swaps"), format!("{HEAD}{DISK}{line}")).unwrap();
-            for error in [files.read().unwrap_err(), files.follow().unwrap_err()] {
-                assert!(
-                    matches!(error, FileError::Malformed { line: 3, .. }),
-                    "{error}"
-                );
-            }
+            let error = files.read().unwrap_err();
+            assert!(
+                matches!(error, FileError::Malformed { line: 3, .. }),
+                "{error}"
+            );
         }
     }
 }

@@ -15,8 +15,9 @@ pub use crate::model::swap::{CompressedSwap, PodSwap};
 
 /// As long as little is stored, pages are taken to halve, which is what the kernel's own text expects
 /// (Documentation/admin-guide/blockdev/zram.rst): as if so much had been stored before, and taken half of it. The first pages tell
-/// little: a few in each of many size classes take more than they were.
-const EXPECTED_STORED_BYTES: u64 = 16 << 20;
+/// little: a few in each of many size classes take more than they were. No more than that: with 16 MiB, 48 MiB of pages that do not
+/// compress left 475 MiB of free zram worth 59, a threshold's worth, when the kernel's OOM killer fired; with 4 MiB it is 18.
+const EXPECTED_STORED_BYTES: u64 = 4 << 20;
 const EXPECTED_USED_BYTES: u64 = EXPECTED_STORED_BYTES / 2;
 
 impl CompressedSwap {
