@@ -42,6 +42,14 @@ pub(crate) struct Pinned {
     path: String,
 }
 
+impl Pinned {
+    /// Its file's name without `.deb`: package, version, architecture.
+    pub(crate) fn file_stem(&self) -> &str {
+        let file = self.path.rsplit('/').next().unwrap_or(&self.path);
+        file.trim_end_matches(".deb")
+    }
+}
+
 /// The packages of `pinned.txt` for a purpose, such as `kernel-6.12` or `busybox`.
 pub(crate) fn pinned(purpose: &str) -> Vec<Pinned> {
     pinned_in(include_str!("../pinned.txt"), purpose)

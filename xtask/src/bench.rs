@@ -3,6 +3,10 @@
 //! All run in a guest of one CPU whose time is its executed instructions, so that the figures hardly depend on this machine
 //! or on what else it does. Raw rows go to `target/bench/` as JSON lines, one file a command, replaced each time.
 
+mod all;
+mod figures;
+mod page;
+
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -10,6 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
+
+pub(crate) use all::{AllArgs, none_is_worse};
 
 use crate::ebpf;
 use crate::guest::{Guest, released};
@@ -23,16 +29,22 @@ const MEMORY_MB: u64 = 4096;
 /// Wall-clock time for one ramp: emulated, some are a minute of guest time.
 const RAMP_TIME_MAX: Duration = Duration::from_secs(120);
 const BOOT_TIME_MAX: Duration = Duration::from_secs(300);
+/// What a guest's program leaves beside its rows: `tests/src/guest/figure.rs`.
+const FIGURES: &str = "figures.jsonl";
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    /// Every measurement of the report docs/reference/figures.md, compared with it
+    All(AllArgs),
     /// From a threshold crossed to memory back, beside other systems
     Reaction(ReactionArgs),
     /// Cost of the agent to loops of page faults, forks and context switches, attached against detached
     Cost(CostArgs),
     /// Each signal: instructions and time of its programs, latency, rate; the agent with many cgroups
     Signals(SignalsArgs),
+    /// From the decision to memory back, beside a process that unmaps as much by itself
+    Teardown(TeardownArgs),
     /// CPU time and memory of each system at rest
     Idle(IdleArgs),
     /// A bursty service under its CPU limit, with and without cpuBurst, and its neighbours
@@ -171,6 +183,20 @@ enum BenchOutput {
     Json,
 }
 
+/// Sizes and kinds of memory.
+#[derive(Debug, Args)]
+pub(crate) struct TeardownArgs {
+    /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
+    #[arg(long, default_value = "6.1")]
+    kernel: Kernel,
+    /// Runs of each size and kind
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+    /// Sizes of the evicted pod, MiB; the guest has the largest and 2 GiB more
+    #[arg(long, value_delimiter = ',', default_value = "512,2048", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    sizes: Vec<u64>,
+}
+
 /// At rest.
 #[derive(Debug, Args)]
 pub(crate) struct IdleArgs {
@@ -196,83 +222,135 @@ pub(crate) struct IdleArgs {
 /// Runs the measurement; the status is the guest program's.
 pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
     match command {
-        BenchCommand::Reaction(args) => {
-            let combinations = args.peers.len() * args.rates.len() * args.thresholds.len();
-            let ramps = u32::try_from(combinations)
-                .unwrap_or(u32::MAX)
-                .saturating_mul(args.runs);
-            let rates: Vec<String> = args.rates.iter().map(u64::to_string).collect();
-            let program = format!(
+        BenchCommand::All(args) => all::run(args),
+        BenchCommand::Reaction(args) => args.job().measure("reaction"),
+        BenchCommand::Cost(args) => args.job().measure("cost"),
+        BenchCommand::Signals(args) => args.job().measure("signals"),
+        BenchCommand::Teardown(args) => args.job().measure("teardown"),
+        BenchCommand::Idle(args) => args.job().measure("idle"),
+        BenchCommand::Burst(args) => args.job().measure("burst"),
+    }
+}
+
+/// What one guest does.
+struct Job {
+    kernel: Kernel,
+    peers: Vec<Peer>,
+    memory_mb: u64,
+    /// The guest's command line.
+    program: String,
+    /// Beyond the time to boot.
+    time: Duration,
+}
+
+impl ReactionArgs {
+    fn job(&self) -> Job {
+        let combinations = self.peers.len() * self.rates.len() * self.thresholds.len();
+        let ramps = u32::try_from(combinations)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(self.runs);
+        let rates: Vec<String> = self.rates.iter().map(u64::to_string).collect();
+        Job {
+            kernel: self.kernel.clone(),
+            peers: self.peers.clone(),
+            memory_mb: MEMORY_MB,
+            program: format!(
                 "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {}",
-                args.runs,
+                self.runs,
                 rates.join(","),
-                args.thresholds.join(","),
-                names(&args.peers),
-                args.pods,
-                args.idle
-            );
-            measure(
-                &args.kernel,
-                &args.peers,
-                &program,
-                RAMP_TIME_MAX.saturating_mul(ramps),
-                "reaction",
-            )
+                self.thresholds.join(","),
+                names(&self.peers),
+                self.pods,
+                self.idle
+            ),
+            time: RAMP_TIME_MAX.saturating_mul(ramps),
         }
-        BenchCommand::Cost(args) => {
-            let program = format!("cost --pairs {}", args.pairs);
-            measure(
-                &args.kernel,
-                &[],
-                &program,
-                RAMP_TIME_MAX.saturating_mul(args.pairs),
-                "cost",
-            )
+    }
+}
+
+impl CostArgs {
+    fn job(&self) -> Job {
+        Job {
+            kernel: self.kernel.clone(),
+            peers: Vec::new(),
+            memory_mb: MEMORY_MB,
+            program: format!("cost --pairs {}", self.pairs),
+            time: RAMP_TIME_MAX.saturating_mul(self.pairs),
         }
-        BenchCommand::Signals(args) => {
-            let cgroups: Vec<String> = args.cgroups.iter().map(u32::to_string).collect();
-            let parts: Vec<&str> = args.parts.iter().map(|part| part.name()).collect();
-            let program = format!(
+    }
+}
+
+impl SignalsArgs {
+    fn job(&self) -> Job {
+        let cgroups: Vec<String> = self.cgroups.iter().map(u32::to_string).collect();
+        let parts: Vec<&str> = self.parts.iter().map(|part| part.name()).collect();
+        Job {
+            kernel: self.kernel.clone(),
+            peers: Vec::new(),
+            memory_mb: MEMORY_MB,
+            program: format!(
                 "signals --parts {} --pairs {} --cgroups {} --output {}",
                 parts.join(","),
-                args.pairs,
+                self.pairs,
                 cgroups.join(","),
-                args.output.name(),
-            );
-            measure(
-                &args.kernel,
-                &[],
-                &program,
-                RAMP_TIME_MAX.saturating_mul(args.pairs + 20),
-                "signals",
-            )
+                self.output.name(),
+            ),
+            time: RAMP_TIME_MAX.saturating_mul(self.pairs + 20),
         }
-        BenchCommand::Burst(args) => {
-            let program = format!(
+    }
+}
+
+impl BurstArgs {
+    fn job(&self) -> Job {
+        // Each run is measured for as long as it warms up, with and without; emulated, a second is at most some twenty.
+        let seconds = self.seconds * 2 * 2 * u64::from(self.runs) * 20;
+        Job {
+            kernel: self.kernel.clone(),
+            peers: Vec::new(),
+            memory_mb: MEMORY_MB,
+            program: format!(
                 "burst --runs {} --seconds {} --output {}",
-                args.runs,
-                args.seconds,
-                args.output.name()
-            );
-            // Each run is measured for as long as it warms up, with and without; emulated, a second is at most some twenty.
-            let seconds = args.seconds * 2 * 2 * u64::from(args.runs) * 20;
-            let time = RAMP_TIME_MAX.saturating_add(Duration::from_secs(seconds));
-            measure(&args.kernel, &[], &program, time, "burst")
+                self.runs,
+                self.seconds,
+                self.output.name()
+            ),
+            time: RAMP_TIME_MAX.saturating_add(Duration::from_secs(seconds)),
         }
-        BenchCommand::Idle(args) => {
-            let program = format!(
+    }
+}
+
+impl TeardownArgs {
+    fn job(&self) -> Job {
+        let sizes: Vec<String> = self.sizes.iter().map(u64::to_string).collect();
+        let largest_mb = self.sizes.iter().copied().max().unwrap_or(0);
+        // Four kinds of memory; a GiB is touched twice and freed twice in some seconds.
+        let scenes = u32::try_from(self.sizes.len()).unwrap_or(u32::MAX) * 4;
+        let sizes_gib = u32::try_from(largest_mb >> 10).unwrap_or(u32::MAX);
+        Job {
+            kernel: self.kernel.clone(),
+            peers: Vec::new(),
+            memory_mb: largest_mb + 2048,
+            program: format!("teardown --runs {} --sizes {}", self.runs, sizes.join(",")),
+            time: RAMP_TIME_MAX
+                .saturating_mul(scenes.saturating_mul(self.runs))
+                .saturating_mul(sizes_gib.saturating_add(1)),
+        }
+    }
+}
+
+impl IdleArgs {
+    fn job(&self) -> Job {
+        Job {
+            kernel: self.kernel.clone(),
+            peers: self.peers.clone(),
+            memory_mb: MEMORY_MB,
+            program: format!(
                 "reaction --runs 0 --thresholds 100Mi --peers {} --pods {} --idle-s {}",
-                names(&args.peers),
-                args.pods,
-                args.seconds
-            );
-            measure(
-                &args.kernel,
-                &args.peers,
-                &program,
-                RAMP_TIME_MAX.saturating_mul(10),
-                "idle",
-            )
+                names(&self.peers),
+                self.pods,
+                self.seconds
+            ),
+            time: RAMP_TIME_MAX.saturating_mul(10),
         }
     }
 }
@@ -308,47 +386,59 @@ fn ping_object() -> Result<PathBuf> {
     Ok(paths::ping_object())
 }
 
-fn measure(
-    kernel: &Kernel,
-    peers: &[Peer],
-    program: &str,
-    time: Duration,
-    name: &str,
-) -> Result<u8> {
-    let packages: Vec<&str> = peers
-        .iter()
-        .filter_map(|peer| peer.debian_package())
-        .collect();
-    let came = Folder::new()?;
-    say(
-        "bench",
-        format_args!("kernel {kernel}, 1 CPU, {MEMORY_MB} MB: {program}"),
-    );
-    let guest = Guest::new(kernel.clone());
-    // In place of the guests' own build: what is measured is what people run.
-    let exit = released()?
-        .into_iter()
-        .fold(guest, Guest::payload)
-        .memory_mb(MEMORY_MB)
-        .icount(true)
-        .debian_packages(&packages)
-        .payload(ping_object()?)
-        .timeout(Some(BOOT_TIME_MAX.saturating_add(time)))
-        .out(came.path())
-        .command(program)
-        .run(|line| {
-            // A closed stdout (a pager that ended) must not stop the guest.
-            let _closed = writeln!(io::stdout(), "{line}");
-        })?;
-    ensure!(exit.code() == 0, "the guest ended as {:?}", exit.end);
-    let folder = paths::target("bench");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    for file in fs::read_dir(came.path())? {
-        let file = file?;
-        let kernel = kernel.to_string().replace('/', "_");
-        let to = folder.join(format!("{name}-{kernel}.jsonl"));
-        fs::copy(file.path(), &to).with_context(|| format!("cannot write {}", to.display()))?;
-        say("bench", format_args!("raw rows in {}", to.display()));
+impl Job {
+    /// Boots the guest, shows what its program prints, and leaves its rows in `target/bench/NAME-KERNEL.jsonl`, its figures beside them.
+    fn measure(&self, name: &str) -> Result<u8> {
+        let packages: Vec<&str> = self
+            .peers
+            .iter()
+            .filter_map(|peer| peer.debian_package())
+            .collect();
+        let came = Folder::new()?;
+        let (kernel, program, memory_mb) = (&self.kernel, &self.program, self.memory_mb);
+        say(
+            "bench",
+            format_args!("kernel {kernel}, 1 CPU, {memory_mb} MB: {program}"),
+        );
+        // In place of the guests' own build: what is measured is what people run.
+        let exit = released()?
+            .into_iter()
+            .fold(Guest::new(kernel.clone()), Guest::payload)
+            .memory_mb(memory_mb)
+            .icount(true)
+            .debian_packages(&packages)
+            .payload(ping_object()?)
+            .timeout(Some(BOOT_TIME_MAX.saturating_add(self.time)))
+            .out(came.path())
+            .command(program)
+            .run(|line| {
+                // A closed stdout (a pager that ended) must not stop the guest.
+                let _closed = writeln!(io::stdout(), "{line}");
+            })?;
+        ensure!(exit.code() == 0, "the guest ended as {:?}", exit.end);
+        let folder = paths::target("bench");
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        for file in fs::read_dir(came.path())? {
+            let file = file?;
+            let to = if file.file_name() == FIGURES {
+                figures_of(name, kernel)
+            } else {
+                folder.join(format!("{name}-{}.jsonl", file_name(kernel)))
+            };
+            fs::copy(file.path(), &to).with_context(|| format!("cannot write {}", to.display()))?;
+            say("bench", format_args!("raw rows in {}", to.display()));
+        }
+        Ok(exit.code())
     }
-    Ok(exit.code())
+}
+
+/// Where the figures of a measurement are.
+fn figures_of(name: &str, kernel: &Kernel) -> PathBuf {
+    paths::target("bench").join(format!("{name}-{}-{FIGURES}", file_name(kernel)))
+}
+
+/// A kernel may be a path.
+fn file_name(kernel: &Kernel) -> String {
+    kernel.to_string().replace('/', "_")
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::agent::{Event, Options};
 use super::cgroup;
 use super::clock::wait_until;
+use super::figure::{Figures, Unit, ppm, whole};
 use super::node::{Node, Running};
 use super::pod::Pod;
 use super::process::{program, wait_log};
@@ -94,11 +95,33 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     }
     if Path::new("/out").is_dir() {
         fs::write(OUT, text)?;
+        figures(&rows).write()?;
     }
     if !plan.json {
         print(&rows);
     }
     Ok(())
+}
+
+/// With and without `cpuBurst`, for reports.
+fn figures(rows: &[Row]) -> Figures {
+    let mut figures = Figures::default();
+    for (on, case) in [(false, "cpuBurst off"), (true, "cpuBurst on")] {
+        let of = || rows.iter().filter(move |row| row.cpu_burst == on);
+        let throttled = of().filter_map(|row| ppm(row.throttled, row.periods));
+        figures.add(case, "throttled periods, of all", Unit::Ppm, on, throttled);
+        let p99 = of().map(|row| whole(row.p99_ns));
+        figures.add(case, "99 % of requests within", Unit::Ns, on, p99);
+        let neighbours = of().map(|row| whole(row.neighbour_p99_ns));
+        figures.add(
+            case,
+            "99 % of neighbours' requests within",
+            Unit::Ns,
+            on,
+            neighbours,
+        );
+    }
+    figures
 }
 
 fn measure(plan: &Plan, cpu_burst: bool) -> anyhow::Result<Row> {

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::{Agent, Options};
 use super::clock::wait_until;
+use super::figure::{Figures, Unit, ppm, whole};
 use super::node::Node;
 use super::pod::Pod;
 use super::process::{Guard, program};
@@ -127,7 +128,45 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     fs::write(OUT, text.join("\n") + "\n").with_context(|| format!("writing {OUT}"))?;
     println!("{}", table(&rows));
-    Ok(())
+    let mut figures = Figures::default();
+    put_figures(&rows, &mut figures);
+    figures.write()
+}
+
+/// Ratios of neighbours in turn, so that a drift of the machine is in both parts.
+pub(super) fn put_figures(rows: &[Row], figures: &mut Figures) {
+    let times = |of: Loop, attached: Attached| {
+        let rows = rows.iter();
+        rows.filter(move |row| row.of == of && row.attached == attached)
+            .map(|row| row.ran)
+    };
+    for of in [Loop::Faults, Loop::Forks, Loop::Switches, Loop::Compute] {
+        let an_event =
+            times(of, Attached::Nothing).map(|ran| whole(ran.cpu_ns / ran.events.max(1)));
+        figures.add(
+            of.name(),
+            "CPU time of one, detached",
+            Unit::Ns,
+            false,
+            an_event,
+        );
+        for (attached, figure) in [
+            (Attached::Agent, "CPU time with the agent, of that without"),
+            (
+                Attached::Everything,
+                "CPU time with every program, of that without",
+            ),
+            (
+                Attached::Session,
+                "CPU time with a tracing session, of that without",
+            ),
+        ] {
+            let ratios = times(of, attached)
+                .zip(times(of, Attached::Nothing))
+                .filter_map(|(on, off)| ppm(on.cpu_ns, off.cpu_ns));
+            figures.add(of.name(), figure, Unit::Ppm, true, ratios);
+        }
+    }
 }
 
 /// Every loop with and without the agent, in turns.

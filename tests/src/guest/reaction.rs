@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::agent::{Agent, EvictionFinished, Options, Records};
 use super::clock::now_ns;
+use super::figure::{Figures, Unit, whole};
 use super::memory::{self, mib};
 use super::node::{Node, Running, calm_down};
 use super::pod::Pod;
@@ -40,6 +41,17 @@ pub enum Peer {
     Oomd,
     /// This project.
     Plimsoll,
+}
+
+impl Peer {
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Earlyoom => "earlyoom",
+            Self::Oomd => "oomd",
+            Self::Plimsoll => "plimsoll",
+        }
+    }
 }
 
 /// What to run.
@@ -153,7 +165,105 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     if !idles.is_empty() {
         println!("{}", idle_table(&idles));
     }
-    Ok(())
+    figures(plan, &rows, &idles).write()
+}
+
+/// What a ramp and a rest came to, for reports.
+fn figures(plan: &Plan, rows: &[Row], idles: &[Idle]) -> Figures {
+    type At = fn(&Row) -> Option<u64>;
+    let times: [(&str, At); 5] = [
+        ("record received", |row| row.eviction.as_ref()?.received_ns),
+        ("decision", Row::decided_ns),
+        ("SIGTERM", |row| {
+            row.eviction
+                .as_ref()
+                .and_then(|eviction| eviction.signalled_ns)
+                .or(row.sigterm_ns)
+        }),
+        ("hog gone", |row| row.seen.gone_ns),
+        ("memory back", |row| row.seen.recovered_ns),
+    ];
+    let mut figures = Figures::default();
+    for scene in scenes(plan) {
+        let of_scene: Vec<&Row> = scene.rows(rows).collect();
+        let judged = scene.peer == Peer::Plimsoll;
+        let case = format!(
+            "{}, {} pods, memory.available<{}, {} MB/s",
+            scene.peer.name(),
+            plan.pods,
+            scene.threshold,
+            scene.rate_mb_s
+        );
+        for (figure, at) in times {
+            let after = of_scene
+                .iter()
+                .filter_map(|row| since(at(row), row.crossed_ns()));
+            figures.add(&case, figure, Unit::Ns, judged, after);
+        }
+        if !of_scene.is_empty() {
+            let first = of_scene.iter().filter(|row| row.kernel_first()).count();
+            let kills = whole(first as u64);
+            figures.add(
+                &case,
+                "runs in which the kernel was first",
+                Unit::Count,
+                judged,
+                [kills],
+            );
+        }
+    }
+    for idle in idles {
+        let case = format!(
+            "{}, {} pods, at rest for {} s",
+            idle.peer.name(),
+            plan.pods,
+            idle.seconds
+        );
+        let judged = idle.peer == Peer::Plimsoll;
+        figures.add(&case, "CPU time", Unit::Ns, judged, [whole(idle.cpu_ns)]);
+        figures.add(
+            &case,
+            "resident memory",
+            Unit::Bytes,
+            judged,
+            [whole(idle.rss_bytes)],
+        );
+    }
+    figures
+}
+
+/// One system at one threshold and rate.
+struct Scene<'plan> {
+    peer: Peer,
+    threshold: &'plan str,
+    rate_mb_s: u64,
+}
+
+impl Scene<'_> {
+    fn rows<'rows>(&self, rows: &'rows [Row]) -> impl Iterator<Item = &'rows Row> {
+        rows.iter().filter(|row| {
+            row.peer == self.peer
+                && row.rate_mb_s == self.rate_mb_s
+                && row.threshold == self.threshold
+        })
+    }
+}
+
+/// Thresholds first, then rates, so that systems stand beside each other.
+fn scenes(plan: &Plan) -> impl Iterator<Item = Scene<'_>> {
+    let rates = move |threshold| {
+        let peers = move |&rate_mb_s| {
+            plan.peers.iter().map(move |&peer| Scene {
+                peer,
+                threshold,
+                rate_mb_s,
+            })
+        };
+        plan.rates_mb_s.iter().flat_map(peers)
+    };
+    plan.thresholds
+        .iter()
+        .flat_map(move |threshold| rates(threshold))
 }
 
 /// A peer that is running, with its scene.
@@ -443,49 +553,38 @@ fn summary(plan: &Plan, rows: &[Row]) -> String {
         "least available",
     ];
     let mut table = vec![heading.map(str::to_owned).to_vec()];
-    for threshold in &plan.thresholds {
-        for &rate_mb_s in &plan.rates_mb_s {
-            for &peer in &plan.peers {
-                let group: Vec<&Row> = rows
-                    .iter()
-                    .filter(|row| {
-                        row.peer == peer
-                            && row.rate_mb_s == rate_mb_s
-                            && &row.threshold == threshold
-                    })
-                    .collect();
-                if group.is_empty() {
-                    continue;
-                }
-                let span = |at: fn(&Row) -> Option<u64>| {
-                    times(
-                        group
-                            .iter()
-                            .filter_map(|row| since(at(row), row.crossed_ns())),
-                    )
-                };
-                table.push(vec![
-                    format!("{peer:?}").to_lowercase(),
-                    threshold.clone(),
-                    rate_mb_s.to_string(),
-                    group.len().to_string(),
-                    span(|row| row.eviction.as_ref()?.received_ns),
-                    span(Row::decided_ns),
-                    span(|row| row.seen.gone_ns),
-                    span(|row| row.seen.recovered_ns),
-                    format!(
-                        "{}/{}",
-                        group.iter().filter(|row| row.kernel_first()).count(),
-                        group.len()
-                    ),
-                    group
-                        .iter()
-                        .map(|row| row.seen.available_bytes_min)
-                        .min()
-                        .map_or_else(|| "-".to_owned(), bytes),
-                ]);
-            }
+    for scene in scenes(plan) {
+        let group: Vec<&Row> = scene.rows(rows).collect();
+        if group.is_empty() {
+            continue;
         }
+        let span = |at: fn(&Row) -> Option<u64>| {
+            times(
+                group
+                    .iter()
+                    .filter_map(|row| since(at(row), row.crossed_ns())),
+            )
+        };
+        table.push(vec![
+            scene.peer.name().to_owned(),
+            scene.threshold.to_owned(),
+            scene.rate_mb_s.to_string(),
+            group.len().to_string(),
+            span(|row| row.eviction.as_ref()?.received_ns),
+            span(Row::decided_ns),
+            span(|row| row.seen.gone_ns),
+            span(|row| row.seen.recovered_ns),
+            format!(
+                "{}/{}",
+                group.iter().filter(|row| row.kernel_first()).count(),
+                group.len()
+            ),
+            group
+                .iter()
+                .map(|row| row.seen.available_bytes_min)
+                .min()
+                .map_or_else(|| "-".to_owned(), bytes),
+        ]);
     }
     aligned(&table)
 }
@@ -524,7 +623,7 @@ fn idle_table(idles: &[Idle]) -> String {
     ];
     for idle in idles {
         table.push(vec![
-            format!("{:?}", idle.peer).to_lowercase(),
+            idle.peer.name().to_owned(),
             super::table::duration(i64::try_from(idle.cpu_ns).unwrap_or(i64::MAX)),
             format!("{} s", idle.seconds),
             bytes(idle.rss_bytes),

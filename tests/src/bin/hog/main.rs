@@ -82,12 +82,33 @@ enum Mode {
         /// Fills the pages with what does not compress.
         #[arg(long)]
         noise: bool,
+        /// Written into a memfd before, which stays open.
+        #[arg(long, default_value_t = 0)]
+        shared_mb: usize,
+        /// Processes that are started before and hold memory, too.
+        #[arg(long, default_value_t = 0)]
+        children: usize,
+        /// Size of each of them.
+        #[arg(long, default_value_t = 1)]
+        children_mb: usize,
+    },
+    /// Touches memory and gives it back; prints one JSON line with how long giving back took.
+    Unmap {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// A memfd instead of anonymous memory.
+        #[arg(long)]
+        shared: bool,
     },
     /// Touches memory and sleeps.
     Hold {
         /// Size.
         #[arg(long)]
         mb: usize,
+        /// Says so on standard output when it has it.
+        #[arg(long)]
+        say: bool,
     },
     /// Touches memory and makes it hard to get back: SCHED_IDLE, on one CPU, and it holds the lock of its memory nearly all the time.
     Resist {
@@ -361,12 +382,17 @@ fn main() -> anyhow::Result<()> {
             max_mb,
             wait_usr1,
             noise,
+            shared_mb,
+            children,
+            children_mb,
         } => {
             let mut memory = match noise {
                 true => Memory::of_noise(),
                 false => Memory::default(),
             };
             memory.grow_to(pre_mb << 20);
+            let _shared = files::memfd(shared_mb)?;
+            processes::fork_and_wait(children, children_mb)?;
             log.event("ready", memory.touched_mb());
             if wait_usr1 {
                 go.wait();
@@ -374,10 +400,14 @@ fn main() -> anyhow::Result<()> {
             memory::ramp(&mut memory, rate_mb_s, max_mb.map(|mb| mb << 20), &log);
             sleep_for_ever();
         }
-        Mode::Hold { mb } => {
+        Mode::Unmap { mb, shared } => memory::unmap(mb, shared),
+        Mode::Hold { mb, say } => {
             let mut memory = Memory::default();
             memory.grow_to(mb << 20);
             log.event("ready", memory.touched_mb());
+            if say {
+                println!("ready");
+            }
             sleep_for_ever();
         }
         Mode::Resist { mb, cpu } => {

@@ -8,7 +8,9 @@ use anyhow::{Context as _, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{Log, STEP};
+use tests::guest::clock::now_ns;
+
+use super::{Log, STEP, files};
 
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Larger than what malloc ever serves from its heap (32 MiB), so that each block is a mapping of its own, untouched and zero.
@@ -99,6 +101,24 @@ pub(crate) fn flap(bytes: usize, half: Duration, log: &Log) -> ! {
         thread::sleep(half);
     }
     unreachable!("u64 has more rounds than the machine has time")
+}
+
+/// Takes memory, gives it back at once, and says how long that took.
+pub(crate) fn unmap(mb: usize, shared: bool) -> anyhow::Result<()> {
+    let ns = if shared {
+        let file = files::memfd(mb)?;
+        let before_ns = now_ns();
+        drop(file);
+        now_ns() - before_ns
+    } else {
+        let mut memory = Memory::default();
+        memory.grow_to(mb << 20);
+        let before_ns = now_ns();
+        drop(memory);
+        now_ns() - before_ns
+    };
+    println!(r#"{{"bytes":{},"ns":{ns}}}"#, mb << 20);
+    Ok(())
 }
 
 /// Memory is taken from the node of the CPU that touches it first, unless that node is full. A binding without that exception

@@ -1,5 +1,6 @@
 //! Processes: with memory, or only with a PID.
 
+use std::io::Read as _;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -21,6 +22,25 @@ pub(crate) fn fork(n: usize, mb: usize) -> anyhow::Result<()> {
             .args(["hold", "--mb", &mb_each])
             .spawn()
             .context("starting a child")?;
+    }
+    Ok(())
+}
+
+/// The same, and it returns when each of them holds its memory: then it has said so on its standard output.
+pub(crate) fn fork_and_wait(n: usize, mb: usize) -> anyhow::Result<()> {
+    let own = std::env::current_exe()?;
+    let mb_each = mb.to_string();
+    for _ in 0..n {
+        let mut child = Command::new(&own)
+            .args(["hold", "--say", "--mb", &mb_each])
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting a child")?;
+        let mut said = [0];
+        let stdout = child.stdout.as_mut().context("a child without stdout")?;
+        stdout
+            .read_exact(&mut said)
+            .context("a child ended before it held its memory")?;
     }
     Ok(())
 }

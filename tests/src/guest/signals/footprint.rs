@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
 use super::super::clock::{now_ns, wait_until};
+use super::super::figure::{Unit, ppm, whole};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::{cpu_ns, rss_bytes};
@@ -54,6 +55,13 @@ pub(super) fn run(cgroups: &[u32], rows: &mut Rows) -> anyhow::Result<()> {
                 row.state,
                 share(&row)
             ));
+            let case = format!("{} cgroups, {}", row.cgroups, row.state);
+            let cpu = ppm(row.cpu_ns, row.wall_ns);
+            let resident = whole(row.rss_bytes);
+            rows.figures
+                .add(&case, "CPU time, of one CPU", Unit::Ppm, true, cpu);
+            rows.figures
+                .add(&case, "resident memory", Unit::Bytes, true, [resident]);
             found.push(row);
         }
     }

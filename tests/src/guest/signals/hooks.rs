@@ -8,6 +8,7 @@ use plimsoll::kernel::{HookReport, HookState};
 use plimsoll::probe::ladder::{LADDER, Need};
 use serde::Serialize;
 
+use super::super::figure::{Figures, Unit, whole};
 use super::super::table::aligned;
 
 /// One program on this kernel.
@@ -24,6 +25,23 @@ pub(super) struct Row {
     translated_insns: Option<u32>,
     runs: Option<u64>,
     ns_per_run: Option<u64>,
+}
+
+impl Row {
+    /// None of a program that is not attached or has not run.
+    pub(super) fn put_figures(&self, figures: &mut Figures) {
+        let case = format!("program {}", self.program);
+        let verified = self.verified_insns.map(i64::from);
+        figures.add(
+            &case,
+            "instructions that the verifier walks",
+            Unit::Count,
+            true,
+            verified,
+        );
+        let run = self.ns_per_run.map(whole);
+        figures.add(&case, "time of a run", Unit::Ns, true, run);
+    }
 }
 
 /// Programs in the order of loading, with what they have run.

@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
 
 use super::super::clock::{now_ns, timespec};
+use super::super::figure::{Unit, whole};
 use super::super::process::program;
 use super::super::table::{aligned, duration};
 use super::load::{self, Ask, Flood, Polled};
@@ -128,11 +129,29 @@ pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
     let programs = hooks::rows(listener.bpf.hooks(), &listener.bpf.run_stats()?);
     for row in &programs {
         rows.add("hooks", row)?;
+        row.put_figures(&mut rows.figures);
     }
     rows.say(&hooks::table(&programs));
     let latencies = listener.rows()?;
     for row in &latencies {
         rows.add("latency", row)?;
+        // What is looked at now and then is as late as it is looked at.
+        let judged = row.wakes;
+        let case = format!("record {}", row.record);
+        rows.figures.add(
+            &case,
+            "median from the event to userspace",
+            Unit::Ns,
+            judged,
+            [whole(row.median_ns)],
+        );
+        rows.figures.add(
+            &case,
+            "99 % from the event to userspace",
+            Unit::Ns,
+            false,
+            [whole(row.p99_ns)],
+        );
     }
     rows.say(&latency_table(&latencies));
     for row in &polled {

@@ -21,6 +21,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::cost::{self, Loop};
+use super::figure::Figures;
 
 const OUT: &str = "/out/signals.jsonl";
 
@@ -63,6 +64,7 @@ pub struct Plan {
 pub(super) struct Rows {
     file: File,
     output: Output,
+    figures: Figures,
 }
 
 impl Rows {
@@ -96,6 +98,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     let mut rows = Rows {
         file,
         output: plan.output,
+        figures: Figures::default(),
     };
     for part in &plan.parts {
         match part {
@@ -109,10 +112,11 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
                     rows.add("loops", row)?;
                 }
                 rows.say(&format!("\n{}", cost::table(&measured)));
+                cost::put_figures(&measured, &mut rows.figures);
             }
             Part::Footprint => footprint::run(&plan.cgroups, &mut rows)?,
             Part::Scrape => scrape::run(&plan.cgroups, &mut rows)?,
         }
     }
-    Ok(())
+    rows.figures.write()
 }

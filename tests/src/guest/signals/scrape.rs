@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::super::agent::Options;
 use super::super::clock::now_ns;
+use super::super::figure::{Unit, whole};
 use super::super::node::Node;
 use super::super::process::cpu_ns;
 use super::super::table::{aligned, bytes, duration};
@@ -70,6 +71,12 @@ pub(super) fn run(cgroups: &[u32], rows: &mut Rows) -> anyhow::Result<()> {
                 cpu_ns: used_ns / TIMES as u64,
             };
             rows.add("scrape", &row)?;
+            let case = format!("{count} cgroups, {page}");
+            let times = times.iter().map(|&time| whole(time));
+            rows.figures
+                .add(&case, "time of an answer", Unit::Ns, true, times);
+            rows.figures
+                .add(&case, "size", Unit::Bytes, true, [whole(size as u64)]);
             found.push(row);
         }
         agent.stop()?;

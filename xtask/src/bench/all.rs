@@ -1,0 +1,359 @@
+//! `cargo xtask bench all`: every measurement of the report, one after the other, compared with the report or put in its place.
+//!
+//! A measurement is a row of [`MEASUREMENTS`]: the same command that a person types, so that the page can say it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, Parser};
+
+use super::figures::{Change, Report, Run, WORSE_PERCENT, committed, compare, read_figures};
+use super::page::{amount, page, picture};
+use super::{BenchCommand, Job, figures_of};
+use crate::apt;
+use crate::paths;
+use crate::process::output_of;
+use crate::progress::say;
+
+/// One measurement of the report.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Measurement {
+    /// In the keys of the report and for `--only`.
+    pub(super) name: &'static str,
+    /// In the page.
+    pub(super) title: &'static str,
+    /// A command of `cargo xtask bench`, without the kernel.
+    what: &'static str,
+    options: &'static str,
+    pub(super) kernels: &'static [&'static str],
+    /// The figure of its picture.
+    pub(super) picture: Option<&'static str>,
+}
+
+const EACH: &[&str] = &["6.1", "6.12", "7.2"];
+
+/// The report, in the order of the page.
+pub(super) const MEASUREMENTS: &[Measurement] = &[
+    Measurement {
+        name: "reaction",
+        title: "From a crossed threshold to memory back, 3 pods",
+        what: "reaction",
+        options: "--runs 3 --rates 64,512 --thresholds 1Gi,100Mi --peers plimsoll --idle 0",
+        kernels: EACH,
+        picture: Some("decision"),
+    },
+    Measurement {
+        name: "reaction-100",
+        title: "The same with 100 pods",
+        what: "reaction",
+        options: "--runs 3 --rates 512 --thresholds 1Gi --peers plimsoll --pods 100 --idle 0",
+        kernels: EACH,
+        picture: None,
+    },
+    Measurement {
+        name: "peers",
+        title: "Beside other systems",
+        what: "reaction",
+        options: "--runs 3 --rates 64,512 --thresholds 1Gi --peers none,earlyoom,oomd,plimsoll --idle 60",
+        kernels: &["6.1"],
+        picture: Some("hog gone"),
+    },
+    Measurement {
+        name: "cost",
+        title: "What attached programs cost loops of page faults, forks and switches",
+        what: "cost",
+        options: "--pairs 3",
+        kernels: EACH,
+        picture: None,
+    },
+    Measurement {
+        name: "signals",
+        title: "Each program, and how soon its records are there",
+        what: "signals",
+        options: "--parts hooks",
+        kernels: EACH,
+        picture: None,
+    },
+    Measurement {
+        name: "footprint",
+        title: "The agent with many cgroups",
+        what: "signals",
+        options: "--parts footprint --cgroups 0,250,1000",
+        kernels: &["6.12"],
+        picture: Some("resident memory"),
+    },
+    Measurement {
+        name: "teardown",
+        title: "From the decision to memory back, beside unmapping by oneself",
+        what: "teardown",
+        options: "--runs 3 --sizes 512,2048",
+        kernels: EACH,
+        picture: Some("back, of unmapped"),
+    },
+    Measurement {
+        name: "burst",
+        title: "A bursty service under its CPU limit",
+        what: "burst",
+        options: "--runs 3",
+        kernels: &["7.2"],
+        picture: None,
+    },
+];
+
+impl Measurement {
+    /// What a person types behind `cargo xtask bench`.
+    pub(super) fn command(&self, kernel: &str) -> String {
+        format!("{} --kernel {kernel} {}", self.what, self.options)
+    }
+
+    /// In the report.
+    pub(super) fn key(&self, kernel: &str) -> String {
+        format!("{}/{kernel}", self.name)
+    }
+
+    /// Its picture below `folder`.
+    pub(super) fn picture_path(&self, folder: &str) -> String {
+        format!("{folder}/figures-{}.svg", self.name)
+    }
+
+    fn job(&self, kernel: &str) -> Result<Job> {
+        #[derive(Parser)]
+        struct Typed {
+            #[command(subcommand)]
+            command: BenchCommand,
+        }
+        let command = self.command(kernel);
+        let words = ["bench"].into_iter().chain(command.split_whitespace());
+        Ok(match Typed::try_parse_from(words)?.command {
+            BenchCommand::Reaction(args) => args.job(),
+            BenchCommand::Cost(args) => args.job(),
+            BenchCommand::Signals(args) => args.job(),
+            BenchCommand::Teardown(args) => args.job(),
+            BenchCommand::Idle(args) => args.job(),
+            BenchCommand::Burst(args) => args.job(),
+            BenchCommand::All(_) => bail!("a measurement of the report cannot be the report"),
+        })
+    }
+}
+
+/// Every measurement, against the report.
+pub(crate) fn none_is_worse() -> Result<()> {
+    let args = AllArgs {
+        only: Vec::new(),
+        kernels: Vec::new(),
+        accept: false,
+        page: false,
+    };
+    ensure!(
+        run(&args)? == 0,
+        "a figure is more than {WORSE_PERCENT} % worse than in docs/reference/figures.md, or was not measured; the lines above say which. \
+         If the change is worth it, put the new figures into the report: `cargo xtask bench all --accept`"
+    );
+    Ok(())
+}
+
+/// The report.
+#[derive(Debug, Args)]
+pub(crate) struct AllArgs {
+    /// Only these measurements, by name
+    #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(MEASUREMENTS.iter().map(|it| it.name)))]
+    only: Vec<String>,
+    /// Only these kernels: 6.1, 6.12, 7.2
+    #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(EACH))]
+    kernels: Vec<String>,
+    /// Put what is measured into the report, in place of comparing; what is not measured stays
+    #[arg(long)]
+    accept: bool,
+    /// Measure nothing: make the page and its pictures from the report's figures
+    #[arg(long, conflicts_with_all = ["only", "kernels", "accept"])]
+    page: bool,
+}
+
+/// Runs the measurements. The status is 1 if a judged figure is worse than in the report, or a measurement failed.
+pub(super) fn run(args: &AllArgs) -> Result<u8> {
+    let mut report = Report::read(&committed())?;
+    if args.page {
+        return write(&report).map(|()| 0);
+    }
+    let chosen: Vec<(&Measurement, &str)> = MEASUREMENTS
+        .iter()
+        .filter(|it| args.only.is_empty() || args.only.iter().any(|name| name == it.name))
+        .flat_map(|it| it.kernels.iter().map(move |&kernel| (it, kernel)))
+        .filter(|(_, kernel)| {
+            args.kernels.is_empty() || args.kernels.iter().any(|chosen| chosen == kernel)
+        })
+        .collect();
+    ensure!(
+        !chosen.is_empty(),
+        "no measurement of --only is made on a kernel of --kernels"
+    );
+    let mut is_good = true;
+    for (index, (measurement, kernel)) in chosen.iter().enumerate() {
+        let key = measurement.key(kernel);
+        say(
+            "bench",
+            format_args!("{key}: {} of {}", index + 1, chosen.len()),
+        );
+        match measure(measurement, kernel) {
+            Ok(now) if args.accept => {
+                report.runs.insert(key, now);
+                // After each: what comes to its end later, or not at all, costs nothing that was measured.
+                write(&report)?;
+            }
+            Ok(now) => is_good &= tell(&key, report.runs.get(&key), &now),
+            Err(error) => {
+                is_good = false;
+                say("PROBLEM", format_args!("{key} was not measured: {error:#}"));
+            }
+        }
+    }
+    Ok(u8::from(!is_good))
+}
+
+fn measure(measurement: &Measurement, kernel: &str) -> Result<Run> {
+    let job = measurement.job(kernel)?;
+    // Of an earlier run, it would be taken for this one's.
+    match fs::remove_file(figures_of(measurement.name, &job.kernel)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).context("cannot remove the figures of an earlier run");
+        }
+        _ => {}
+    }
+    let status = job.measure(measurement.name)?;
+    ensure!(
+        status == 0,
+        "the guest's program ended with status {status}"
+    );
+    let (release, figures) = read_figures(&figures_of(measurement.name, &job.kernel))?;
+    let packages = job.peers.iter().filter_map(|peer| peer.debian_package());
+    Ok(Run {
+        kernel: release,
+        revision: revision()?,
+        rustc: output_of(Command::new("rustc").arg("-V"), "install rustup")?
+            .trim()
+            .to_owned(),
+        packages: packages.map(package_version).collect(),
+        figures,
+    })
+}
+
+fn revision() -> Result<String> {
+    let git = |arguments: &[&str]| {
+        output_of(
+            Command::new("git")
+                .arg("-C")
+                .arg(paths::root())
+                .args(arguments),
+            "measure in a clone of the repository: the report names the revision",
+        )
+    };
+    let mut revision = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
+    if !git(&["status", "--porcelain", "--untracked-files=no"])?
+        .trim()
+        .is_empty()
+    {
+        revision.push('+');
+    }
+    Ok(revision)
+}
+
+/// The pinned file's name has the version.
+fn package_version(package: &str) -> String {
+    apt::pinned(&format!("package-{package}"))
+        .iter()
+        .find(|pinned| pinned.package == package)
+        .map_or_else(
+            || format!("{package} (bookworm's newest)"),
+            |pinned| pinned.file_stem().to_owned(),
+        )
+}
+
+/// Says what changed; whether nothing is worse.
+fn tell(key: &str, before: Option<&Run>, now: &Run) -> bool {
+    let (changes, missing) = compare(before, now);
+    let mut is_good = true;
+    let (mut same, mut new) = (0, 0);
+    for (figure, change) in changes {
+        let line = |before, now| {
+            format!(
+                "{key}: {}: {}: {} -> {}",
+                figure.case,
+                figure.figure,
+                amount(figure.unit, before),
+                amount(figure.unit, now)
+            )
+        };
+        match change {
+            Change::Same => same += 1,
+            Change::New => new += 1,
+            Change::Better(before, now) => say("better", line(before, now)),
+            Change::Worse(before, now) => {
+                is_good = false;
+                say("WORSE", line(before, now));
+            }
+        }
+    }
+    for figure in missing {
+        is_good = false;
+        say(
+            "PROBLEM",
+            format_args!(
+                "{key}: {}: {} is in the report, and was not measured",
+                figure.case, figure.figure
+            ),
+        );
+    }
+    say(
+        "bench",
+        format_args!("{key}: {same} figures as in the report, {new} that it does not have"),
+    );
+    is_good
+}
+
+/// The page and its pictures, by path.
+pub(super) fn files(report: &Report) -> BTreeMap<PathBuf, String> {
+    let docs = paths::root().join("docs");
+    let mut files = BTreeMap::from([(docs.join("reference/figures.md"), page(report))]);
+    for measurement in MEASUREMENTS {
+        if let Some(svg) = picture(report, measurement) {
+            files.insert(docs.join(measurement.picture_path("images")), svg);
+        }
+    }
+    files
+}
+
+fn write(report: &Report) -> Result<()> {
+    report.write(&committed())?;
+    for (path, text) in files(report) {
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_measurement_is_a_command_that_can_be_typed() {
+        let mut names = BTreeSet::new();
+        for measurement in MEASUREMENTS {
+            assert!(names.insert(measurement.name), "{}", measurement.name);
+            for kernel in measurement.kernels {
+                let job = measurement.job(kernel).unwrap();
+                assert_eq!(job.kernel.to_string(), *kernel);
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_has_its_version() {
+        assert!(package_version("earlyoom").starts_with("earlyoom_1."));
+        assert_eq!(package_version("oomd"), "oomd (bookworm's newest)");
+    }
+}
