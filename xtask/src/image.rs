@@ -26,7 +26,7 @@ const ARCHITECTURE: &str = "amd64";
 #[command(after_help = "\
 Examples:
   cargo xtask image                                            target/image and target/image.tar
-  ctr --namespace k8s.io images import target/image.tar        onto a node, as plimsoll:VERSION
+  ctr --namespace k8s.io images import target/image.tar        onto a node, as docker.io/library/plimsoll:VERSION
   skopeo copy oci:target/image docker://REGISTRY/plimsoll:VERSION   to a registry")]
 pub(crate) struct ImageArgs {
     /// Where the layout goes; DIR.tar is the same in one file. What an earlier image left there is replaced [default: target/image]
@@ -41,10 +41,7 @@ pub(crate) struct ImageArgs {
 pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     let out = release::out_folder(args.out.as_deref(), "image")?;
     let programs = release::programs(args.programs.as_deref())?;
-    let digest = write_layout(&programs, &out)?;
-    let archive = out.with_extension("tar");
-    let entries = ["blobs", "index.json", "oci-layout"].map(str::to_owned);
-    release::archive(&out, &entries, &archive)?;
+    let (digest, archive) = write(&programs, &out)?;
     say(
         "image",
         format_args!(
@@ -55,6 +52,15 @@ pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     );
     progress::print(&digest);
     Ok(())
+}
+
+/// Writes the layout, and beside it the same in one file. Returns the digest of the image's manifest, and that file.
+pub(crate) fn write(programs: &[PathBuf], out: &Path) -> Result<(String, PathBuf)> {
+    let digest = write_layout(programs, out)?;
+    let archive = out.with_extension("tar");
+    let entries = ["blobs", "index.json", "oci-layout"].map(str::to_owned);
+    release::archive(out, &entries, &archive)?;
+    Ok((digest, archive))
 }
 
 /// Writes the layout, and returns the digest of the image's manifest.
@@ -123,7 +129,8 @@ fn write_layout(programs: &[PathBuf], out: &Path) -> Result<String> {
     manifest["platform"] = json!({"architecture": ARCHITECTURE, "os": "linux"});
     manifest["annotations"] = json!({
         "org.opencontainers.image.ref.name": VERSION,
-        "io.containerd.image.name": format!("plimsoll:{VERSION}"),
+        // A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came.
+        "io.containerd.image.name": format!("docker.io/library/plimsoll:{VERSION}"),
     });
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]});
     fs::write(layout.join("index.json"), index.to_string())?;
@@ -209,6 +216,20 @@ mod tests {
             lines[0].starts_with("-rwxr-xr-x 0/0") && lines[0].ends_with("1970-01-01 00:00 a"),
             "{listed}"
         );
+    }
+
+    /// containerd keeps the name that an image came with, and is asked by a kubelet for the whole one of what a pod names.
+    #[test]
+    fn the_image_has_the_name_that_a_kubelet_asks_for() {
+        let (_dir, out, _) = made();
+        let index = fs::read_to_string(out.join("index.json")).unwrap();
+        let index: Value = serde_json::from_str(&index).unwrap();
+        let name = &index["manifests"][0]["annotations"]["io.containerd.image.name"];
+        assert_eq!(*name, format!("docker.io/library/plimsoll:{VERSION}"));
+        let base = include_str!("../../deploy/base/kustomization.yaml");
+        let daemon_set = include_str!("../../deploy/base/daemonset.yaml");
+        assert!(base.contains(&format!("- name: plimsoll\n    newTag: {VERSION}")));
+        assert!(daemon_set.contains("image: plimsoll\n"));
     }
 
     #[test]

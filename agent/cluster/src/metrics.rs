@@ -58,6 +58,7 @@ pub struct Metrics {
     oldest: Gauge<f64, AtomicU64>,
     is_reachable: Gauge,
     is_agent_connected: Gauge,
+    is_node_known: Gauge,
     /// Of the arbitrator.
     is_ready: Gauge,
     reviews: Family<Answered, Counter>,
@@ -89,6 +90,7 @@ impl Metrics {
             unsettled,
             is_reachable,
             is_agent_connected,
+            is_node_known,
         ] = std::array::from_fn(|_| Gauge::default());
         let oldest = Gauge::default();
         registry.register(
@@ -135,6 +137,11 @@ impl Metrics {
             is_agent_connected.clone(),
         );
         registry.register(
+            "node_known",
+            "Whether the API server has a node of this name",
+            is_node_known.clone(),
+        );
+        registry.register(
             "node_topology",
             "Whether the NodeResourceTopology of this node is written, another program's, not installed, or refused",
             topology.clone(),
@@ -159,6 +166,7 @@ impl Metrics {
             oldest,
             is_reachable,
             is_agent_connected,
+            is_node_known,
             is_ready: Gauge::default(),
             reviews: Family::default(),
             webhook: Gauge::default(),
@@ -271,6 +279,7 @@ impl Metrics {
             .set(std::time::Duration::from_millis(figures.oldest_unreported_ms).as_secs_f64());
         self.is_reachable.set(i64::from(is_reachable));
         self.is_agent_connected.set(i64::from(is_agent_connected));
+        self.is_node_known.set(i64::from(figures.is_node_known));
     }
 
     /// What readiness asks: whether the agent is connected; of the arbitrator, whether it knows the cluster.

@@ -79,6 +79,8 @@ pub struct Figures {
     pub intents_refused: u64,
     /// How many were settled, by [`Settled`] in its order.
     pub settled: [u64; 4],
+    /// Whether the API server has this node.
+    pub is_node_known: bool,
     /// How the object of this node's NUMA nodes is, and for how long it is not as it should be, milliseconds.
     pub topology: (ObjectState, u64),
 }
@@ -90,6 +92,7 @@ pub struct Reporter {
     node_name: String,
     served: Served,
     node: Option<SeenNode>,
+    is_node_known: bool,
     evictions: BTreeMap<PodUid, Eviction>,
     /// Where the search for the next eviction goes on, so that each has its turn.
     turn: Option<PodUid>,
@@ -121,6 +124,7 @@ impl Reporter {
             node_name: node_name.to_owned(),
             served: Served::default(),
             node: None,
+            is_node_known: false,
             evictions: BTreeMap::new(),
             turn: None,
             events: Events::new(node_name, seed),
@@ -162,6 +166,12 @@ impl Reporter {
             self.outgoing.push(overused(node.overused.as_ref(), now));
         }
         self.node = Some(node);
+        self.is_node_known = true;
+    }
+
+    /// The API server has no such node: nothing can be said of it. What is known of its kubelet stays.
+    pub const fn has_no_node(&mut self) {
+        self.is_node_known = false;
     }
 
     /// The API server said something that is no error of its own.
@@ -411,8 +421,13 @@ impl Reporter {
         Some((Target::Eviction(uid, purpose), call))
     }
 
+    /// The node, unless the API server has it no more.
+    fn known_node(&self) -> Option<&SeenNode> {
+        self.node.as_ref().filter(|_| self.is_node_known)
+    }
+
     fn next_of_node(&mut self, now: Now) -> Option<(Target, Call)> {
-        let purpose = self.reports.next(self.node.as_ref(), now)?;
+        let purpose = self.reports.next(self.known_node(), now)?;
         let call = self
             .reports
             .send(purpose, &self.node_name, now, self.policy.dry_run);
@@ -552,7 +567,7 @@ impl Reporter {
     pub fn is_busy(&self, now: Now) -> bool {
         !self.evictions.is_empty()
             || !self.events.is_idle()
-            || !self.reports.is_idle(self.node.as_ref(), now)
+            || !self.reports.is_idle(self.known_node(), now)
             || !self.topology.is_idle()
             || self.in_flight > 0
     }
@@ -570,6 +585,7 @@ impl Reporter {
             unsettled: u64::try_from(self.evictions.len()).unwrap_or(u64::MAX),
             events_dropped: self.events.dropped,
             topology: self.topology.state(now),
+            is_node_known: self.is_node_known,
             ..self.figures
         }
     }

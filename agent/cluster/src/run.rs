@@ -103,6 +103,8 @@ struct Loop {
     calls: JoinSet<(Target, Answer)>,
     discoveries: JoinSet<Option<Served>>,
     was_reachable: bool,
+    /// Whether the list of nodes that is being read has this one.
+    is_node_listed: bool,
 }
 
 /// Runs until `stop` completes.
@@ -151,6 +153,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         calls: JoinSet::new(),
         discoveries: JoinSet::new(),
         was_reachable: false,
+        is_node_listed: false,
     };
     tokio::select! {
         () = state.run(pods, nodes, agent, seed) => Ok(()),
@@ -373,8 +376,10 @@ impl Loop {
     fn heard_node(&mut self, heard: Heard) {
         match heard {
             Heard::Missed(why) => return self.missed(&why),
+            Heard::List => self.is_node_listed = false,
             Heard::Object(object) => match SeenNode::read(&object) {
                 Some(node) if node.name == self.settings.node => {
+                    self.is_node_listed = true;
                     let now = self.now();
                     self.reporter.saw_node(node, now);
                 }
@@ -382,9 +387,20 @@ impl Loop {
                 None => self.pods.not_taken(NotTaken::Garbage),
             },
             Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
-            Heard::Gone(_) | Heard::List | Heard::Listed | Heard::Word => {}
+            Heard::Listed if !self.is_node_listed => self.has_no_node(),
+            Heard::Gone(_) => self.has_no_node(),
+            Heard::Listed | Heard::Word => {}
         }
         self.reporter.heard();
+    }
+
+    /// Its pods have no names then either, so that a wrong name is not to go unnoticed.
+    fn has_no_node(&mut self) {
+        self.reporter.has_no_node();
+        self.metrics.say(&format!(
+            "the API server has no node {}: its pods have no names here, and nothing is said of it; if it has another name, give that as NODE_NAME or --node",
+            self.settings.node
+        ));
     }
 
     /// A pod in a namespace whose budgets were dropped on arrival: they are listed again.

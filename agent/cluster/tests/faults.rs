@@ -17,7 +17,9 @@ use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use plimsoll_core::kube::cluster_link::{FRAMING, PODS_MAX, Settled, ToCluster};
+use plimsoll_core::kube::cluster_link::{
+    FRAMING, NodeConditionReport, PODS_MAX, PlimsollCondition, Settled, ToCluster,
+};
 use serde_json::{Value, json};
 use support::agent::{Agent, intent};
 use support::program::Program;
@@ -50,6 +52,7 @@ struct State {
     /// Requests by method and path.
     requests: Mutex<BTreeMap<String, usize>>,
     pods: Mutex<Vec<Value>>,
+    node: Mutex<&'static str>,
     valid_token: Mutex<Option<String>>,
 }
 
@@ -137,6 +140,7 @@ impl Fake {
             tokens: Mutex::default(),
             requests: Mutex::default(),
             pods: Mutex::new(vec![pod("u1", "node-1", 10), pod("u2", "node-1", 10)]),
+            node: Mutex::new("node-1"),
             valid_token: Mutex::default(),
         });
         let served = state.clone();
@@ -258,8 +262,17 @@ async fn answer(
             },
         ),
         ("GET", "/api/v1/nodes") => {
-            let node = json!({"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "4"}, "status": {"nodeInfo": {"kubeletVersion": "v1.36.2"}}});
-            respond(200, list(&[node]))
+            let name = *state.node.lock().unwrap();
+            let node = json!({"metadata": {"name": name, "uid": "nu", "resourceVersion": "4"}, "status": {"nodeInfo": {"kubeletVersion": "v1.36.2"}}});
+            let is_asked_for = query.contains(&format!("metadata.name%3D{name}"));
+            respond(
+                200,
+                list(if is_asked_for {
+                    std::slice::from_ref(&node)
+                } else {
+                    &[]
+                }),
+            )
         }
         ("GET", "/api/v1") => respond(200, body(json!({"resources": []}).to_string())),
         ("GET", "/apis/policy") => respond(
@@ -417,6 +430,89 @@ fn a_token_that_is_replaced_is_read_again() {
         assert_eq!(
             *fake.state.tokens.lock().unwrap(),
             ["Bearer first", "Bearer second"]
+        );
+    });
+}
+
+/// A node that was renamed, or whose name was given wrongly: it is said, it is looked for, and nothing of it is written meanwhile.
+#[test]
+fn a_node_that_the_api_server_does_not_have() {
+    run(async {
+        let fake = Fake::start().await;
+        *fake.state.node.lock().unwrap() = "renamed";
+        fake.state.pods.lock().unwrap().clear();
+        let (mut agent, program) = beside(&fake).await;
+        agent.until("the list", |known| known.is_listed).await;
+        assert!(agent.known.pods.is_empty());
+        agent.send(&stalled()).await;
+        // What was decided under the other name is of a pod that is not here any more.
+        agent.evict("u1", "pod-u1", 1_795_341_600_000, 0).await;
+        agent
+            .until("its end", |known| known.settled.len() == 1)
+            .await;
+        assert_eq!(agent.known.settled.values().next(), Some(&Settled::Gone));
+        assert_eq!(program.metric("node_known", "").await, 0.0);
+        assert_eq!(fake.requests("PATCH"), 0);
+        // It is there under its name: a watch that ends shows it.
+        *fake.state.node.lock().unwrap() = "node-1";
+        fake.set(Mood::Code(410));
+        until("a new list", async || {
+            (fake.requests("GET /api/v1/nodes") > 2).then_some(())
+        })
+        .await;
+        fake.set(Mood::Right);
+        until("the node", async || {
+            (program.metric("node_known", "").await == 1.0).then_some(())
+        })
+        .await;
+        until("its condition", async || {
+            (fake.requests("PATCH /api/v1/nodes/node-1/status") == 1).then_some(())
+        })
+        .await;
+    });
+}
+
+fn stalled() -> ToCluster {
+    let condition = NodeConditionReport {
+        condition: PlimsollCondition::Stalled,
+        status: false,
+        reason: "Any".into(),
+        message: "m".into(),
+        since_unix_ms: 1_795_341_600_000,
+    };
+    ToCluster::Conditions {
+        conditions: vec![condition],
+    }
+}
+
+/// Neither 1970 nor the end of all years keeps an eviction from being told, nor lengthens its grace.
+#[test]
+fn a_clock_that_is_wrong() {
+    run(async {
+        let fake = Fake::start().await;
+        let times = [0, 1, 253_402_300_799_999, u64::MAX];
+        let uid = |at: usize| format!("c{at}");
+        *fake.state.pods.lock().unwrap() = (0..times.len())
+            .map(|at| pod(&uid(at), "node-1", 9))
+            .collect();
+        let (mut agent, program) = beside(&fake).await;
+        agent.until("the list", |known| known.is_listed).await;
+        for (at, decided_ms) in times.into_iter().enumerate() {
+            agent
+                .evict(&uid(at), &format!("pod-{}", uid(at)), decided_ms, 30)
+                .await;
+            agent.cgroup_gone(&uid(at)).await;
+        }
+        agent
+            .until("their ends", |known| known.settled.len() == times.len())
+            .await;
+        let is_shown = |how: &Settled| *how == Settled::Shown;
+        assert!(agent.known.settled.values().all(is_shown));
+        assert!(
+            program
+                .metric("oldest_unreported_eviction_age_seconds", "")
+                .await
+                == 0.0
         );
     });
 }

@@ -107,7 +107,12 @@ impl UmlGuest {
         text("cmd", &format!("{}\n", self.command), false);
         text("etc/passwd", "root:x:0:0:root:/tmp:/bin/sh\n", false);
         text("etc/group", "root:x:0:\n", false);
-        text("etc/hosts", "127.0.0.1 localhost\n", false);
+        // An API server reaches a kubelet by the node's name.
+        text(
+            "etc/hosts",
+            "127.0.0.1 localhost\n10.0.2.15 node-1\n",
+            false,
+        );
         text("etc/resolv.conf", "nameserver 127.0.0.1\n", false);
         text(
             "etc/machine-id",

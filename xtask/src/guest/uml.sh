@@ -2,6 +2,8 @@
 # PID 1 of a kernel that is a process (uml.rs): mounts what a node has, runs /cmd, says its exit status on the console, powers off.
 /bin/busybox --install -s /bin
 export PATH=/bin:/payload:/usr/bin:/usr/sbin:/sbin HOME=/tmp TERM=linux
+# As systemd has it: a pod may ask for the mounts that come later.
+mount --make-rshared /
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mkdir -p /dev/pts /dev/shm /dev/mqueue

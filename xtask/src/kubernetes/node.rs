@@ -16,9 +16,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{Binaries, PROGRAMS_OF_NODE, found_with};
 use crate::guest::{GuestExit, OF_NODE, UmlGuest, build_programs, cluster_tests};
-use crate::paths;
+use crate::interrupt::Folder;
 use crate::process::{in_path, output_of};
 use crate::progress::{minutes, print, say};
+use crate::{image, paths, release};
 
 /// What runs on the node.
 #[derive(Debug, Default, clap::Args)]
@@ -43,6 +44,8 @@ pub(crate) struct NodeArgs {
 const TESTS: &str = "node";
 /// A test waits ten minutes at most, and says so.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// Beside a node. Without them nothing is installed as an operator does it.
+const OF_OPERATORS: &[&str] = &["kubectl", "kube-controller-manager", "kube-scheduler"];
 /// From this minor version of 1 on a kubelet speaks CRI v1 alone.
 const CRI_V1_FROM: u32 = 26;
 const SAID_EVERY: Duration = Duration::from_secs(10);
@@ -76,11 +79,18 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
     for name in PROGRAMS_OF_NODE {
         payload.push(((*name).to_owned(), binaries.join(name)));
     }
-    // What people see is shown where it is there.
-    if let Some(kubectl) = in_path("kubectl") {
-        payload.push(("kubectl".to_owned(), kubectl));
+    for name in OF_OPERATORS {
+        let path = Some(binaries.join(name)).filter(|path| path.is_file());
+        // What people see is shown where it is there; the others are of one version.
+        let path = path.or_else(|| in_path(name).filter(|_| *name == "kubectl"));
+        payload.extend(path.map(|path| ((*name).to_owned(), path)));
     }
-    for program in programs(args.programs.as_deref())? {
+    let programs = programs(args.programs.as_deref())?;
+    let staging = Folder::new()?;
+    let image = staging.path().join("image");
+    payload.push(("image.tar".to_owned(), image_of(&programs, &image)?));
+    add_folder("deploy", &paths::root().join("deploy"), &mut payload)?;
+    for program in programs {
         let name = program.file_name().context("a program without a name")?;
         let name = name.to_string_lossy().into_owned();
         // Cargo names a program of tests `node-1234567890abcdef`.
@@ -166,6 +176,36 @@ fn programs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
         false => programs.extend(cluster_tests()?),
     }
     Ok(programs)
+}
+
+/// The image of those of these programs that belong into it; what is left out is not used by `deploy/base`.
+fn image_of(programs: &[PathBuf], layout: &Path) -> Result<PathBuf> {
+    let is_released = |path: &&PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| release::PROGRAMS.contains(&name))
+    };
+    let programs: Vec<PathBuf> = programs.iter().filter(is_released).cloned().collect();
+    Ok(image::write(&programs, layout)?.1)
+}
+
+/// Adds each file below the folder, under `name`.
+fn add_folder(name: &str, folder: &Path, payload: &mut Vec<(String, PathBuf)>) -> Result<()> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("cannot read {}", folder.display()))?
+            .path();
+        let file = path.file_name().context("a file without a name")?;
+        let name = format!("{name}/{}", file.to_string_lossy());
+        // The chart's links lead to what is there already.
+        match path.symlink_metadata() {
+            Ok(kind) if kind.is_dir() => add_folder(&name, &path, payload)?,
+            Ok(kind) if kind.is_file() => payload.push((name, path)),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn say_now_and_then(last: &Mutex<String>, ended: &AtomicBool) {

@@ -221,10 +221,10 @@ impl NodeReports {
         self.wants_taint.map(|wants| wants && !is_lost)
     }
 
-    /// Whether nothing waits but the next heartbeat.
+    /// Whether nothing waits but the next heartbeat, or for the node to be seen.
     #[must_use]
     pub fn is_idle(&self, node: Option<&SeenNode>, now: Now) -> bool {
-        !self.is_dirty && !node.is_some_and(|node| self.taint_differs(node, now))
+        node.is_none_or(|node| !self.is_dirty && !self.taint_differs(node, now))
     }
 
     fn taint_differs(&self, node: &SeenNode, now: Now) -> bool {

@@ -123,6 +123,42 @@ fn another_pod_and_one_that_succeeded_stay_as_they_are() {
     });
 }
 
+/// What a clock that is wrong makes of the times is taken by a real API server, too.
+#[test]
+fn an_eviction_of_any_time_is_shown() {
+    run(async {
+        let Some(server) = server::shared().await else {
+            return;
+        };
+        let times = [0, 253_402_300_799_999, u64::MAX];
+        let mut uids = Vec::new();
+        for at in 0..times.len() {
+            uids.push(server.pod("clock", &format!("clock-{at}")).await);
+        }
+        let (mut agent, _program) = beside(&server, "clock", "v1.36.2", &[]).await;
+        for (at, (uid, decided_ms)) in uids.iter().zip(times).enumerate() {
+            agent
+                .evict(uid, &format!("clock-{at}"), decided_ms, 0)
+                .await;
+        }
+        agent
+            .until("the reports", |known| known.reported.len() == times.len())
+            .await;
+        for (at, uid) in uids.iter().enumerate() {
+            let pod = server.seen(&format!("clock-{at}")).await;
+            assert_eq!(pod["status"]["reason"], "Evicted", "{pod:#}");
+            agent.cgroup_gone(uid).await;
+        }
+        agent
+            .until("their ends", |known| known.settled.len() == times.len())
+            .await;
+        for uid in &uids {
+            assert_eq!(settled(&agent, uid), Some(Settled::Shown));
+            assert_eq!(events(&server, uid).await.len(), 1);
+        }
+    });
+}
+
 /// The same as the API server itself answers: a wrong UID, and an old version.
 #[test]
 fn preconditions_hold_at_the_server() {

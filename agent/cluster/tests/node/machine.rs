@@ -1,6 +1,7 @@
 //! A node: containerd, kubelet, API server, `plimsoll-agent` and `plimsoll-cluster`, all as they are installed, in a guest that is only there for this.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -51,7 +52,7 @@ fn start(program: impl AsRef<Path>, arguments: &[&str], log: &Path) -> Process {
 }
 
 /// What a program says; it has to succeed.
-fn output(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -165,6 +166,21 @@ impl Machine {
         import(&programs, name, &["/plimsoll"]);
     }
 
+    /// Puts the image of `cargo xtask image` onto the node, as the guide says it.
+    pub(crate) fn import_image(&self) {
+        let image = self.file("image.tar");
+        output(
+            "/usr/bin/ctr",
+            &[
+                "--namespace",
+                "k8s.io",
+                "images",
+                "import",
+                &image.to_string_lossy(),
+            ],
+        );
+    }
+
     /// Pods' cgroups in which nothing may start.
     pub(crate) fn held(&self) -> Vec<PathBuf> {
         let of_class = |class: &str| fs::read_dir(Path::new(CGROUPS).join(class));
@@ -275,18 +291,46 @@ impl Machine {
 
     /// Shows what `kubectl` says; nothing where there is none.
     pub(crate) fn show(&self, arguments: &[&str]) {
-        let kubeconfig = self.server.path("admin.conf");
-        let kubectl = Command::new(self.folder.join("kubectl"))
-            .arg("--kubeconfig")
-            .arg(kubeconfig)
-            .args(["--namespace", "shop", "--cache-dir", "/run/kubectl"])
-            .args(arguments)
-            .output();
-        if let Ok(output) = kubectl {
-            self.say(&format!("kubectl {}", arguments.join(" ")));
-            println!("{}", String::from_utf8_lossy(&output.stdout));
-            eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        if self.file("kubectl").is_file() {
+            let _whatever_it_is = self.kubectl(&[&["--namespace", "shop"], arguments].concat());
         }
+    }
+
+    /// Runs `kubectl` and shows what it says. Whether it succeeded.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> bool {
+        self.shown(
+            Command::new(self.file("kubectl")).args(arguments),
+            arguments,
+        )
+    }
+
+    /// Runs `kubectl plimsoll`.
+    pub(crate) fn kubectl_plimsoll(&self, arguments: &[&str]) -> bool {
+        let plugin = self.file("deploy/kubectl-plimsoll");
+        let mut command = Command::new("/bin/sh");
+        self.shown(command.arg(plugin).args(arguments), arguments)
+    }
+
+    fn shown(&self, command: &mut Command, arguments: &[&str]) -> bool {
+        let command = command
+            .env("KUBECONFIG", self.server.path("admin.conf"))
+            .env("KUBECACHEDIR", "/run/kubectl");
+        let output = command.output().unwrap();
+        self.say(&format!("kubectl {}", arguments.join(" ")));
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        output.status.success()
+    }
+
+    /// A file that came with the guest.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Whether the node has what an operator installs with.
+    pub(crate) fn has_operator(&self) -> bool {
+        let names = ["kubectl", "kube-controller-manager", "kube-scheduler"];
+        names.iter().all(|name| self.file(name).is_file())
     }
 
     /// Makes a pod of one container, `app`; `more` is put into its spec. Waits as [`Machine::runs`] does.
@@ -535,7 +579,7 @@ pub(crate) fn pids(cgroup: &Path) -> Vec<String> {
 }
 
 /// The cgroup of a pod, by the kubelet's names.
-fn pod_cgroup(uid: &str) -> PathBuf {
+pub(crate) fn pod_cgroup(uid: &str) -> PathBuf {
     let of_class = |class: &str| Path::new(CGROUPS).join(class).join(format!("pod{uid}"));
     let mut all = ["", "burstable", "besteffort"].into_iter().map(of_class);
     all.find(|path| path.is_dir()).unwrap()
@@ -571,6 +615,40 @@ pub(crate) fn free_mib() -> u64 {
         number.unwrap().parse().unwrap()
     };
     (kib("MemFree:") + kib("Inactive(file):")) / 1024
+}
+
+/// Takes memory, until no more than this is available. A file takes it: page faults of a process are slow here.
+pub(crate) struct Ballast;
+
+impl Ballast {
+    const DIRECTORY: &str = "/run/ballast";
+
+    pub(crate) fn until_available(mib: u64) -> Self {
+        fs::create_dir_all(Self::DIRECTORY).unwrap();
+        let mount = [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            "size=100%",
+            "none",
+            Self::DIRECTORY,
+        ];
+        output("/bin/busybox", &mount);
+        let mut file = File::create(Path::new(Self::DIRECTORY).join("file")).unwrap();
+        let piece = vec![1; 4 << 20];
+        drop_page_cache();
+        while free_mib() > mib {
+            file.write_all(&piece).unwrap();
+        }
+        Self
+    }
+}
+
+impl Drop for Ballast {
+    fn drop(&mut self) {
+        output("/bin/busybox", &["umount", Self::DIRECTORY]);
+    }
 }
 
 /// What programs are read from counts as used; it is not to cross a threshold by itself.

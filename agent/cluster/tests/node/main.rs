@@ -2,6 +2,7 @@
 //! run in; anywhere else they are left out.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod applied;
 mod daemon_set;
 mod machine;
 mod measure;

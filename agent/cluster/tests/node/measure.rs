@@ -66,7 +66,7 @@ fn spread(mut all: Vec<f64>) -> String {
         _ => all[middle],
     };
     let last = all[all.len() - 1];
-    format!("{median:.2} s [{:.2}..{last:.2}] of {}", all[0], all.len())
+    format!("{median:.3} s [{:.3}..{last:.3}] of {}", all[0], all.len())
 }
 
 fn note_spread(what: &str, times: &[Times], of: impl Fn(&Times) -> f64) {

@@ -26,6 +26,9 @@ const STARTS_MAX: u32 = 20;
 /// That of the arbitrator.
 const ARBITRATOR: &str = "arbitrator-token";
 
+/// The address of the API server's own service, the first of its range.
+pub(crate) const SERVICE: &str = "10.0.0.1";
+
 /// The programs of a control plane that act by themselves.
 const CONTROL: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
@@ -61,7 +64,8 @@ impl Certificates {
         let authority = params.self_signed(&key).unwrap().pem();
         let issuer = Issuer::new(params, key);
         let key = KeyPair::generate().unwrap();
-        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let names = ["127.0.0.1", "localhost", SERVICE];
+        let names = names.map(str::to_owned).to_vec();
         let certificate = CertificateParams::new(names)
             .unwrap()
             .signed_by(&key, &issuer)
@@ -292,7 +296,12 @@ impl Server {
                 "--leader-elect=false".to_owned(),
             ];
             if name == CONTROL[0] {
-                arguments.push("--node-monitor-grace-period=24h".to_owned());
+                let file = |name: &str| self.path(name).to_string_lossy().into_owned();
+                arguments.extend([
+                    "--node-monitor-grace-period=24h".to_owned(),
+                    format!("--root-ca-file={}", file("ca.crt")),
+                    format!("--service-account-private-key-file={}", file("service.key")),
+                ]);
             }
             let log = self.path(&format!("{name}.log"));
             spawn(&self.binaries.join(name), &arguments, &log)
