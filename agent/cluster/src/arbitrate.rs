@@ -13,6 +13,7 @@ pub mod lease;
 pub mod placement;
 pub mod reclaim;
 pub mod review;
+pub mod scheduler;
 pub mod seen;
 pub mod status;
 pub mod store;
@@ -28,11 +29,14 @@ use crate::heard::Heard;
 use crate::report::event::{EventKey, Events, Regarding, Said};
 use judge::{Judgement, Memory, Row, Times};
 use reclaim::{Outcome, Reclaims};
+use scheduler::Scheduler;
 use seen::SeenPod;
 use store::{Kind, Store};
 
 /// Writes in any second, Events counted.
 const WRITES_PER_SECOND: usize = 50;
+/// Of these so many are for holes and evictions alone: no other write makes them wait.
+const URGENT_PER_SECOND: usize = 20;
 /// Calls on their way at once.
 const CALLS_MAX: usize = 8;
 /// Without a change a cycle is made this often: pods grow older.
@@ -128,6 +132,10 @@ pub struct Arbiter {
     unix_at_zero_ms: u64,
     evictions: Pace,
     writes: Pace,
+    /// Of those, what is neither a hole nor an eviction.
+    other_writes: Pace,
+    /// Whether pods are placed.
+    scheduler: Scheduler,
     /// Since when a status differs by little.
     little_since: BTreeMap<Target, u64>,
     /// Not written again before this, with how long to wait after the next failure.
@@ -175,6 +183,8 @@ impl Arbiter {
             idle_cycle_ms: 0,
             unix_at_zero_ms: now.unix_ms.saturating_sub(now.mono_ms),
             writes: Pace::new(WRITES_PER_SECOND),
+            other_writes: Pace::new(WRITES_PER_SECOND - URGENT_PER_SECOND),
+            scheduler: Scheduler::default(),
             little_since: BTreeMap::new(),
             not_before: BTreeMap::new(),
             on_their_way: BTreeSet::new(),
@@ -231,6 +241,11 @@ impl Arbiter {
     pub fn turn(&mut self, now: Now, holds: bool) -> bool {
         let ms = now.mono_ms;
         let is_stale = self.store.stale().is_some();
+        let (signs, free_ms) = (self.store.signs, self.reclaims.free_ms());
+        self.scheduler.look(signs, free_ms, ms);
+        if self.scheduler.is_silent() {
+            self.reclaims.nobody_places();
+        }
         if std::mem::take(&mut self.was_stale) || is_stale {
             let since_ms = *self.stale_since_ms.get_or_insert(ms);
             if ms >= since_ms + SETTLED_MS {
@@ -288,6 +303,11 @@ impl Arbiter {
             return Some(format!(
                 "pod {overdue} was evicted and is not seen to leave: the watch is behind"
             ));
+        }
+        if self.scheduler.is_silent() {
+            return Some(
+                "room is free for a pod, and nothing shows that kube-scheduler places or tries any; see whether it runs".to_owned(),
+            );
         }
         (holds && ms < self.settled_ms)
             .then(|| "what is known has only just been listed or watched again".to_owned())
@@ -607,20 +627,41 @@ impl Arbiter {
         if !acts || self.on_their_way.len() >= CALLS_MAX || !self.writes.allows(ms) {
             return None;
         }
+        let urgent = self.next_hole(ms).or_else(|| self.next_eviction(ms));
+        let (target, call) = match urgent {
+            Some(urgent) => urgent,
+            None => self.next_other(now)?,
+        };
+        self.writes.count(ms);
+        self.on_their_way.insert(target.clone());
+        Some((target, call))
+    }
+
+    /// What is neither a hole nor an eviction.
+    fn next_other(&mut self, now: Now) -> Option<(Target, Call)> {
+        if !self.other_writes.allows(now.mono_ms) {
+            return None;
+        }
         let is_turn_of_events = self.since_event >= EVENT_EVERY;
-        let (target, call) = self
-            .next_hole(ms)
-            .or_else(|| self.next_eviction(ms))
-            .or_else(|| is_turn_of_events.then(|| self.next_event(now)).flatten())
+        let event = is_turn_of_events.then(|| self.next_event(now)).flatten();
+        let (target, call) = event
             .or_else(|| self.next_write(now))
             .or_else(|| self.next_event(now))?;
         self.since_event = match target {
             Target::Event(_) => 0,
             _ => self.since_event.saturating_add(1),
         };
-        self.writes.count(ms);
-        self.on_their_way.insert(target.clone());
+        self.other_writes.count(now.mono_ms);
         Some((target, call))
+    }
+
+    /// How many holes may be begun: all, or one after the other while nothing shows that pods are placed.
+    fn begins(&self, ms: u64) -> usize {
+        if self.scheduler.lives(ms) {
+            usize::MAX
+        } else {
+            usize::from(self.scheduler.may_begin(self.reclaims.begun_ms(), ms))
+        }
     }
 
     fn next_event(&mut self, now: Now) -> Option<(Target, Call)> {
@@ -648,7 +689,8 @@ impl Arbiter {
             let pod = pods.get(uid).filter(|pod| pod.has_kept_hole());
             is_dry || pod.is_some_and(|pod| pod.nominated.as_deref() == Some(node))
         };
-        let (victim, hole) = self.reclaims.next(ms, has_read, is_kept)?;
+        let begins = self.begins(ms);
+        let (victim, hole) = self.reclaims.next(ms, begins, has_read, is_kept)?;
         let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
         let call = writes::eviction(&victim, pod, version, self.settings.is_dry);

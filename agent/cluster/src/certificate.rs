@@ -13,6 +13,7 @@ use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
@@ -78,7 +79,7 @@ fn signed(name: &str, unix_ms: u64) -> Result<Pair, rcgen::Error> {
 /// For how long a client that trusts the pair's authorities takes its certificate for this name: judged as such a client does.
 #[must_use]
 pub fn lasts(pair: &Pair, name: &str, unix_ms: u64) -> Lasts {
-    if served(pair).is_err() || !is_good(pair, name, unix_ms) {
+    if served(pair, None).is_err() || !is_good(pair, name, unix_ms) {
         return Lasts::Not;
     }
     if is_good(pair, name, unix_ms.saturating_add(RENEWED_BEFORE_MS)) {
@@ -105,11 +106,11 @@ fn is_good(pair: &Pair, name: &str, unix_ms: u64) -> bool {
         .is_ok()
 }
 
-/// What a listener serves with this pair: TLS 1.3, HTTP/1.1.
+/// What a listener serves with this pair: TLS 1.3, HTTP/1.1. `clients`: authorities, as PEM; who has no certificate of one of them is not heard. Nothing: everybody is.
 ///
 /// # Errors
-/// What is wrong with the pair, as when its key is that of another certificate.
-pub fn served(pair: &Pair) -> Result<Served, String> {
+/// What is wrong with the pair, as when its key is that of another certificate, or with the authorities.
+pub fn served(pair: &Pair, clients: Option<&str>) -> Result<Served, String> {
     let certificates = CertificateDer::pem_slice_iter(pair.certificate.as_bytes());
     let certificates: Result<Vec<_>, _> = certificates.collect();
     let certificates = certificates.map_err(|error| format!("its certificate: {error}"))?;
@@ -117,13 +118,36 @@ pub fn served(pair: &Pair) -> Result<Served, String> {
     let key = key.map_err(|error| format!("its key: {error}"))?;
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .and_then(|config| {
-            let config = config.with_no_client_auth();
-            config.with_single_cert(certificates, key)
-        });
+        .map_err(|error| error.to_string())?;
+    let config = match clients {
+        None => config.with_no_client_auth(),
+        Some(authorities) => {
+            let verifier = WebPkiClientVerifier::builder_with_provider(
+                Arc::new(authorities_of(authorities)?),
+                provider(),
+            );
+            let verifier = verifier.build();
+            config.with_client_cert_verifier(verifier.map_err(|error| error.to_string())?)
+        }
+    };
+    let config = config.with_single_cert(certificates, key);
     let mut config = config.map_err(|error| error.to_string())?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// All of them must be readable, and there must be one: a file that is empty would let nobody in, or everybody.
+fn authorities_of(pem: &str) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(pem.as_bytes()) {
+        let authority = authority.map_err(|error| format!("an authority of clients: {error}"))?;
+        let added = roots.add(authority);
+        added.map_err(|error| format!("an authority of clients: {error}"))?;
+    }
+    if roots.is_empty() {
+        return Err("there is no authority of clients".to_owned());
+    }
+    Ok(roots)
 }
 
 #[cfg(test)]
@@ -159,6 +183,16 @@ mod tests {
         let of_address = make("127.0.0.1", NOW_MS).unwrap();
         assert_eq!(lasts(&of_address, "127.0.0.1", NOW_MS), Lasts::Long);
         assert!(make("näme", NOW_MS).is_err());
+    }
+
+    #[test]
+    fn authorities_of_clients_are_there_and_readable_or_nothing_is_served() {
+        let pair = make(NAME, NOW_MS).unwrap();
+        assert!(served(&pair, Some(&pair.authorities)).is_ok());
+        let half = pair.authorities.replace("-----END", "");
+        for wrong in ["", "garbage", pair.key.as_str(), half.as_str()] {
+            assert!(served(&pair, Some(wrong)).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -196,7 +196,7 @@ impl Metrics {
         );
         registry.register(
             "admission_requests",
-            "Reviews of Consumers by answer; the last three are none: allowed, refused, uncompared, unreadable, busy, late",
+            "Reviews of Consumers by answer; the last four are none: allowed, refused, uncompared, unreadable, busy, late, crowded (a connection that was not taken, or was ended for others)",
             metrics.reviews.clone(),
         );
         registry.register(

@@ -67,6 +67,9 @@ pub enum RunError {
     /// The address for the webhook.
     #[error("cannot serve the webhook at {0}: {1}; choose another --webhook")]
     Webhook(SocketAddr, std::io::Error),
+    /// The authorities of the webhook's clients.
+    #[error("{0}")]
+    WebhookClients(String),
     /// What `arbitrate --once` needs could not be read.
     #[error(
         "the cluster cannot be judged: {0}; check the rights (docs/reference/cluster.md), and that the resources of deploy/components/arbitrator are installed"

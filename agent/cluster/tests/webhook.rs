@@ -3,17 +3,18 @@
 
 mod support;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::StatusCode;
 use plimsoll_cluster::arbitrate::webhook::Pair;
 use plimsoll_cluster::certificate::{make, served};
+use plimsoll_cluster::serve::webhook::peer::{CONNECTIONS_MAX, Peer};
 use plimsoll_cluster::serve::webhook::{BODY_BYTES_MAX, Slot, serve};
 use support::run;
-use support::tls::{connect, exchange, post};
+use support::tls::{Client, connect, connect_as, exchange, post};
 use tokio::io::AsyncReadExt as _;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 const ANSWER_BYTES_MAX: usize = 4096;
 
@@ -23,7 +24,7 @@ fn pair() -> Pair {
 }
 
 /// Sends back what it is sent, and refuses `no`.
-async fn review(body: Bytes) -> Result<Vec<u8>, StatusCode> {
+async fn review(_: Peer, body: Bytes) -> Result<Vec<u8>, StatusCode> {
     match &body[..] {
         b"no" => Err(StatusCode::SERVICE_UNAVAILABLE),
         _ => Ok(body.to_vec()),
@@ -33,7 +34,7 @@ async fn review(body: Bytes) -> Result<Vec<u8>, StatusCode> {
 async fn listener(slot: &Slot) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(serve(listener, slot.clone(), review));
+    tokio::spawn(serve(listener, slot.clone(), review, || ()));
     port
 }
 
@@ -51,7 +52,7 @@ fn reviews_are_answered_over_tls_and_nothing_else_is() {
             connect(port, &pair.authorities).await.is_err(),
             "no certificate yet"
         );
-        slot.set(served(&pair).unwrap());
+        slot.set(served(&pair, None).unwrap());
         let trusted = &pair.authorities;
         let ask = async |request: &[u8]| asked(port, trusted, request).await;
         let answer = ask(&post("/consumers?timeout=3s", "{}")).await;
@@ -78,7 +79,7 @@ fn reviews_are_answered_over_tls_and_nothing_else_is() {
 fn a_body_is_refused_before_it_is_read() {
     run(async {
         let (slot, pair) = (Slot::default(), pair());
-        slot.set(served(&pair).unwrap());
+        slot.set(served(&pair, None).unwrap());
         let port = listener(&slot).await;
         let head = |rest: &str| format!("POST /consumers HTTP/1.1\r\nHost: x\r\n{rest}\r\n\r\n");
         // None of the body is ever sent.
@@ -97,20 +98,65 @@ fn a_body_is_refused_before_it_is_read() {
 }
 
 #[test]
-fn who_says_nothing_is_let_go_and_others_get_their_turn() {
+fn who_says_nothing_is_let_go() {
     run(async {
         let (slot, pair) = (Slot::default(), pair());
-        slot.set(served(&pair).unwrap());
+        slot.set(served(&pair, None).unwrap());
         let port = listener(&slot).await;
-        let mut silent = Vec::new();
-        for _ in 0..16 {
-            silent.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        let mut silent = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        assert_eq!(silent.read(&mut [0; 16]).await.unwrap_or(0), 0);
+    });
+}
+
+/// A connection from an address of loopback.
+async fn from(address: [u8; 4], port: u16) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((address, 0).into())?;
+    socket.connect(([127, 0, 0, 1], port).into()).await
+}
+
+#[test]
+fn who_takes_all_places_keeps_nobody_else_away() {
+    run(async {
+        let (slot, pair) = (Slot::default(), pair());
+        slot.set(served(&pair, None).unwrap());
+        let port = listener(&slot).await;
+        // Another host that fills all places, and again and again.
+        let greedy = tokio::spawn(async move {
+            let mut held = Vec::new();
+            loop {
+                held.push(from([127, 0, 0, 2], port).await.unwrap());
+                if held.len() > 2 * CONNECTIONS_MAX {
+                    held.remove(0);
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        });
+        for _ in 0..20 {
+            let answer = asked(port, &pair.authorities, &post("/consumers", "{}")).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Accepted only when one of them is let go.
-        let answer = asked(port, &pair.authorities, &post("/consumers", "{}")).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let mut ended = silent.remove(0);
-        assert_eq!(ended.read(&mut [0; 16]).await.unwrap_or(0), 0);
+        greedy.abort();
+    });
+}
+
+#[test]
+fn with_authorities_of_clients_nobody_else_is_heard() {
+    run(async {
+        let (slot, pair, ours) = (Slot::default(), pair(), Client::new());
+        slot.set(served(&pair, Some(&ours.authority)).unwrap());
+        let port = listener(&slot).await;
+        let ask = async |client: Option<&Client>| {
+            let connected = connect_as(port, &pair.authorities, client).await;
+            // A client of TLS 1.3 hears that it is refused when it reads.
+            let mut stream = connected.ok()?;
+            let answer = exchange(&mut stream, &post("/consumers", "{}"), ANSWER_BYTES_MAX).await;
+            answer.starts_with("HTTP/1.1 200").then_some(())
+        };
+        assert_eq!(ask(Some(&ours)).await, Some(()));
+        assert_eq!(ask(None).await, None);
+        assert_eq!(ask(Some(&Client::new())).await, None);
     });
 }
 
@@ -118,10 +164,10 @@ fn who_says_nothing_is_let_go_and_others_get_their_turn() {
 fn a_certificate_is_renewed_while_connections_go_on() {
     run(async {
         let (slot, first, second) = (Slot::default(), pair(), pair());
-        slot.set(served(&first).unwrap());
+        slot.set(served(&first, None).unwrap());
         let port = listener(&slot).await;
         let mut stream = connect(port, &first.authorities).await.unwrap();
-        slot.set(served(&second).unwrap());
+        slot.set(served(&second, None).unwrap());
         let answer = exchange(&mut stream, &post("/consumers", "{}"), ANSWER_BYTES_MAX).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         assert!(connect(port, &first.authorities).await.is_err());

@@ -17,7 +17,7 @@ use plimsoll_core::arbitration::named::{Objects, Resolved};
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::wall;
 use crate::host::output::{Drawing, OutputArgs, Style};
-use crate::host::shown::page;
+use crate::host::shown::{Show as _, page};
 use crate::input::manifests::STDIN;
 use crate::input::snapshot::{self, seconds_since_1970};
 use crate::show::arbitrate::{Answer, svg};
@@ -170,7 +170,7 @@ fn answer(
             .iter()
             .position(|known| Some(known) == serves(name).or(Some(name)));
         at.map(|at| answer.why(at))
-            .ok_or_else(|| ArbitrateError::Unknown(name.clone()))
+            .ok_or_else(|| ArbitrateError::Unknown(name.shown().to_string()))
     });
     let why = why.transpose()?;
     let text = match (args.output.format, why) {

@@ -12,6 +12,7 @@ use plimsoll_core::arbitration::plan::Action;
 use serde_json::{Map, Value, json};
 
 use crate::host::output::Style;
+use crate::host::shown::{Show as _, line};
 use crate::show::table::{Table, Tone, bytes};
 
 /// How many namespaces an answer to "who has the rest" names.
@@ -141,7 +142,9 @@ impl<'a> Answer<'a> {
         for condition in self.conditions.iter().chain(&found) {
             text += &format!(
                 "  {}: {}: {}\n",
-                condition.object, condition.reason, condition.message
+                line(&condition.object),
+                condition.reason,
+                line(&condition.message)
             );
         }
         text
@@ -245,7 +248,7 @@ impl<'a> Answer<'a> {
                 }
                 Action::Limited => "waits: this cycle evicts enough already".to_owned(),
             };
-            text += &format!("  {} {what}\n", self.pod(step.pod));
+            text += &format!("  {} {}\n", line(&self.pod(step.pod)), line(&what));
         }
         text
     }
@@ -289,7 +292,8 @@ impl<'a> Answer<'a> {
 
     /// Why a namespace has no more.
     pub(crate) fn why(&self, at: usize) -> String {
-        let names = self.names();
+        let names = self.names().into_iter();
+        let names: Vec<String> = names.map(|name| name.shown().to_string()).collect();
         let consumer = &self.cluster.consumers[at];
         let (deserved, capacity) = (
             &self.cycle.deserved.amounts[at],
@@ -304,14 +308,15 @@ impl<'a> Answer<'a> {
         });
         let greatest = shares
             .max_by_key(|(part, whole, _)| u128::from(*part) * (1 << 60) / u128::from(*whole));
-        let mut text = format!("{} has weight {}", self.cluster.names[at], consumer.weight);
+        let own = self.cluster.names[at].shown();
+        let mut text = format!("{own} has weight {}", consumer.weight);
         if let Some((part, whole, resource)) = greatest {
             text += &format!(
                 " and deserves {} of the cluster's {} ({} of {}), its greatest share.\n",
                 percent(part.into(), whole.into()),
                 names[resource],
-                amount(names[resource], part),
-                amount(names[resource], whole)
+                amount(&names[resource], part),
+                amount(&names[resource], whole)
             );
         }
         let demand = &self.cycle.census.asks[at].demand;
@@ -320,7 +325,8 @@ impl<'a> Answer<'a> {
         }
         let mut used_up: Vec<usize> = Vec::new();
         for (class, end) in demand.classes.iter().zip(&self.cycle.deserved.ends[at]) {
-            let needs: Vec<&str> = class.needs.iter().map(|resource| names[resource]).collect();
+            let needs = class.needs.iter().map(|resource| names[resource].as_str());
+            let needs: Vec<&str> = needs.collect();
             text += &format!(
                 "Pods that request {}: {} of what they ask for",
                 needs.join(", "),
@@ -360,13 +366,14 @@ impl<'a> Answer<'a> {
             .collect();
         holders.sort_by_key(|(part, other)| (std::cmp::Reverse(*part), *other));
         let more = holders.len().saturating_sub(HOLDERS_MAX);
-        let shown = holders
-            .iter()
-            .take(HOLDERS_MAX)
-            .map(|(part, other)| format!("{} {}", self.cluster.names[*other], amount(name, *part)));
+        let shown = holders.iter().take(HOLDERS_MAX).map(|(part, other)| {
+            let other = self.cluster.names[*other].shown();
+            format!("{other} {}", amount(name, *part))
+        });
         let shown: Vec<String> = shown.collect();
         let mut text = format!(
-            "The rest of {name}: {}",
+            "The rest of {}: {}",
+            name.shown(),
             if shown.is_empty() {
                 "no other namespace".to_owned()
             } else {

@@ -9,6 +9,7 @@ use plimsoll_core::arbitration::rehearsal::figures::{Figures, Outcome};
 use serde_json::{Map, Value, json};
 
 use crate::host::output::Style;
+use crate::host::shown::line;
 use crate::show::table::{Table, Tone};
 
 /// One policy, and what it came to.
@@ -152,7 +153,9 @@ impl Shown<'_> {
         for condition in self.conditions {
             text += &format!(
                 "{}: {}: {}\n",
-                condition.object, condition.reason, condition.message
+                line(&condition.object),
+                condition.reason,
+                line(&condition.message)
             );
         }
         text

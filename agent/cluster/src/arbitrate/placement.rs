@@ -14,6 +14,8 @@ type Texts = BTreeMap<String, String>;
 
 /// Bytes of what binds one pod to nodes; people write some hundred.
 const BYTES_MAX: usize = 4096;
+/// Why no room is made for a pod that another scheduler places.
+pub const OWN_SCHEDULER: &str = "a scheduler of its own";
 /// Why a pod with more has no room made for it.
 pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
 
@@ -203,7 +205,7 @@ impl ApiPlacement {
         } else if ports.any(|port| port.host_port.is_some_and(|port| port > 0)) {
             Some("a host port")
         } else if scheduler.is_some_and(|name| !matches!(name, "" | "default-scheduler")) {
-            Some("a scheduler of its own")
+            Some(OWN_SCHEDULER)
         } else {
             None
         }

@@ -174,6 +174,7 @@ pub struct Reclaims {
     asked: BTreeMap<String, Asked>,
     alone: BTreeMap<String, Alone>,
     claims: BTreeMap<String, Claim>,
+    begun_ms: Option<u64>,
     pause_until_ms: u64,
     backoff: Backoff,
 }
@@ -190,6 +191,7 @@ impl Reclaims {
             asked: BTreeMap::new(),
             alone: BTreeMap::new(),
             claims: BTreeMap::new(),
+            begun_ms: None,
             pause_until_ms: 0,
             backoff: Backoff::new(seed),
         }
@@ -206,6 +208,21 @@ impl Reclaims {
     pub fn left_alone(&self, mono_ms: u64) -> BTreeSet<String> {
         let alone = self.alone.iter().filter(|(_, it)| it.until_ms > mono_ms);
         alone.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Since when a hole is free for its pod, which has not started there: the longest.
+    #[must_use]
+    pub fn free_ms(&self) -> Option<u64> {
+        let open = self.claims.values().filter(|claim| claim.is_open);
+        let free = open.filter(|claim| claim.victims.is_empty() && claim.left == 0);
+        free.map(|claim| claim.free_ms).min()
+    }
+
+    /// Nobody places pods: that is no fault of those for which holes are kept.
+    pub fn nobody_places(&mut self) {
+        for claim in self.claims.values_mut() {
+            claim.is_unseen = true;
+        }
     }
 
     /// Pods for which no room is made now: they did not start where it was made.
@@ -289,6 +306,7 @@ impl Reclaims {
         claim.left = 0;
         claim.opened_ms = mono_ms;
         claim.made_ms = mono_ms;
+        claim.free_ms = mono_ms;
         claim.is_open = true;
     }
 
@@ -299,13 +317,45 @@ impl Reclaims {
         claim.missed(mono_ms);
     }
 
-    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan. `may_evict`: an eviction could follow at once. `has_read`: as for
+    /// When the first eviction for the last hole was sent.
+    #[must_use]
+    pub const fn begun_ms(&self) -> Option<u64> {
+        self.begun_ms
+    }
+
+    /// Whether an eviction for this pod was sent, and its hole is not given up.
+    fn is_begun(&self, pod: &str) -> bool {
+        let is_open = self.claims.get(pod).is_some_and(|claim| claim.is_open);
+        is_open || self.asked.values().any(|asked| asked.for_pod == pod)
+    }
+
+    /// Holes whose victims may go: those that are begun, and so many others at most.
+    fn due(
+        &self,
+        mono_ms: u64,
+        begins: usize,
+        has_read: impl Fn(&str, &Notice) -> bool,
+    ) -> impl Iterator<Item = &Reclaim> {
+        let mut left = begins;
+        let is_paused = mono_ms < self.pause_until_ms;
+        self.plan.iter().filter(move |reclaim| {
+            if is_paused || !self.is_due(reclaim, mono_ms, &has_read) {
+                return false;
+            }
+            let is_begun = self.is_begun(&reclaim.pod);
+            let goes = is_begun || left > 0;
+            left -= usize::from(goes && !is_begun);
+            goes
+        })
+    }
+
+    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan, so many that are not begun at most. `has_read`: as for
     /// [`Self::next`].
     #[must_use]
     pub fn holes(
         &self,
         mono_ms: u64,
-        may_evict: bool,
+        begins: Option<usize>,
         has_read: impl Fn(&str, &Notice) -> bool,
     ) -> BTreeMap<&str, &str> {
         let claims = self.claims.iter();
@@ -314,10 +364,12 @@ impl Reclaims {
         // Its answer is not there yet.
         let asked = self.asked.values();
         let asked = asked.map(|asked| (asked.for_pod.as_str(), asked.node.as_str()));
-        let next = self.plan.iter().filter(|reclaim| {
-            may_evict && mono_ms >= self.pause_until_ms && self.is_due(reclaim, mono_ms, &has_read)
-        });
-        let next = next.map(|reclaim| (reclaim.pod.as_str(), reclaim.node.as_str()));
+        // None: no eviction follows.
+        let next = begins.map(|begins| self.due(mono_ms, begins, has_read));
+        let next = next
+            .into_iter()
+            .flatten()
+            .map(|reclaim| (reclaim.pod.as_str(), reclaim.node.as_str()));
         next.chain(asked).chain(made).collect()
     }
 
@@ -392,29 +444,24 @@ impl Reclaims {
         begun
     }
 
-    /// The next victim to be evicted, and the hole. `has_read`: whether the API shows this notice on the pod; `is_kept`: whether it shows that the hole on this node is kept for this
-    /// pod.
+    /// The next victim to be evicted, and the hole. `begins`: how many holes may be begun. `has_read`: whether the API shows this notice on the pod; `is_kept`: whether it shows that the
+    /// hole on this node is kept for this pod.
     #[must_use]
     pub fn next(
         &self,
         mono_ms: u64,
+        begins: usize,
         has_read: impl Fn(&str, &Notice) -> bool,
         is_kept: impl Fn(&str, &str) -> bool,
     ) -> Option<(String, Reclaim)> {
-        if mono_ms < self.pause_until_ms {
-            return None;
-        }
-        let is_open = |reclaim: &&Reclaim| {
-            // One at a time for each hole, and only while the plan still is what was last computed.
-            let is_busy = self
-                .asked
-                .values()
-                .any(|it| it.for_pod == reclaim.pod && it.is_on_its_way);
-            !is_busy
-                && self.is_due(reclaim, mono_ms, &has_read)
-                && is_kept(&reclaim.pod, &reclaim.node)
+        // One at a time for each hole, and only while the plan still is what was last computed.
+        let is_busy = |pod: &str| {
+            let mut asked = self.asked.values();
+            asked.any(|it| it.for_pod == pod && it.is_on_its_way)
         };
-        let reclaim = self.plan.iter().find(is_open)?;
+        let mut due = self.due(mono_ms, begins, has_read);
+        let reclaim =
+            due.find(|reclaim| !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node))?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }
 
@@ -428,6 +475,9 @@ impl Reclaims {
             is_done: false,
             is_on_its_way: true,
         };
+        if !self.is_begun(&hole.pod) {
+            self.begun_ms = Some(mono_ms);
+        }
         self.asked.insert(victim.to_owned(), asked);
     }
 
@@ -513,10 +563,8 @@ impl Reclaims {
         self.plan.clear();
         self.notices.clear();
         self.gaps.clear();
-        for claim in self.claims.values_mut() {
-            // Whether the pod started in its hole was not seen: its time begins anew.
-            claim.is_unseen = true;
-        }
+        // Whether the pod started in its hole was not seen: its time begins anew.
+        self.nobody_places();
     }
 
     /// Forgets the claims, too: another one has the Lease. What the API then shows as kept is adopted.
@@ -547,253 +595,4 @@ fn outcome(answer: &Answer) -> Outcome {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::call::Refusal;
-
-    fn reclaim(pod: &str, victims: &[&str]) -> Reclaim {
-        Reclaim {
-            pod: pod.into(),
-            node: "n".into(),
-            victims: victims.iter().map(|&victim| victim.to_owned()).collect(),
-            is_urgent: false,
-        }
-    }
-
-    fn refused(code: u16, cause: Option<&str>) -> Answer {
-        Answer::Refused(Refusal {
-            code,
-            causes: cause
-                .map(|cause| (cause.to_owned(), String::new()))
-                .into_iter()
-                .collect(),
-            ..Refusal::default()
-        })
-    }
-
-    fn at(mono_ms: u64) -> Now {
-        Now {
-            mono_ms,
-            unix_ms: 1_795_341_600_000 + mono_ms,
-        }
-    }
-
-    fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
-        reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
-        let next = reclaims.next(ms, |_, _| true, |_, _| true);
-        next.map(|(victim, _)| victim)
-    }
-
-    fn sent(reclaims: &mut Reclaims, ms: u64) {
-        reclaims.sent("v", &reclaim("p", &["v"]), ms);
-    }
-
-    #[test]
-    fn a_victim_has_notice_and_one_that_the_plan_drops_keeps_its_place() {
-        let mut reclaims = Reclaims::new(1);
-        assert_eq!(due(&mut reclaims, &[reclaim("p", &["v", "w"])], 0), None);
-        // Another one joins late: neither goes before both have had their notice.
-        assert_eq!(
-            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 29_000),
-            None
-        );
-        assert_eq!(
-            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 58_999),
-            None
-        );
-        assert_eq!(
-            due(&mut reclaims, &[reclaim("p", &["v", "x"])], 59_000).as_deref(),
-            Some("v")
-        );
-        // Its owner chose another pod, and the hole is there: the notice ends.
-        assert_eq!(due(&mut reclaims, &[], 59_500), None);
-        assert!(reclaims.notices.is_empty());
-        assert_eq!(due(&mut reclaims, &[], 69_500), None);
-        assert_eq!(
-            due(&mut reclaims, &[reclaim("p", &["v"])], 69_600),
-            None,
-            "it begins anew"
-        );
-    }
-
-    #[test]
-    fn a_plan_that_names_another_pod_for_a_moment_ends_no_notice() {
-        let mut reclaims = Reclaims::new(1);
-        let plans = [[reclaim("p", &["v"])], [reclaim("p", &["young"])]];
-        // A new pod of the namespace is the better victim in every other plan.
-        for second in 0..30 {
-            let plan = &plans[usize::from(second % 5 == 1)];
-            assert_eq!(due(&mut reclaims, plan, second * 1_000), None, "{second}");
-        }
-        assert!(reclaims.is_noticed("young"));
-        assert_eq!(due(&mut reclaims, &plans[0], 30_000).as_deref(), Some("v"));
-    }
-
-    #[test]
-    fn no_pod_goes_before_its_notice_was_seen() {
-        let mut reclaims = Reclaims::new(1);
-        let mut plan = [reclaim("p", &["v"])];
-        due(&mut reclaims, &plan, 0);
-        due(&mut reclaims, &plan, 90_000);
-        assert_eq!(reclaims.next(90_000, |_, _| false, |_, _| true), None);
-        assert_eq!(reclaims.notices["v"].value(), "2026-11-22T10:00:30Z");
-        assert!(reclaims.next(90_000, |_, _| true, |_, _| true).is_some());
-        // There is no grace, so no notice to wait for.
-        plan[0].is_urgent = true;
-        due(&mut reclaims, &plan, 90_001);
-        assert!(reclaims.next(90_001, |_, _| false, |_, _| true).is_some());
-    }
-
-    #[test]
-    fn a_pod_that_changes_again_and_again_is_left_alone() {
-        let mut reclaims = Reclaims::new(1);
-        let plan = [reclaim("p", &["v"])];
-        for second in 0..CONFLICTS_MAX {
-            let ms = u64::from(second) * 2_000;
-            due(&mut reclaims, &plan, ms);
-            assert!(reclaims.left_alone(ms).is_empty());
-            sent(&mut reclaims, ms);
-            let outcome = reclaims.answered("v", &refused(409, None), false, ms);
-            assert_eq!(outcome.0, Outcome::Changed);
-        }
-        assert_eq!(reclaims.left_alone(5_000), ["v".to_owned()].into());
-    }
-
-    #[test]
-    fn what_was_not_seen_is_no_miss() {
-        let mut reclaims = Reclaims::new(1);
-        for round in 0..3 {
-            let ms = round * 100_000;
-            sent(&mut reclaims, ms);
-            reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
-            reclaims.pause();
-            reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |uid| uid == "v", |_| true);
-        }
-        assert!(reclaims.unserved(300_000).is_empty());
-    }
-
-    #[test]
-    fn who_needs_another_hole_has_missed_the_one_before() {
-        let mut reclaims = Reclaims::new(1);
-        let mut evicted = |victims: &[&str], ms| {
-            let hole = reclaim("p", victims);
-            reclaims.sent(victims[0], &hole, ms);
-            reclaims.answered(victims[0], &Answer::Done(Vec::new()), false, ms);
-            reclaims.look(ms + 1, |_| true, |_| true, |_| true);
-            reclaims.unserved(ms + 2).len()
-        };
-        // Two victims of one hole, and then another hole every 32 s.
-        assert_eq!(evicted(&["v", "w"], 0), 0);
-        assert_eq!(evicted(&["w"], 1_000), 0);
-        assert_eq!(evicted(&["x"], 33_000), 0);
-        assert_eq!(evicted(&["y"], 65_000), 1);
-    }
-
-    #[test]
-    fn a_hole_has_an_end_also_where_nothing_is_seen() {
-        let mut reclaims = Reclaims::new(1);
-        reclaims.sent("v", &reclaim("p", &["v"]), 0);
-        reclaims.answered("v", &Answer::Done(Vec::new()), false, 0);
-        reclaims.look(1, |_| true, |_| false, |_| true);
-        for ms in (0..KEPT_MAX_MS).step_by(10_000) {
-            reclaims.pause();
-            assert_eq!(reclaims.holes(ms, false, |_, _| true).len(), 1, "{ms}");
-        }
-        assert!(reclaims.holes(KEPT_MAX_MS, false, |_, _| true).is_empty());
-    }
-
-    #[test]
-    fn victims_of_a_hole_go_one_after_the_other_and_a_refusal_ends_it() {
-        let mut reclaims = Reclaims::new(1);
-        let plan = [reclaim("p", &["v", "w"])];
-        due(&mut reclaims, &plan, 0);
-        assert_eq!(due(&mut reclaims, &plan, 30_000).as_deref(), Some("v"));
-        sent(&mut reclaims, 30_000);
-        assert_eq!(due(&mut reclaims, &plan, 30_001), None, "it is on its way");
-        let outcome =
-            reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, 30_100);
-        assert_eq!(outcome, (Outcome::Budget, "p".to_owned()));
-        assert_eq!(reclaims.left_alone(30_101), ["v".to_owned()].into());
-        assert_eq!(due(&mut reclaims, &plan, 31_000), None);
-        // A minute, then two, up to 16.
-        let mut at = 30_100;
-        for minutes in [1, 2, 4, 8, 16, 16] {
-            assert!(
-                reclaims.left_alone(at + minutes * 60_000 - 1).contains("v"),
-                "{minutes}"
-            );
-            at += minutes * 60_000;
-            assert!(reclaims.left_alone(at).is_empty(), "{minutes}");
-            sent(&mut reclaims, at);
-            reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, at);
-        }
-    }
-
-    #[test]
-    fn what_is_unclear_counts_as_done_until_it_is_clear_that_it_was_not() {
-        let mut reclaims = Reclaims::new(1);
-        let plan = [reclaim("p", &["v"])];
-        due(&mut reclaims, &plan, 0);
-        due(&mut reclaims, &plan, 30_000);
-        sent(&mut reclaims, 30_000);
-        reclaims.answered("v", &Answer::Lost("away".into()), false, 40_000);
-        reclaims.look(54_999, |_| false, |_| false, |_| true);
-        assert_eq!(reclaims.evicted(), ["v".to_owned()].into());
-        assert_eq!(reclaims.overdue(54_999), None);
-        reclaims.look(55_000, |_| false, |_| false, |_| true);
-        assert!(reclaims.evicted().is_empty());
-        // Done, and not seen: what is known is old.
-        sent(&mut reclaims, 60_000);
-        reclaims.answered("v", &Answer::Done(Vec::new()), false, 60_000);
-        reclaims.look(75_000, |_| false, |_| false, |_| true);
-        assert_eq!(reclaims.overdue(75_000), Some("v"));
-        reclaims.look(75_001, |uid| uid == "v", |uid| uid == "v", |_| true);
-        assert_eq!(
-            (reclaims.overdue(75_001), reclaims.evicted().len()),
-            (None, 0)
-        );
-    }
-
-    #[test]
-    fn trouble_of_the_server_is_waited_out() {
-        let mut reclaims = Reclaims::new(1);
-        let plan = [reclaim("p", &["v"])];
-        due(&mut reclaims, &plan, 0);
-        let mut at = 30_000;
-        // Whether it was done is not known.
-        for code in [500, 502, 504] {
-            assert_eq!(outcome(&refused(code, None)), Outcome::Unclear, "{code}");
-        }
-        for code in [429, 503] {
-            assert!(due(&mut reclaims, &plan, at).is_some(), "{code}");
-            sent(&mut reclaims, at);
-            assert_eq!(
-                reclaims.answered("v", &refused(code, None), false, at),
-                (Outcome::Later, "p".to_owned())
-            );
-            assert_eq!(due(&mut reclaims, &plan, at + 700), None);
-            at += 60_000;
-        }
-        assert!(reclaims.left_alone(at).is_empty());
-    }
-
-    #[test]
-    fn a_pod_that_does_not_start_in_its_hole_twice_is_not_served_for_a_while() {
-        let mut reclaims = Reclaims::new(1);
-        let mut at = 0;
-        for minutes in [0, 1, 2, 4, 8, 16, 16] {
-            sent(&mut reclaims, at);
-            reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
-            let mut look = |ms| reclaims.look(ms, |uid| uid == "v", |uid| uid == "v", |_| true);
-            look(at);
-            at += CLAIM_MS;
-            look(at);
-            assert_eq!(reclaims.unserved(at).len(), usize::from(minutes > 0));
-            at += minutes * 60_000;
-            assert!(reclaims.unserved(at).is_empty(), "{minutes}");
-        }
-        // It starts, and all is forgotten.
-        reclaims.look(at, |_| true, |_| true, |_| false);
-        assert!(reclaims.claims.is_empty());
-    }
-}
+mod tests;

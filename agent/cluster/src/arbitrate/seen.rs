@@ -14,7 +14,7 @@ use plimsoll_core::kube::resources::{Scope, pod_requests};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::placement::{Placement, Taint};
+use super::placement::{OWN_SCHEDULER, Placement, Taint};
 use crate::clock::unix_ms_of;
 use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
@@ -74,6 +74,14 @@ impl Owner {
             _ => false,
         }
     }
+}
+
+/// FNV-1a. Two texts with the same one cost a sign of life, and there will be another.
+fn fingerprint<'a>(texts: impl Iterator<Item = &'a str>) -> u64 {
+    let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn read<'a, T: Deserialize<'a>>(object: &'a [u8]) -> Result<T, String> {
@@ -248,9 +256,22 @@ pub struct SeenPod {
     pub nominated: Option<String>,
     /// The value of [`ROOM_ON`]. Its owner can write it too, but not the status beside it.
     pub room_on: Option<String>,
+    /// What the scheduler has said of a pending pod, as a number that differs where the words do.
+    pub tried: Option<u64>,
 }
 
 impl SeenPod {
+    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it.
+    #[must_use]
+    pub fn is_sign_after(&self, before: &Self) -> bool {
+        let is_of_another = before.placement.unknown == Some(OWN_SCHEDULER);
+        let is_tried = self.tried.is_some() && self.tried != before.tried;
+        let took_back = before.has_kept_hole()
+            && self.room_on == before.room_on
+            && self.nominated != before.nominated;
+        before.node.is_none() && !is_of_another && (self.node.is_some() || is_tried || took_back)
+    }
+
     /// Whether its status and [`ROOM_ON`] name the same node: the arbitrator keeps room for it there.
     #[must_use]
     pub fn has_kept_hole(&self) -> bool {
@@ -294,6 +315,16 @@ impl SeenPod {
             phase: Option<String>,
             start_time: Option<String>,
             nominated_node_name: Option<String>,
+            conditions: Option<Vec<PodCondition>>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct PodCondition {
+            r#type: String,
+            status: String,
+            reason: Option<String>,
+            message: Option<String>,
+            last_transition_time: Option<String>,
         }
         let ApiPod {
             metadata,
@@ -335,6 +366,13 @@ impl SeenPod {
         if bytes > LABEL_BYTES_MAX {
             labels.clear();
         }
+        let mut conditions = status.conditions.into_iter().flatten();
+        let scheduled = conditions.find(|it| it.r#type == "PodScheduled");
+        let tried = scheduled.filter(|_| node.is_none()).map(|it| {
+            let words = [it.reason, it.message, it.last_transition_time];
+            let words = words.iter().flatten().chain([&it.status]);
+            fingerprint(words.map(String::as_str))
+        });
         let mut annotations = metadata.annotations.unwrap_or_default();
         let evict_after = annotations.remove(EVICT_AFTER);
         let room_on = annotations.remove(ROOM_ON);
@@ -353,6 +391,7 @@ impl SeenPod {
             evict_after: evict_after.map(|value| value.chars().take(TIME_MAX).collect()),
             nominated: nominated.filter(|node| !node.is_empty()),
             room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
+            tried,
             node,
         };
         Ok(PodRead::Counts(metadata.uid, Box::new(seen)))
@@ -656,6 +695,38 @@ mod tests {
         let long = "9".repeat(200_000);
         let noticed = pod(&json!({"annotations": {EVICT_AFTER: long}}), &json!({}));
         assert_eq!(noticed.evict_after.unwrap().len(), TIME_MAX);
+    }
+
+    #[test]
+    fn what_the_scheduler_does_is_a_sign_and_what_others_do_is_none() {
+        let waits = |status: Value, more: Value| {
+            let mut spec = json!({"nodeName": null, "containers": []});
+            for (key, value) in more.as_object().unwrap() {
+                spec[key] = value.clone();
+            }
+            pod(
+                &json!({"annotations": {ROOM_ON: "n"}}),
+                &json!({"spec": spec, "status": status}),
+            )
+        };
+        let said = |message: &str| json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]});
+        let none = json!({});
+        let before = waits(json!({}), none.clone());
+        let tried = waits(said("0/1 nodes"), none.clone());
+        assert!(tried.is_sign_after(&before));
+        assert!(!tried.is_sign_after(&tried.clone()));
+        assert!(waits(said("0/2 nodes"), none.clone()).is_sign_after(&tried));
+        let placed = pod(&json!({}), &json!({}));
+        assert!(placed.is_sign_after(&before) && !placed.is_sign_after(&placed.clone()));
+        // A nomination that was taken back; the arbitrator takes its annotation with it.
+        let kept = waits(json!({"nominatedNodeName": "n"}), none.clone());
+        assert!(before.is_sign_after(&kept) && !kept.is_sign_after(&before));
+        let mut given_up = before.clone();
+        given_up.room_on = None;
+        assert!(!given_up.is_sign_after(&kept));
+        // Of another scheduler nothing follows.
+        let other = waits(none.clone(), json!({"schedulerName": "volcano"}));
+        assert!(!placed.is_sign_after(&other));
     }
 
     #[test]

@@ -181,6 +181,8 @@ pub struct Store {
     pub quotas: Kept<(String, String), SeenQuota>,
     /// By namespace and name.
     pub allocations: Kept<(String, String), SeenAllocation>,
+    /// How often the scheduler was seen to do something.
+    pub signs: u64,
     watches: BTreeMap<Kind, Watch>,
     /// What all nodes have together, until one of them changes.
     allocatable: OnceLock<Named>,
@@ -311,7 +313,12 @@ impl Store {
         let most = kind.most();
         let put = match kind {
             Kind::Pods => SeenPod::read(object).map(|read| match read {
-                PodRead::Counts(uid, pod) => self.pods.put(uid, *pod, most),
+                PodRead::Counts(uid, pod) => {
+                    let before = self.pods.get(&uid);
+                    let is_sign = before.is_some_and(|before| pod.is_sign_after(before));
+                    self.signs += u64::from(is_sign);
+                    self.pods.put(uid, *pod, most)
+                }
                 PodRead::Idle(uid) => Some(self.pods.remove(&uid)),
             }),
             Kind::Nodes => SeenNode::read(object).map(|(key, it)| self.nodes.put(key, it, most)),

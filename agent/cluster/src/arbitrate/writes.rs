@@ -165,7 +165,8 @@ impl Arbiter {
         }
         let may_evict = self.held_back.is_none() && self.eviction_version.is_some();
         let has_read = |uid: &str, notice: &Notice| self.shows(uid, notice);
-        self.reclaims.holes(ms, may_evict, has_read)
+        let begins = may_evict.then(|| self.begins(ms));
+        self.reclaims.holes(ms, begins, has_read)
     }
 
     /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and other pods are faster from then on: it is written before all else, as

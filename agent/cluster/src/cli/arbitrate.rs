@@ -70,6 +70,9 @@ pub(super) struct Arbitrate {
     /// The name in the webhook's certificate: what the API server calls [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
     #[arg(long, value_name = "NAME", requires = "webhook", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     webhook_name: Option<String>,
+    /// Hear only callers of the webhook with a certificate of one of these authorities (PEM), such as an API server that is told to show one; read again when it changes
+    #[arg(long, value_name = "PATH", requires = "webhook")]
+    webhook_client_ca: Option<PathBuf>,
     /// Read the cluster, print shares and plan, and end
     #[arg(long)]
     once: bool,
@@ -123,6 +126,7 @@ impl Arbitrate {
                 .webhook_name
                 .unwrap_or_else(|| format!("plimsoll-arbitrator.{namespace}.svc")),
             namespace: namespace.clone(),
+            client_ca: self.webhook_client_ca,
         });
         Settings {
             source: self

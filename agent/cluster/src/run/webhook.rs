@@ -1,6 +1,8 @@
 //! The webhook of the arbitrator: a listener whose reviews the loop answers, and the task that keeps its certificate.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,20 +20,22 @@ use crate::arbitrate::review::{Question, Verdict};
 use crate::arbitrate::webhook::{
     self as objects, Lasts, Pair, SeenConfiguration, SeenSecret, Step,
 };
-use crate::backoff::Pace;
 use crate::call::{Answer, Call};
 use crate::certificate;
 use crate::metrics::Metrics;
+use crate::serve::webhook::peer::{FairPace, Peer};
 use crate::serve::webhook::{Slot, serve};
 
 /// Reviews that the loop has not looked at yet.
 pub(super) const ASKED_MAX: usize = 16;
-/// Reviews in any second. Each compares with all Consumers, and anyone who reaches the port can ask.
+/// Reviews in any second, and as many again for peers that ask seldom. Each compares with all Consumers, and anyone who reaches the port can ask.
 const REVIEWS_PER_SECOND: usize = 100;
 /// The API server waits for three seconds (`timeoutSeconds` in `deploy/`).
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Secret and configuration are read so often.
 const READ_EVERY: Duration = Duration::from_secs(15);
+/// Bytes of a file with authorities of clients.
+const AUTHORITIES_BYTES_MAX: u64 = 1 << 20;
 /// Steps that follow each other at once: make, trust, serve.
 const STEPS_MAX: usize = 3;
 
@@ -44,6 +48,28 @@ pub struct Settings {
     pub name: String,
     /// Where the Secret is.
     pub namespace: String,
+    /// Authorities, as PEM: only who has a certificate of one of them is heard.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The authorities of clients as they are now; nothing: everybody is heard.
+    fn clients(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.client_ca else {
+            return Ok(None);
+        };
+        let read = |path: &Path| {
+            let mut text = String::new();
+            let file = std::fs::File::open(path)?;
+            file.take(AUTHORITIES_BYTES_MAX).read_to_string(&mut text)?;
+            Ok(text)
+        };
+        let text: Result<String, std::io::Error> = read(path);
+        let text = text.map_err(|error| {
+            format!("the authorities of clients in {path:?}: {error}: correct --webhook-client-ca")
+        })?;
+        Ok(Some(text))
+    }
 }
 
 /// A review that the loop is to answer. Dropped: there are too many.
@@ -61,18 +87,21 @@ pub(super) async fn start(
     keeper: Keeper,
     asked: Sender<Asked>,
 ) -> Result<(), RunError> {
+    settings.clients().map_err(RunError::WebhookClients)?;
     let listen = settings.listen;
     let wrong = |error| RunError::Webhook(listen, error);
     let listener = TcpListener::bind(listen).await.map_err(wrong)?;
     let slot = Slot::default();
     let desk = Desk {
-        pace: Arc::new(Mutex::new(Pace::new(REVIEWS_PER_SECOND))),
+        pace: Arc::new(Mutex::new(FairPace::new(REVIEWS_PER_SECOND))),
         began: keeper.began,
         asked,
         metrics: keeper.metrics.clone(),
     };
-    tokio::spawn(serve(listener, slot.clone(), move |body: Bytes| {
-        desk.clone().answered(body)
+    let metrics = keeper.metrics.clone();
+    let review = move |peer, body| desk.clone().answered(peer, body);
+    tokio::spawn(serve(listener, slot.clone(), review, move || {
+        metrics.reviewed("crowded");
     }));
     tokio::spawn(keeper.run(settings, slot));
     Ok(())
@@ -81,33 +110,29 @@ pub(super) async fn start(
 /// Where reviews come in.
 #[derive(Clone)]
 struct Desk {
-    pace: Arc<Mutex<Pace>>,
+    pace: Arc<Mutex<FairPace>>,
     began: Instant,
     asked: Sender<Asked>,
     metrics: Arc<Metrics>,
 }
 
 impl Desk {
-    /// Whether one more may be looked at in this second.
-    fn admits(&self) -> bool {
+    /// Whether one more of this peer may be looked at in this second.
+    fn admits(&self, peer: Peer) -> bool {
         let now = now(self.began).mono_ms;
         let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        let allows = pace.allows(now);
-        if allows {
-            pace.count(now);
-        }
-        allows
+        pace.takes(peer, now)
     }
 
     /// The answer to one review. Every code but 200 is no answer, and the API server goes on without one.
-    async fn answered(self, body: Bytes) -> Result<Vec<u8>, StatusCode> {
+    async fn answered(self, peer: Peer, body: Bytes) -> Result<Vec<u8>, StatusCode> {
         let failed = |why, code| {
             self.metrics.reviewed(why);
             code
         };
         let busy = || failed("busy", StatusCode::SERVICE_UNAVAILABLE);
         // Before it is read: 2 MiB of JSON are work as well.
-        if !self.admits() {
+        if !self.admits(peer) {
             return Err(busy());
         }
         let question = Question::read(&body);
@@ -138,7 +163,7 @@ pub(super) struct Keeper {
 
 impl Keeper {
     async fn run(self, settings: Settings, slot: Slot) {
-        let mut served = Pair::default();
+        let mut served = (Pair::default(), None);
         loop {
             for _ in 0..STEPS_MAX {
                 match self.step(&settings, &slot, &mut served).await {
@@ -163,7 +188,7 @@ impl Keeper {
         &self,
         settings: &Settings,
         slot: &Slot,
-        served: &mut Pair,
+        served: &mut (Pair, Option<String>),
     ) -> Result<Step, String> {
         let Settings {
             name, namespace, ..
@@ -198,11 +223,14 @@ impl Keeper {
                 let call = configuration.trust(&secret.pair.authorities);
                 self.done(call, what[1]).await?;
             }
-            Step::Serve if *served != secret.pair => {
-                slot.set(certificate::served(&secret.pair)?);
-                *served = secret.pair;
+            Step::Serve => {
+                let wanted = (secret.pair, settings.clients()?);
+                if *served != wanted {
+                    slot.set(certificate::served(&wanted.0, wanted.1.as_deref())?);
+                    *served = wanted;
+                }
             }
-            Step::Serve | Step::Wait => {}
+            Step::Wait => {}
         }
         Ok(step)
     }
@@ -237,12 +265,13 @@ mod tests {
         let (asked, _hears) = channel(1);
         let (metrics, _) = Metrics::of_arbitrator();
         let desk = Desk {
-            pace: Arc::new(Mutex::new(Pace::new(1))),
+            pace: Arc::new(Mutex::new(FairPace::new(1))),
             began: Instant::now(),
             asked,
             metrics: Arc::new(metrics),
         };
-        let garbage = || desk.clone().answered(Bytes::from_static(b"{"));
+        let peer = Peer::of(std::net::IpAddr::from([10, 0, 0, 1]));
+        let garbage = || desk.clone().answered(peer, Bytes::from_static(b"{"));
         assert_eq!(garbage().await, Err(StatusCode::BAD_REQUEST));
         // The clock moves on while the test runs: a pace that has just allowed one allows no other within a second of it.
         let again = garbage().await;

@@ -1,8 +1,11 @@
-//! The listener of the webhook: HTTPS, one path, bodies that are bounded before they are read. Whoever reaches the port may ask, so everything has a bound and a time.
+//! The listener of the webhook: HTTPS, one path, bodies that are bounded before they are read. Whoever reaches the port may ask, so everything has a bound and a time, and no peer
+//! can have all of it ([`peer`]).
+
+pub mod peer;
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -13,20 +16,21 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::certificate::Served;
+use peer::{FairPace, Peer, Seats};
 
 /// The path of reviews of Consumers.
 pub const PATH: &str = "/consumers";
-/// Connections at once. A further one waits to be accepted, and its caller goes on without an answer.
-const CONNECTIONS_MAX: usize = 16;
+/// New connections in any second. Each costs a handshake.
+const CONNECTIONS_PER_SECOND: usize = 100;
 /// Bytes of a review: a Consumer as it is and as it was. One object has at most 1.5 MiB in the API server's store, and a Consumer some kilobytes.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
-/// A client that does not end its handshake, its head or its body in this time is left.
-const PART_TIMEOUT: Duration = Duration::from_secs(5);
+/// A client that does not end its handshake, its head or its body in this time is left. The API server has three seconds for all.
+const PART_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection is ended after this: then a new certificate is seen, and others have their turn.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// So long an answer that is on its way then may take.
@@ -50,18 +54,41 @@ impl Slot {
     }
 }
 
-/// Answers reviews until the program ends. `review` takes a body that is whole, and gives the body of the answer, or a code.
-pub async fn serve<F, A>(listener: TcpListener, slot: Slot, review: F)
-where
-    F: Fn(Bytes) -> A + Clone + Send + 'static,
+/// The connections, and what ends each.
+#[derive(Clone)]
+struct Places {
+    seats: Arc<Mutex<Seats<Arc<Notify>>>>,
+    began: Instant,
+}
+
+impl Places {
+    fn seats(&self) -> MutexGuard<'_, Seats<Arc<Notify>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Answers reviews until the program ends. `review` takes a body that is whole and who sent it, and gives the body of the answer, or a code. `left_out` hears of each connection that is not
+/// taken, or is ended, because there are too many.
+pub async fn serve<F, A>(
+    listener: TcpListener,
+    slot: Slot,
+    review: F,
+    left_out: impl Fn() + Send + 'static,
+) where
+    F: Fn(Peer, Bytes) -> A + Clone + Send + 'static,
     A: Future<Output = Result<Vec<u8>, StatusCode>> + Send + 'static,
 {
-    let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Places {
+        seats: Arc::default(),
+        began: Instant::now(),
+    };
+    let mut pace = FairPace::new(CONNECTIONS_PER_SECOND);
     loop {
-        let Ok(permit) = free.clone().acquire_owned().await else {
-            return;
-        };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             // Out of descriptors: others may end meanwhile.
             tokio::time::sleep(Duration::from_secs(1)).await;
             continue;
@@ -69,10 +96,38 @@ where
         let Some(served) = slot.get() else {
             continue;
         };
+        let (peer, ms, end) = (Peer::of(from.ip()), places.ms(), Arc::new(Notify::new()));
+        let taken = pace
+            .takes(peer, ms)
+            .then(|| places.seats().take(peer, end.clone(), ms));
+        let Some((number, ended)) = taken.flatten() else {
+            left_out();
+            continue;
+        };
+        if let Some(ended) = ended {
+            ended.notify_one();
+            left_out();
+        }
+        let places = places.clone();
         let review = review.clone();
         tokio::spawn(async move {
-            connection(stream, served, review).await;
-            drop(permit);
+            let asked = {
+                let places = places.clone();
+                move |body: Bytes| {
+                    let (places, answer) = (places.clone(), review(peer, body));
+                    async move {
+                        places.seats().answers(number, false, places.ms());
+                        let answer = answer.await;
+                        places.seats().answers(number, true, places.ms());
+                        answer
+                    }
+                }
+            };
+            tokio::select! {
+                () = connection(stream, served, asked) => {}
+                () = end.notified() => {}
+            }
+            places.seats().free(number);
         });
     }
 }

@@ -1,9 +1,13 @@
 //! `plimsoll-cluster arbitrate` against a real API server. Nodes are objects; a stand-in binds pods where there is room, takes evicted ones away as a kubelet does, and makes
 //! another pod for each as an owner does.
 
+mod troubles;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,6 +22,9 @@ use super::support::{run, until};
 
 pub(super) const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
 
+/// Of resources that the API server gets to know.
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
 pub(super) fn deploy(file: &str) -> Vec<Value> {
     let path = format!(
         "{}/../../deploy/components/arbitrator/{file}",
@@ -28,11 +35,16 @@ pub(super) fn deploy(file: &str) -> Vec<Value> {
 
 /// A server with the resources and rights of `deploy/`, and a namespace for the Lease.
 pub(super) async fn installed() -> Option<Server> {
+    installed_with(|_| ()).await
+}
+
+/// The same, with the resources changed.
+async fn installed_with(change: impl Fn(&mut Value)) -> Option<Server> {
     let server = Server::start().await?;
     for file in ["consumers.yaml", "allocations.yaml"] {
-        for object in deploy(file) {
-            let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-            server.create(path, &object).await;
+        for mut object in deploy(file) {
+            change(&mut object);
+            server.create(DEFINITIONS, &object).await;
         }
     }
     namespace(&server, "plimsoll").await;
@@ -179,7 +191,17 @@ struct Seen {
 /// Scheduler, kubelets and owners.
 struct Cluster {
     seen: Arc<Mutex<Seen>>,
+    ways: Arc<Ways>,
     task: JoinHandle<()>,
+}
+
+/// What the stand-in does not do for now.
+#[derive(Default)]
+struct Ways {
+    /// It places no pod.
+    is_scheduler_away: AtomicBool,
+    /// Pods that leave take their time.
+    is_slow: AtomicBool,
 }
 
 impl Drop for Cluster {
@@ -190,15 +212,16 @@ impl Drop for Cluster {
 
 impl Cluster {
     fn start(server: &Arc<Server>, nodes: &[(&'static str, usize)]) -> Self {
-        let seen: Arc<Mutex<Seen>> = Arc::default();
-        let (server, into, nodes) = (server.clone(), seen.clone(), nodes.to_vec());
+        let (seen, ways): (Arc<Mutex<Seen>>, Arc<Ways>) = Default::default();
+        let (server, nodes) = (server.clone(), nodes.to_vec());
+        let (into, how) = (seen.clone(), ways.clone());
         let task = tokio::spawn(async move {
             loop {
-                let made = turn(&server, &into, &nodes).await;
+                let made = turn(&server, &into, &how, &nodes).await;
                 tokio::time::sleep(Duration::from_millis(if made { 20 } else { 200 })).await;
             }
         });
-        Self { seen, task }
+        Self { seen, ways, task }
     }
 
     fn evicted(&self) -> usize {
@@ -217,7 +240,12 @@ impl Cluster {
     }
 }
 
-async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize)]) -> bool {
+async fn turn(
+    server: &Server,
+    into: &Mutex<Seen>,
+    how: &Ways,
+    nodes: &[(&'static str, usize)],
+) -> bool {
     let Some(list) = server.get("/api/v1/pods").await else {
         return false;
     };
@@ -242,17 +270,10 @@ async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize
             // As a kubelet that has ended it; its owner makes another one.
             let body = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-            let _gone = server
-                .admin
-                .call(&Call::write(
-                    Verb::Delete,
-                    "test",
-                    &path,
-                    Content::Json,
-                    &body,
-                    false,
-                ))
-                .await;
+            if !how.is_slow.load(Relaxed) {
+                let call = Call::write(Verb::Delete, "test", &path, Content::Json, &body, false);
+                let _gone = server.admin.call(&call).await;
+            }
             let is_new = into.lock().unwrap().evicted.insert(uid);
             if is_new {
                 let name = format!("{name}x");
@@ -267,7 +288,7 @@ async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize
                 );
                 let _made = server.admin.call(&call).await;
             }
-            changed = true;
+            changed |= is_new;
         } else if node.is_empty() {
             pending.push((text("/metadata/creationTimestamp"), namespace, name));
             continue;
@@ -280,6 +301,9 @@ async fn turn(server: &Server, into: &Mutex<Seen>, nodes: &[(&'static str, usize
     }
     // Those that wait longest first, as the scheduler's queue has it.
     pending.sort();
+    if how.is_scheduler_away.load(Relaxed) {
+        pending.clear();
+    }
     for (_, namespace, name) in pending {
         let Some((node, free)) = free.iter_mut().find(|(_, free)| **free > 0) else {
             break;
@@ -675,6 +699,16 @@ async fn all(server: &Arc<Server>, path: &'static str, bodies: Vec<Value>) {
     }
 }
 
+/// What the scheduler says of pods that it cannot place.
+async fn tried(server: &Server, namespace: &str, names: std::ops::Range<u32>) {
+    for at in names {
+        let body = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/500 nodes are available: 500 Insufficient cpu."}]}});
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{namespace}-{at}/status");
+        server.patch(&path, &body).await;
+    }
+}
+
 /// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it to make the objects.
 #[test]
 fn five_hundred_nodes_with_five_thousand_pods() {
@@ -712,6 +746,7 @@ fn five_hundred_nodes_with_five_thousand_pods() {
         })
         .await;
         pods(&server, "six", 0..50).await;
+        tried(&server, "six", 0..50).await;
         let began = std::time::Instant::now();
         until("fifty evictions", async || {
             let text = arbitrator.page("/metrics").await;

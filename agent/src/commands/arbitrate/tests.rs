@@ -96,6 +96,30 @@ fn what_would_be_otherwise() {
     }
 }
 
+/// Names are chosen by who writes the objects: none begins a line, colours one or moves the cursor.
+#[test]
+fn names_command_no_terminal() {
+    let odd = r#"
+kind: Consumer
+apiVersion: plimsoll.dev/v1alpha1
+metadata: {name: "x\u001b[31m\nConsumer y: Accepted: fine"}
+spec: {namespace: a, parent: nowhere, reserved: {"cpu": 100, "example.com/r\u001b[2J": 1}}
+---
+"#;
+    let input = format!("{odd}{WORKED}");
+    let escaped = r"x\x1b[31m\nConsumer y: Accepted: fine";
+    for more in [&[][..], &["--why", "a"], &["--what-if", "weight=a,3"]] {
+        let text = ask(more, &input).unwrap();
+        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(!text.contains("\nConsumer y"), "{text}");
+        assert!(text.contains(escaped), "{text}");
+    }
+    let unknown = ask(&["--why", "\u{1b}[31m\n"], WORKED)
+        .unwrap_err()
+        .to_string();
+    assert!(!unknown.contains(['\u{1b}', '\n']), "{unknown}");
+}
+
 #[test]
 fn json_and_svg() {
     let value: serde_json::Value =

@@ -9,6 +9,7 @@ use plimsoll_core::arbitration::named::{
 };
 use plimsoll_core::kube::quantity::Quantity;
 
+use crate::host::shown::Show as _;
 use crate::input::snapshot::in_canonical_units;
 
 /// Pods that one change adds, at most.
@@ -171,7 +172,7 @@ fn set_weight(objects: &mut Objects, name: &str, weight: u64) -> Result<(), What
         return Ok(());
     }
     if !objects.namespaces.contains(name) && !objects.pods.iter().any(|pod| pod.namespace == name) {
-        return Err(WhatIfError::Unknown(name.to_owned()));
+        return Err(WhatIfError::Unknown(name.shown().to_string()));
     }
     objects.consumers.push(NamedConsumer {
         name: name.to_owned(),

@@ -274,3 +274,66 @@ fn an_eviction_is_on_its_way_until_it_is_answered() {
     world.arbiter.answered(&target, &answer, now);
     assert!(!world.arbiter.is_evicting());
 }
+
+#[test]
+fn where_nobody_places_pods_one_goes_and_no_other() {
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let calls = world.run(33, true, |_| None);
+    assert_eq!(evictions(&calls).len(), 1, "the others wait for its answer");
+    let victim = evictions(&calls)[0].clone();
+    world.gone(&victim);
+    assert_eq!(evictions(&world.run(20, true, |_| None)), [""; 0]);
+    let calls = world.run(400, true, |_| None);
+    assert!(evictions(&calls).is_empty());
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+    let kept = |world: &World| {
+        let pods = world.pods.values();
+        let kept = pods.filter(|pod| pod["status"]["nominatedNodeName"] == "n");
+        kept.count()
+    };
+    assert_eq!(kept(&world), 1, "the hole waits for its pod");
+    // It is back, and places the pod: the others have their turn.
+    let mut pods = world.pods.values();
+    let mut pod = pods
+        .find(|pod| pod["status"]["nominatedNodeName"] == "n")
+        .unwrap()
+        .clone();
+    pod["spec"]["nodeName"] = json!("n");
+    world.see_pod(pod);
+    let calls = world.run(40, true, |_| None);
+    assert_eq!(evictions(&calls).len(), 4, "{:?}", evictions(&calls));
+}
+
+#[test]
+fn holes_and_evictions_wait_for_no_other_write() {
+    let mut world = World::full(false);
+    // Conditions of hundreds of Consumers change in each turn.
+    for at in 0..300 {
+        let name = format!("t{at}");
+        world.see(Kind::Namespaces, &json!({"metadata": {"name": name}}));
+        world.consumer(&name, &json!({"namespace": name}));
+    }
+    let refuse = |target: &Target| {
+        let is_urgent = matches!(
+            target,
+            Target::Hole(_) | Target::Evict(_) | Target::Notice(_)
+        );
+        (!is_urgent).then(|| refused(500, ""))
+    };
+    world.run(29, true, refuse);
+    world.ms = 29_500;
+    assert_eq!(
+        world.run(1, true, refuse).len(),
+        30,
+        "all that others may have"
+    );
+    // Half a second later the notice is over.
+    world.ms = 30_100;
+    let calls = world.run(1, true, refuse);
+    let targets: Vec<&Target> = calls.iter().map(|(target, _)| target).collect();
+    assert_eq!(targets, [&Target::Hole("b0".into())]);
+}

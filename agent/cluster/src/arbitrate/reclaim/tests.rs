@@ -1,0 +1,295 @@
+use super::*;
+use crate::call::Refusal;
+
+/// No bound of holes that are begun.
+const ALL: usize = usize::MAX;
+
+fn reclaim(pod: &str, victims: &[&str]) -> Reclaim {
+    Reclaim {
+        pod: pod.into(),
+        node: "n".into(),
+        victims: victims.iter().map(|&victim| victim.to_owned()).collect(),
+        is_urgent: false,
+    }
+}
+
+fn refused(code: u16, cause: Option<&str>) -> Answer {
+    Answer::Refused(Refusal {
+        code,
+        causes: cause
+            .map(|cause| (cause.to_owned(), String::new()))
+            .into_iter()
+            .collect(),
+        ..Refusal::default()
+    })
+}
+
+fn at(mono_ms: u64) -> Now {
+    Now {
+        mono_ms,
+        unix_ms: 1_795_341_600_000 + mono_ms,
+    }
+}
+
+fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
+    reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
+    let next = reclaims.next(ms, ALL, |_, _| true, |_, _| true);
+    next.map(|(victim, _)| victim)
+}
+
+fn sent(reclaims: &mut Reclaims, ms: u64) {
+    reclaims.sent("v", &reclaim("p", &["v"]), ms);
+}
+
+#[test]
+fn a_victim_has_notice_and_one_that_the_plan_drops_keeps_its_place() {
+    let mut reclaims = Reclaims::new(1);
+    assert_eq!(due(&mut reclaims, &[reclaim("p", &["v", "w"])], 0), None);
+    // Another one joins late: neither goes before both have had their notice.
+    assert_eq!(
+        due(&mut reclaims, &[reclaim("p", &["v", "x"])], 29_000),
+        None
+    );
+    assert_eq!(
+        due(&mut reclaims, &[reclaim("p", &["v", "x"])], 58_999),
+        None
+    );
+    assert_eq!(
+        due(&mut reclaims, &[reclaim("p", &["v", "x"])], 59_000).as_deref(),
+        Some("v")
+    );
+    // Its owner chose another pod, and the hole is there: the notice ends.
+    assert_eq!(due(&mut reclaims, &[], 59_500), None);
+    assert!(reclaims.notices.is_empty());
+    assert_eq!(due(&mut reclaims, &[], 69_500), None);
+    assert_eq!(
+        due(&mut reclaims, &[reclaim("p", &["v"])], 69_600),
+        None,
+        "it begins anew"
+    );
+}
+
+#[test]
+fn a_plan_that_names_another_pod_for_a_moment_ends_no_notice() {
+    let mut reclaims = Reclaims::new(1);
+    let plans = [[reclaim("p", &["v"])], [reclaim("p", &["young"])]];
+    // A new pod of the namespace is the better victim in every other plan.
+    for second in 0..30 {
+        let plan = &plans[usize::from(second % 5 == 1)];
+        assert_eq!(due(&mut reclaims, plan, second * 1_000), None, "{second}");
+    }
+    assert!(reclaims.is_noticed("young"));
+    assert_eq!(due(&mut reclaims, &plans[0], 30_000).as_deref(), Some("v"));
+}
+
+#[test]
+fn no_pod_goes_before_its_notice_was_seen() {
+    let mut reclaims = Reclaims::new(1);
+    let mut plan = [reclaim("p", &["v"])];
+    due(&mut reclaims, &plan, 0);
+    due(&mut reclaims, &plan, 90_000);
+    assert_eq!(reclaims.next(90_000, ALL, |_, _| false, |_, _| true), None);
+    assert_eq!(reclaims.notices["v"].value(), "2026-11-22T10:00:30Z");
+    assert!(
+        reclaims
+            .next(90_000, ALL, |_, _| true, |_, _| true)
+            .is_some()
+    );
+    // There is no grace, so no notice to wait for.
+    plan[0].is_urgent = true;
+    due(&mut reclaims, &plan, 90_001);
+    assert!(
+        reclaims
+            .next(90_001, ALL, |_, _| false, |_, _| true)
+            .is_some()
+    );
+}
+
+#[test]
+fn a_pod_that_changes_again_and_again_is_left_alone() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"])];
+    for second in 0..CONFLICTS_MAX {
+        let ms = u64::from(second) * 2_000;
+        due(&mut reclaims, &plan, ms);
+        assert!(reclaims.left_alone(ms).is_empty());
+        sent(&mut reclaims, ms);
+        let outcome = reclaims.answered("v", &refused(409, None), false, ms);
+        assert_eq!(outcome.0, Outcome::Changed);
+    }
+    assert_eq!(reclaims.left_alone(5_000), ["v".to_owned()].into());
+}
+
+#[test]
+fn holes_that_may_not_be_begun_wait_and_those_that_are_go_on() {
+    let mut reclaims = Reclaims::new(1);
+    let other = Reclaim {
+        pod: "q".into(),
+        ..reclaim("q", &["x"])
+    };
+    let plan = [reclaim("p", &["v", "w"]), other];
+    due(&mut reclaims, &plan, 0);
+    due(&mut reclaims, &plan, 30_000);
+    let next = |reclaims: &Reclaims, begins| {
+        let next = reclaims.next(30_000, begins, |_, _| true, |_, _| true);
+        next.map(|(victim, _)| victim)
+    };
+    let holes = |reclaims: &Reclaims, begins| {
+        let holes = reclaims.holes(30_000, begins, |_, _| true);
+        holes.into_keys().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(next(&reclaims, 0), None);
+    assert_eq!(holes(&reclaims, Some(0)), [""; 0]);
+    assert_eq!(holes(&reclaims, Some(1)), ["p"]);
+    assert_eq!(holes(&reclaims, Some(2)), ["p", "q"]);
+    assert_eq!(next(&reclaims, 1).as_deref(), Some("v"));
+    assert_eq!(reclaims.begun_ms(), None);
+    reclaims.sent("v", &plan[0], 30_000);
+    assert_eq!(reclaims.begun_ms(), Some(30_000));
+    assert_eq!(next(&reclaims, 0), None);
+    reclaims.answered("v", &Answer::Done(Vec::new()), false, 30_000);
+    due(
+        &mut reclaims,
+        &[reclaim("p", &["w"]), plan[1].clone()],
+        30_000,
+    );
+    // The second victim of the same hole.
+    assert_eq!(next(&reclaims, 0).as_deref(), Some("w"));
+}
+
+#[test]
+fn what_was_not_seen_is_no_miss() {
+    let mut reclaims = Reclaims::new(1);
+    for round in 0..3 {
+        let ms = round * 100_000;
+        sent(&mut reclaims, ms);
+        reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
+        reclaims.pause();
+        reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |uid| uid == "v", |_| true);
+    }
+    assert!(reclaims.unserved(300_000).is_empty());
+}
+
+#[test]
+fn who_needs_another_hole_has_missed_the_one_before() {
+    let mut reclaims = Reclaims::new(1);
+    let mut evicted = |victims: &[&str], ms| {
+        let hole = reclaim("p", victims);
+        reclaims.sent(victims[0], &hole, ms);
+        reclaims.answered(victims[0], &Answer::Done(Vec::new()), false, ms);
+        reclaims.look(ms + 1, |_| true, |_| true, |_| true);
+        reclaims.unserved(ms + 2).len()
+    };
+    // Two victims of one hole, and then another hole every 32 s.
+    assert_eq!(evicted(&["v", "w"], 0), 0);
+    assert_eq!(evicted(&["w"], 1_000), 0);
+    assert_eq!(evicted(&["x"], 33_000), 0);
+    assert_eq!(evicted(&["y"], 65_000), 1);
+}
+
+#[test]
+fn a_hole_has_an_end_also_where_nothing_is_seen() {
+    let mut reclaims = Reclaims::new(1);
+    reclaims.sent("v", &reclaim("p", &["v"]), 0);
+    reclaims.answered("v", &Answer::Done(Vec::new()), false, 0);
+    reclaims.look(1, |_| true, |_| false, |_| true);
+    for ms in (0..KEPT_MAX_MS).step_by(10_000) {
+        reclaims.pause();
+        assert_eq!(reclaims.holes(ms, None, |_, _| true).len(), 1, "{ms}");
+    }
+    assert!(reclaims.holes(KEPT_MAX_MS, None, |_, _| true).is_empty());
+}
+
+#[test]
+fn victims_of_a_hole_go_one_after_the_other_and_a_refusal_ends_it() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v", "w"])];
+    due(&mut reclaims, &plan, 0);
+    assert_eq!(due(&mut reclaims, &plan, 30_000).as_deref(), Some("v"));
+    sent(&mut reclaims, 30_000);
+    assert_eq!(due(&mut reclaims, &plan, 30_001), None, "it is on its way");
+    let outcome = reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, 30_100);
+    assert_eq!(outcome, (Outcome::Budget, "p".to_owned()));
+    assert_eq!(reclaims.left_alone(30_101), ["v".to_owned()].into());
+    assert_eq!(due(&mut reclaims, &plan, 31_000), None);
+    // A minute, then two, up to 16.
+    let mut at = 30_100;
+    for minutes in [1, 2, 4, 8, 16, 16] {
+        assert!(
+            reclaims.left_alone(at + minutes * 60_000 - 1).contains("v"),
+            "{minutes}"
+        );
+        at += minutes * 60_000;
+        assert!(reclaims.left_alone(at).is_empty(), "{minutes}");
+        sent(&mut reclaims, at);
+        reclaims.answered("v", &refused(429, Some("DisruptionBudget")), false, at);
+    }
+}
+
+#[test]
+fn what_is_unclear_counts_as_done_until_it_is_clear_that_it_was_not() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"])];
+    due(&mut reclaims, &plan, 0);
+    due(&mut reclaims, &plan, 30_000);
+    sent(&mut reclaims, 30_000);
+    reclaims.answered("v", &Answer::Lost("away".into()), false, 40_000);
+    reclaims.look(54_999, |_| false, |_| false, |_| true);
+    assert_eq!(reclaims.evicted(), ["v".to_owned()].into());
+    assert_eq!(reclaims.overdue(54_999), None);
+    reclaims.look(55_000, |_| false, |_| false, |_| true);
+    assert!(reclaims.evicted().is_empty());
+    // Done, and not seen: what is known is old.
+    sent(&mut reclaims, 60_000);
+    reclaims.answered("v", &Answer::Done(Vec::new()), false, 60_000);
+    reclaims.look(75_000, |_| false, |_| false, |_| true);
+    assert_eq!(reclaims.overdue(75_000), Some("v"));
+    reclaims.look(75_001, |uid| uid == "v", |uid| uid == "v", |_| true);
+    assert_eq!(
+        (reclaims.overdue(75_001), reclaims.evicted().len()),
+        (None, 0)
+    );
+}
+
+#[test]
+fn trouble_of_the_server_is_waited_out() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"])];
+    due(&mut reclaims, &plan, 0);
+    let mut at = 30_000;
+    // Whether it was done is not known.
+    for code in [500, 502, 504] {
+        assert_eq!(outcome(&refused(code, None)), Outcome::Unclear, "{code}");
+    }
+    for code in [429, 503] {
+        assert!(due(&mut reclaims, &plan, at).is_some(), "{code}");
+        sent(&mut reclaims, at);
+        assert_eq!(
+            reclaims.answered("v", &refused(code, None), false, at),
+            (Outcome::Later, "p".to_owned())
+        );
+        assert_eq!(due(&mut reclaims, &plan, at + 700), None);
+        at += 60_000;
+    }
+    assert!(reclaims.left_alone(at).is_empty());
+}
+
+#[test]
+fn a_pod_that_does_not_start_in_its_hole_twice_is_not_served_for_a_while() {
+    let mut reclaims = Reclaims::new(1);
+    let mut at = 0;
+    for minutes in [0, 1, 2, 4, 8, 16, 16] {
+        sent(&mut reclaims, at);
+        reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
+        let mut look = |ms| reclaims.look(ms, |uid| uid == "v", |uid| uid == "v", |_| true);
+        look(at);
+        at += CLAIM_MS;
+        look(at);
+        assert_eq!(reclaims.unserved(at).len(), usize::from(minutes > 0));
+        at += minutes * 60_000;
+        assert!(reclaims.unserved(at).is_empty(), "{minutes}");
+    }
+    // It starts, and all is forgotten.
+    reclaims.look(at, |_| true, |_| true, |_| false);
+    assert!(reclaims.claims.is_empty());
+}
