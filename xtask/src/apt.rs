@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::process::{last_lines, output_of, run};
 use crate::progress::{Progress, Step, say};
@@ -291,11 +292,11 @@ fn enough_room(folder: &Path, needed: u64, free: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Puts the packages for `purpose` into `into`; where one of them has been dropped, what `newest` names of `suite`. Returns the names.
-/// The caller holds the cache's lock.
+/// Puts the packages for `purpose` into `into`; where one of them has been dropped, what `newest` names of `suite`, for this architecture. Returns the
+/// names. The caller holds the cache's lock.
 pub(crate) fn unpack_pinned(
     cache: &Path,
-    suite: &str,
+    (suite, architecture): (&str, Architecture),
     purpose: &str,
     into: &Path,
     newest: impl FnOnce(&Suite) -> Result<Vec<String>>,
@@ -308,7 +309,7 @@ pub(crate) fn unpack_pinned(
     );
     for package in &wanted {
         if archive.unpack(package, cache, into)? == Archived::Dropped {
-            let suite = Suite::open(cache, suite)?;
+            let suite = Suite::open(cache, suite, architecture)?;
             let names = newest(&suite)?;
             say(
                 "download",
@@ -331,19 +332,21 @@ pub(crate) fn unpack_pinned(
     Ok(wanted.into_iter().map(|pinned| pinned.package).collect())
 }
 
-/// A suite's newest packages: its lists in a private apt state.
+/// A suite's newest packages for an architecture: its lists in a private apt state.
 #[derive(Debug)]
 pub(crate) struct Suite {
     name: String,
+    architecture: Architecture,
     folder: PathBuf,
 }
 
 impl Suite {
     /// Opens the private state for the suite, fetching its package lists the first time. The caller holds the cache's lock.
-    pub(crate) fn open(cache: &Path, name: &str) -> Result<Self> {
+    pub(crate) fn open(cache: &Path, name: &str, architecture: Architecture) -> Result<Self> {
         let suite = Self {
             name: name.to_owned(),
-            folder: cache.join("apt").join(name),
+            architecture,
+            folder: cache.join("apt").join(architecture.of(name)),
         };
         for folder in ["lists/partial", "cache/archives/partial", "parts"] {
             let folder = suite.folder.join(folder);
@@ -396,8 +399,8 @@ impl Suite {
             "Acquire::Languages=none".to_owned(),
             "Acquire::Retries=3".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
-            "APT::Architecture=amd64".to_owned(),
-            "APT::Architectures=amd64".to_owned(),
+            format!("APT::Architecture={}", self.architecture),
+            format!("APT::Architectures={}", self.architecture),
         ] {
             command.args(["-o", &option]);
         }
@@ -533,6 +536,10 @@ mod tests {
             ("kernel-6.12", 1),
             ("kernel-7.2", 2),
             ("busybox", 1),
+            ("kernel-6.1-arm64", 1),
+            ("kernel-6.12-arm64", 1),
+            ("kernel-7.2-arm64", 2),
+            ("busybox-arm64", 1),
         ] {
             let pinned = pinned(purpose);
             assert_eq!(pinned.len(), packages, "{purpose}");

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, FromArgMatches as _, ValueEnum};
 
+use crate::architecture::Architecture;
 use crate::guest::{Guest, GuestEnd, OF_DEMO, build_programs};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
@@ -181,15 +182,15 @@ impl Told {
 /// All that takes a while before the guest starts: the kernel comes while the programs are built. Returns the programs.
 fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
     // First: it is what may need the user.
-    setup::qemu()?;
+    setup::qemu(Architecture::Amd64)?;
     thread::scope(|scope| {
         let kernel = scope.spawn(|| {
-            setup::busybox()?;
-            args.kernel.boot()
+            setup::busybox(Architecture::Amd64)?;
+            args.kernel.boot(Architecture::Amd64)
         });
         let programs = match &args.programs {
             Some(folder) => Ok(vec![folder.clone()]),
-            None => build_programs(Some(OF_DEMO)),
+            None => build_programs(Some(OF_DEMO), Architecture::Amd64),
         };
         match kernel.join() {
             Ok(boot) => boot?,

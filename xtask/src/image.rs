@@ -1,14 +1,16 @@
-//! `cargo xtask image`: the container image, as an OCI layout that knows neither when nor where it was made.
+//! `cargo xtask image`: the container image for every architecture, as an OCI layout that knows neither when nor where it was made.
 //!
-//! One layer on nothing: the programs of [`release`], which are linked statically. No daemon and no builder takes part: an image is an archive and three JSON
-//! documents, each named by its SHA-256 (OCI image specification 1.1).
+//! For each architecture one layer on nothing: the programs of [`release`], which are linked statically. No daemon and no builder takes part: an image is an
+//! archive and three JSON documents, each named by its SHA-256 (OCI image specification 1.1). `index.json` names one image index, under the image's name, and
+//! that one a manifest for each platform: whoever pulls the image gets that of its node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::progress::{self, say};
 use crate::release::{self, VERSION, sha256};
@@ -19,33 +21,63 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// Of every file: reproducible.
 const CREATED: &str = "1970-01-01T00:00:00Z";
-const ARCHITECTURE: &str = "amd64";
 
 /// `cargo xtask image`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  cargo xtask image                                            target/image and target/image.tar
+  cargo xtask image                                            target/image and target/image.tar, for amd64 and arm64
+  cargo xtask image --arch arm64                               for arm64 alone
   ctr --namespace k8s.io images import target/image.tar        onto a node, as docker.io/library/plimsoll:VERSION
-  skopeo copy oci:target/image docker://REGISTRY/plimsoll:VERSION   to a registry")]
+  skopeo copy --all oci:target/image docker://REGISTRY/plimsoll:VERSION   to a registry")]
 pub(crate) struct ImageArgs {
+    /// For which processors (repeatable): amd64, arm64 [default: both]
+    #[arg(long, value_name = "ARCH")]
+    arch: Vec<Architecture>,
     /// Where the layout goes; DIR.tar is the same in one file. What an earlier image left there is replaced [default: target/image]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Take the programs from this folder instead of building them (which takes 10 minutes and more)
+    /// Take the programs from DIR/ARCH, or from DIR where that is not there, instead of building them (which takes 10 minutes and more for each)
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
+}
+
+impl ImageArgs {
+    /// Each once, and always in the same order.
+    fn architectures(&self) -> Vec<Architecture> {
+        let mut wanted = match self.arch.as_slice() {
+            [] => Architecture::ALL.to_vec(),
+            some => some.to_vec(),
+        };
+        wanted.sort();
+        wanted.dedup();
+        wanted
+    }
+}
+
+/// The programs of one architecture.
+pub(crate) struct Part {
+    pub(crate) architecture: Architecture,
+    pub(crate) programs: Vec<PathBuf>,
 }
 
 /// Makes the image.
 pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     let out = release::out_folder(args.out.as_deref(), "image")?;
-    let programs = release::programs(args.programs.as_deref())?;
-    let (digest, archive) = write(&programs, &out)?;
+    let mut parts = Vec::new();
+    for architecture in args.architectures() {
+        parts.push(Part {
+            architecture,
+            programs: release::programs(args.programs.as_deref(), architecture)?,
+        });
+    }
+    let (digest, archive) = write(&parts, &out)?;
+    let names: Vec<&str> = parts.iter().map(|part| part.architecture.name()).collect();
     say(
         "image",
         format_args!(
-            "plimsoll:{VERSION} in {} and {}",
+            "plimsoll:{VERSION} for {} in {} and {}",
+            names.join(" and "),
             out.display(),
             archive.display()
         ),
@@ -54,85 +86,43 @@ pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the layout, and beside it the same in one file. Returns the digest of the image's manifest, and that file.
-pub(crate) fn write(programs: &[PathBuf], out: &Path) -> Result<(String, PathBuf)> {
-    let digest = write_layout(programs, out)?;
+/// Writes the layout, and beside it the same in one file. Returns the digest of the image's index, and that file.
+pub(crate) fn write(parts: &[Part], out: &Path) -> Result<(String, PathBuf)> {
+    let digest = write_layout(parts, out)?;
     let archive = out.with_extension("tar");
     let entries = ["blobs", "index.json", "oci-layout"].map(str::to_owned);
     release::archive(out, &entries, &archive)?;
     Ok((digest, archive))
 }
 
-/// Writes the layout, and returns the digest of the image's manifest.
-fn write_layout(programs: &[PathBuf], out: &Path) -> Result<String> {
+/// Writes the layout, and returns the digest of the image's index.
+fn write_layout(parts: &[Part], out: &Path) -> Result<String> {
     let parent = out.parent().context("the layout needs a folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let staging = Folder::inside(parent)?;
-    let root = staging.path().join("root");
-    fs::create_dir(&root)?;
-    let mut names: Vec<String> = Vec::new();
-    for program in programs {
-        release::put(program, &root, 0o755)?;
-        let name = program.file_name().context("a program without a name")?;
-        names.push(
-            name.to_str()
-                .context("a program's name is no text")?
-                .to_owned(),
-        );
-    }
-    names.sort();
     let layout = staging.path().join("layout");
-    let blobs = layout.join("blobs/sha256");
-    fs::create_dir_all(&blobs)?;
-
-    let tar = staging.path().join("layer.tar");
-    release::archive(&root, &names, &tar)?;
-    let diff_id = sha256(&tar)?;
-    release::compress(std::slice::from_ref(&tar))?;
-    let layer = blob(&blobs, LAYER, &tar.with_extension("tar.gz"))?;
-    let document = |name: &str, kind: &str, document: &Value| {
-        let path = staging.path().join(name);
-        fs::write(&path, document.to_string())
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        blob(&blobs, kind, &path)
+    let blobs = Blobs {
+        staging: staging.path(),
+        folder: layout.join("blobs/sha256"),
     };
-    let config = document(
-        "config",
-        CONFIG,
-        &json!({
-            "created": CREATED,
-            "architecture": ARCHITECTURE,
-            "os": "linux",
-            "config": {
-                "Entrypoint": ["/plimsoll"],
-                "Labels": {
-                    "org.opencontainers.image.title": "plimsoll",
-                    "org.opencontainers.image.version": VERSION,
-                    "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
-                },
-            },
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{diff_id}")]},
-            "history": [{"created": CREATED, "created_by": "cargo xtask image"}],
-        }),
+    fs::create_dir_all(&blobs.folder)?;
+    let manifests = parts
+        .iter()
+        .map(|part| blobs.manifest(part))
+        .collect::<Result<Vec<Value>>>()?;
+    let mut image = blobs.document(
+        INDEX,
+        &json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}),
     )?;
-    let mut manifest = document(
-        "manifest",
-        MANIFEST,
-        &json!({
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": config,
-            "layers": [layer],
-        }),
-    )?;
-    let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
-    manifest["platform"] = json!({"architecture": ARCHITECTURE, "os": "linux"});
-    manifest["annotations"] = json!({
+    let Some(digest) = image["digest"].as_str().map(str::to_owned) else {
+        bail!("a descriptor without a digest: {image}");
+    };
+    image["annotations"] = json!({
         "org.opencontainers.image.ref.name": VERSION,
         // A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came.
         "io.containerd.image.name": format!("docker.io/library/plimsoll:{VERSION}"),
     });
-    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [manifest]});
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [image]});
     fs::write(layout.join("index.json"), index.to_string())?;
     fs::write(
         layout.join("oci-layout"),
@@ -146,13 +136,82 @@ fn write_layout(programs: &[PathBuf], out: &Path) -> Result<String> {
     Ok(digest)
 }
 
-/// Puts a file among the blobs, under its digest; its descriptor.
-fn blob(blobs: &Path, kind: &str, file: &Path) -> Result<Value> {
-    let digest = sha256(file)?;
-    let size = fs::metadata(file)?.len();
-    fs::rename(file, blobs.join(&digest))
-        .with_context(|| format!("cannot move {}", file.display()))?;
-    Ok(json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": size}))
+/// What a layout is made of: files, each under its digest.
+struct Blobs<'a> {
+    /// For files before their digest is known.
+    staging: &'a Path,
+    folder: PathBuf,
+}
+
+impl Blobs<'_> {
+    /// The manifest of one architecture with all that it names; its descriptor, with the platform.
+    fn manifest(&self, part: &Part) -> Result<Value> {
+        let architecture = part.architecture.name();
+        let root = self.staging.join(format!("root-{architecture}"));
+        fs::create_dir(&root)?;
+        let mut names: Vec<String> = Vec::new();
+        for program in &part.programs {
+            release::put(program, &root, 0o755)?;
+            let name = program.file_name().context("a program without a name")?;
+            names.push(
+                name.to_str()
+                    .context("a program's name is no text")?
+                    .to_owned(),
+            );
+        }
+        names.sort();
+        let tar = self.staging.join("layer.tar");
+        release::archive(&root, &names, &tar)?;
+        let diff_id = sha256(&tar)?;
+        release::compress(std::slice::from_ref(&tar))?;
+        let layer = self.add(LAYER, &tar.with_extension("tar.gz"))?;
+        let config = self.document(
+            CONFIG,
+            &json!({
+                "created": CREATED,
+                "architecture": architecture,
+                "os": "linux",
+                "config": {
+                    "Entrypoint": ["/plimsoll"],
+                    "Labels": {
+                        "org.opencontainers.image.title": "plimsoll",
+                        "org.opencontainers.image.version": VERSION,
+                        "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+                    },
+                },
+                "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{diff_id}")]},
+                "history": [{"created": CREATED, "created_by": "cargo xtask image"}],
+            }),
+        )?;
+        let mut manifest = self.document(
+            MANIFEST,
+            &json!({
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": config,
+                "layers": [layer],
+            }),
+        )?;
+        manifest["platform"] = json!({"architecture": architecture, "os": "linux"});
+        Ok(manifest)
+    }
+
+    /// Adds a document; its descriptor.
+    fn document(&self, kind: &str, document: &Value) -> Result<Value> {
+        let path = self.staging.join("document");
+        fs::write(&path, document.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        self.add(kind, &path)
+    }
+
+    /// Adds a file, which is moved; its descriptor.
+    fn add(&self, kind: &str, file: &Path) -> Result<Value> {
+        let digest = sha256(file)?;
+        let size = fs::metadata(file)?.len();
+        fs::rename(file, self.folder.join(&digest))
+            .with_context(|| format!("cannot move {}", file.display()))?;
+        Ok(json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": size}))
+    }
 }
 
 #[cfg(test)]
@@ -164,58 +223,98 @@ mod tests {
 
     fn made() -> (tempfile::TempDir, PathBuf, String) {
         let dir = tempfile::tempdir().unwrap();
-        let programs = ["b", "a"].map(|name| {
-            let path = dir.path().join(name);
-            fs::write(&path, name.repeat(1000)).unwrap();
-            path
+        let parts = Architecture::ALL.map(|architecture| {
+            let folder = dir.path().join(architecture.name());
+            fs::create_dir(&folder).unwrap();
+            let programs = ["b", "a"].map(|name| {
+                let path = folder.join(name);
+                fs::write(&path, format!("{name}{architecture}").repeat(1000)).unwrap();
+                path
+            });
+            Part {
+                architecture,
+                programs: programs.into(),
+            }
         });
         let out = dir.path().join("image");
-        let digest = write_layout(&programs, &out).unwrap();
+        let digest = write_layout(&parts, &out).unwrap();
         (dir, out, digest)
     }
 
-    fn document(out: &Path, digest: &Value) -> Value {
-        let name = digest.as_str().unwrap().strip_prefix("sha256:").unwrap();
+    fn blob(out: &Path, descriptor: &Value) -> PathBuf {
+        let name = descriptor["digest"].as_str().unwrap();
+        let name = name.strip_prefix("sha256:").unwrap();
         let path = out.join("blobs/sha256").join(name);
         assert_eq!(sha256(&path).unwrap(), name);
+        let bytes = fs::metadata(&path).unwrap().len();
+        assert_eq!(descriptor["size"].as_u64(), Some(bytes));
+        path
+    }
+
+    fn read(path: &Path) -> Value {
         serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
     }
 
     #[test]
-    fn each_blob_is_what_its_name_says() {
-        let (dir, out, digest) = made();
-        let index: Value =
-            serde_json::from_str(&fs::read_to_string(out.join("index.json")).unwrap()).unwrap();
-        assert_eq!(index["manifests"][0]["digest"], *digest);
-        let manifest = document(&out, &index["manifests"][0]["digest"]);
-        let config = document(&out, &manifest["config"]["digest"]);
-        let layer = manifest["layers"][0]["digest"]
-            .as_str()
-            .unwrap()
-            .replace("sha256:", "");
-        let layer = out.join("blobs/sha256").join(layer);
-        assert_eq!(
-            fs::metadata(&layer).unwrap().len(),
-            manifest["layers"][0]["size"].as_u64().unwrap()
-        );
-        let tar = dir.path().join("layer.tar");
-        let unzip = format!(
-            "gzip --decompress --stdout {} > {}",
-            layer.display(),
-            tar.display()
-        );
-        output_of(Command::new("sh").args(["-c", &unzip]), "").unwrap();
-        assert_eq!(
-            config["rootfs"]["diff_ids"][0],
-            format!("sha256:{}", sha256(&tar).unwrap())
-        );
-        let listed = output_of(Command::new("tar").arg("-tvf").arg(&tar), "").unwrap();
-        let lines: Vec<&str> = listed.lines().collect();
-        assert_eq!(lines.len(), 2, "{listed}");
-        assert!(
-            lines[0].starts_with("-rwxr-xr-x 0/0") && lines[0].ends_with("1970-01-01 00:00 a"),
-            "{listed}"
-        );
+    fn the_index_has_a_manifest_for_each_platform_under_one_name() {
+        let (_dir, out, digest) = made();
+        let top = read(&out.join("index.json"));
+        let named = top["manifests"].as_array().unwrap();
+        // Two of one name would leave it open which is meant.
+        assert_eq!(named.len(), 1);
+        assert_eq!(named[0]["digest"], *digest);
+        assert_eq!(named[0]["mediaType"], INDEX);
+        let annotations = &named[0]["annotations"];
+        assert_eq!(annotations["org.opencontainers.image.ref.name"], VERSION);
+        let index = read(&blob(&out, &named[0]));
+        let mut layers = Vec::new();
+        let mut platforms = Vec::new();
+        for descriptor in index["manifests"].as_array().unwrap() {
+            assert_eq!(descriptor["mediaType"], MANIFEST);
+            let manifest = read(&blob(&out, descriptor));
+            let config = read(&blob(&out, &manifest["config"]));
+            // What a node chooses by, and what a runtime then reads.
+            for member in ["architecture", "os"] {
+                assert_eq!(descriptor["platform"][member], config[member]);
+            }
+            platforms.push(config["architecture"].as_str().unwrap().to_owned());
+            layers.push(blob(&out, &manifest["layers"][0]));
+        }
+        assert_eq!(platforms, ["amd64", "arm64"]);
+        assert_ne!(layers[0], layers[1]);
+        // Two times layer, configuration and manifest, and the index.
+        let blobs = fs::read_dir(out.join("blobs/sha256")).unwrap();
+        assert_eq!(blobs.count(), 7);
+    }
+
+    #[test]
+    fn each_layer_is_what_its_configuration_says() {
+        let (dir, out, _) = made();
+        let top = read(&out.join("index.json"));
+        let index = read(&blob(&out, &top["manifests"][0]));
+        for descriptor in index["manifests"].as_array().unwrap() {
+            let manifest = read(&blob(&out, descriptor));
+            let config = read(&blob(&out, &manifest["config"]));
+            let layer = blob(&out, &manifest["layers"][0]);
+            let tar = dir.path().join("layer.tar");
+            let unzip = format!(
+                "gzip --decompress --stdout {} > {}",
+                layer.display(),
+                tar.display()
+            );
+            output_of(Command::new("sh").args(["-c", &unzip]), "").unwrap();
+            assert_eq!(
+                config["rootfs"]["diff_ids"][0],
+                format!("sha256:{}", sha256(&tar).unwrap())
+            );
+            let listed = output_of(Command::new("tar").arg("-tvf").arg(&tar), "").unwrap();
+            let lines: Vec<&str> = listed.lines().collect();
+            assert_eq!(lines.len(), 2, "{listed}");
+            assert!(
+                lines[0].starts_with("-rwxr-xr-x 0/0") && lines[0].ends_with("1970-01-01 00:00 a"),
+                "{listed}"
+            );
+        }
     }
 
     /// containerd keeps the name that an image came with, and is asked by a kubelet for the whole one of what a pod names.
@@ -238,5 +337,18 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(1100));
         let (_second, _, second) = made();
         assert_eq!(first, second);
+    }
+
+    #[test]
+    fn both_architectures_are_made_unless_one_is_asked_for() {
+        let args = |arch: &[Architecture]| ImageArgs {
+            arch: arch.to_vec(),
+            out: None,
+            programs: None,
+        };
+        let (amd64, arm64) = (Architecture::Amd64, Architecture::Arm64);
+        assert_eq!(args(&[]).architectures(), [amd64, arm64]);
+        assert_eq!(args(&[arm64]).architectures(), [arm64]);
+        assert_eq!(args(&[arm64, amd64, arm64]).architectures(), [amd64, arm64]);
     }
 }

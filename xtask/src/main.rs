@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod architecture;
 mod bench;
 mod conformance;
 mod demo;
@@ -43,6 +44,7 @@ Examples:
   cargo xtask build-ebpf                              the BPF object, with instructions per program
   cargo xtask vm --kernel 6.1                         a shell in a guest
   cargo xtask vm --topology numa2 --cmd 'plimsoll check'
+  cargo xtask vm --arch arm64 --cmd 'plimsoll check'  the same on 64-bit Arm, cross-compiled and emulated
   cargo xtask demo                                    pods, a leak, an eviction: live (--without: with the agent off)
   cargo xtask bench reaction --peers earlyoom,plimsoll
   cargo xtask bench signals --kernel 7.2              what each signal costs, and how soon it is seen
@@ -55,7 +57,7 @@ Examples:
   cargo xtask deploy-check                            what deploy/ has, by Kubernetes' own tools
   cargo xtask deny                                    licences, names, sources and advisories of dependencies
   cargo xtask miri                                    shared memory and decoding, interpreted
-  cargo xtask image                                   the container image, an OCI layout
+  cargo xtask image                                   the container image for amd64 and arm64, an OCI layout
   cargo xtask package                                 a Debian package
   cargo xtask release --verify                        archive, bill of materials, checksums; built twice and compared
   cargo xtask kubernetes up                           etcd and kube-apiserver on loopback (test, node, down; --binaries DIR)

@@ -12,13 +12,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::paths;
 use crate::process::output_of;
 use crate::progress::{self, say};
 use crate::release::{self, VERSION};
 
-const ARCHITECTURE: &str = "amd64";
+const ARCHITECTURE: Architecture = Architecture::Amd64;
 /// Files of `deploy/package`, where they go, and their modes.
 const FILES: [(&str, &str, u32); 6] = [
     (
@@ -58,7 +59,7 @@ pub(crate) struct PackageArgs {
 /// Makes the package.
 pub(crate) fn run(args: &PackageArgs) -> Result<()> {
     let out = release::out_folder(args.out.as_deref(), "package")?;
-    let programs = release::programs(args.programs.as_deref())?;
+    let programs = release::programs(args.programs.as_deref(), ARCHITECTURE)?;
     let package = write(&programs, &out)?;
     say(
         "package",
@@ -159,7 +160,7 @@ fn control(root: &Path) -> Result<String> {
     for (field, value) in [
         ("Package", "plimsoll"),
         ("Version", VERSION),
-        ("Architecture", ARCHITECTURE),
+        ("Architecture", ARCHITECTURE.name()),
         ("Maintainer", "the Plimsoll authors <plimsoll@localhost>"),
         ("Installed-Size", kib),
         ("Section", "admin"),

@@ -1,7 +1,7 @@
 //! What the other commands need on this machine, put there by the project itself.
 //!
 //! Every function here does nothing when its part is there already, so the commands call the parts that they need each time.
-//! Only QEMU needs root; everything else goes into `target/` and the cache.
+//! Only QEMU and cross compilers need root; everything else goes into `target/` and the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
 use crate::apt::{self, Suite};
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
@@ -27,20 +28,20 @@ const CARGO_FUZZ_VERSION: &str = "0.13.2";
 /// Has the LLVM (22) that this bpf-linker can read; installed when no nightly is there at all.
 pub(crate) const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
 
-const QEMU: &str = "qemu-system-x86_64";
-
 /// Everything, for `cargo xtask setup`.
 pub(crate) fn all(refresh: bool) -> Result<()> {
     // First: it is what may need the user.
-    qemu()?;
-    busybox()?;
+    qemu(Architecture::Amd64)?;
+    busybox(Architecture::Amd64)?;
     let nightly = nightly()?;
     bpf_linker()?;
     for kernel in Kernel::ALL {
         if refresh {
-            kernel.refresh()?;
+            for architecture in Architecture::ALL {
+                kernel.refresh(architecture)?;
+            }
         }
-        kernel.boot()?;
+        kernel.boot(Architecture::Amd64)?;
     }
     say(
         "setup",
@@ -184,7 +185,7 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
     );
     let cache = paths::cache()?;
     let _lock = Lock::take(&cache)?;
-    let suite = Suite::open(&cache, "sid")?;
+    let suite = Suite::open(&cache, "sid", Architecture::Amd64)?;
     let unpacked = Folder::inside(&cache)?;
     suite.unpack(&[("rust-src", unpacked.path().to_owned())])?;
     let source = fs::read_dir(unpacked.path().join("usr/src"))?
@@ -268,24 +269,61 @@ fn installed_by_cargo(name: &str, version: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// QEMU for x86-64. The one thing that needs root.
-pub(crate) fn qemu() -> Result<PathBuf> {
-    if let Some(qemu) = in_path(QEMU) {
-        return Ok(qemu);
+/// QEMU for guests of this architecture. It and [`cross`] are what needs root.
+pub(crate) fn qemu(architecture: Architecture) -> Result<PathBuf> {
+    debian(
+        "QEMU",
+        &[architecture.qemu()],
+        &[architecture.qemu_package()],
+    )?;
+    in_path(architecture.qemu()).with_context(|| {
+        format!(
+            "{} is not in PATH any more: run the command again",
+            architecture.qemu()
+        )
+    })
+}
+
+/// What builds programs for this architecture here: Rust's standard library for it, and a C compiler, which links them.
+pub(crate) fn cross(architecture: Architecture) -> Result<()> {
+    if let Some(tools) = architecture.cross() {
+        debian(
+            "a C compiler for another processor",
+            &[tools.compiler, tools.archiver],
+            &tools.packages,
+        )?;
     }
-    let install = [
-        "install",
-        "-y",
-        "--no-install-recommends",
-        "qemu-system-x86",
-    ];
+    let target = architecture.target();
+    let library = sysroot(None)?.join("lib/rustlib").join(target).join("lib");
+    if library.is_dir() {
+        return Ok(());
+    }
+    let step = Step::begin("rust-std", format_args!("adding {target}"));
+    output_of(
+        Command::new("rustup")
+            .args(["target", "add", target])
+            .current_dir(paths::root()),
+        "check the network, or build with a toolchain that has this target",
+    )?;
+    step.done();
+    Ok(())
+}
+
+/// Installs Debian's `packages` when one of their `programs` is missing, which people call `name`.
+fn debian(name: &str, programs: &[&str], packages: &[&str]) -> Result<()> {
+    let are_there = || programs.iter().all(|program| in_path(program).is_some());
+    if are_there() {
+        return Ok(());
+    }
+    let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
     if !is_root()? {
         bail!(
-            "QEMU is missing and installing it needs root. Run:\n\n    sudo apt-get {}\n\nand then this command again",
+            "{name} is missing and installing it needs root. Run:\n\n    sudo apt-get {}\n\nand then this command again",
             install.join(" ")
         );
     }
-    let step = Step::begin("qemu", "installing Debian's qemu-system-x86");
+    let list = packages.join(" and ");
+    let step = Step::begin("install", format_args!("Debian's {list}"));
     let apt_get = |arguments: &[&str]| {
         let mut command = Command::new("apt-get");
         command
@@ -302,12 +340,16 @@ pub(crate) fn qemu() -> Result<PathBuf> {
         )?;
         output_of(
             &mut apt_get(&install),
-            "install QEMU for x86-64 yourself, then run this command again",
+            &format!("install {list} yourself, then run this command again"),
         )?;
     }
     step.done();
-    in_path(QEMU)
-        .with_context(|| format!("{QEMU} is still not in PATH after installing qemu-system-x86"))
+    ensure!(
+        are_there(),
+        "{} is still not in PATH after installing {list}",
+        programs.join(" or ")
+    );
+    Ok(())
 }
 
 fn is_root() -> Result<bool> {
@@ -315,18 +357,20 @@ fn is_root() -> Result<bool> {
     Ok(uid.trim() == "0")
 }
 
-/// A statically linked busybox: this machine's, else Debian's, unpacked into the cache.
-pub(crate) fn busybox() -> Result<PathBuf> {
-    if let Some(own) = in_path("busybox").filter(|path| is_static(path)) {
+/// A statically linked busybox: this machine's where it is of this architecture, else Debian's, unpacked into the cache.
+pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
+    let is_it = |path: &PathBuf| is_static(path) && architecture.check(path).is_ok();
+    if let Some(own) = in_path("busybox").filter(is_it) {
         return Ok(own);
     }
     let cache = paths::cache()?;
-    let folder = cache.join("busybox");
+    let purpose = architecture.of("busybox");
+    let folder = cache.join(&purpose);
     let find = || {
         ["bin/busybox", "usr/bin/busybox"]
             .map(|name| folder.join(name))
             .into_iter()
-            .find(|path| is_static(path))
+            .find(is_it)
     };
     if let Some(cached) = find() {
         return Ok(cached);
@@ -335,10 +379,13 @@ pub(crate) fn busybox() -> Result<PathBuf> {
     if let Some(cached) = find() {
         return Ok(cached);
     }
-    apt::unpack_pinned(&cache, "bookworm", "busybox", &folder, |_| {
+    let suite = ("bookworm", architecture);
+    apt::unpack_pinned(&cache, suite, &purpose, &folder, |_| {
         Ok(vec!["busybox-static".to_owned()])
     })?;
-    find().context("Debian's busybox-static holds no static busybox")
+    find().with_context(|| {
+        format!("Debian's busybox-static holds no static busybox for {architecture}")
+    })
 }
 
 /// Whether the file is a program that runs without a dynamic loader.

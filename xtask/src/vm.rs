@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use crate::architecture::Architecture;
 use crate::guest::{CgroupLayout, Clock, Guest, GuestEnd, Topology};
 use crate::kernel::Kernel;
 use crate::progress::{self, say};
@@ -13,6 +14,9 @@ use crate::progress::{self, say};
 /// What a guest is and does.
 #[derive(Debug, Args)]
 pub(crate) struct VmArgs {
+    /// Processor: amd64, or arm64 (programs are cross-compiled; flat and numa2:CPUS only, no --package)
+    #[arg(long, default_value = "amd64")]
+    arch: Architecture,
     /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image
     #[arg(long, default_value = "6.12")]
     kernel: Kernel,
@@ -75,6 +79,7 @@ pub(crate) fn run(args: VmArgs) -> Result<u8> {
     }
     let packages: Vec<&str> = args.package.iter().map(String::as_str).collect();
     let mut guest = Guest::new(args.kernel)
+        .architecture(args.arch)
         .topology(args.topology)
         .memory_mb(args.memory)
         .cgroup(args.cgroup)

@@ -83,7 +83,12 @@ enum Kind {
     Numa8,
     /// Booted with parameters.
     Booted,
+    /// Another processor, one NUMA node: what depends on the processor ([`ARM64_THEMES`]).
+    Arm64,
 }
+
+/// The themes whose tests load programs into the kernel, read what these say, or act on it by system calls: a processor has a part in nothing else.
+const ARM64_THEMES: [&str; 4] = ["eviction", "last_line", "records", "trace"];
 
 impl Machine {
     fn kind(self) -> Option<Kind> {
@@ -144,6 +149,7 @@ impl Row {
             Kind::OneCpu => "-cpu1",
             Kind::Numa2 => "-numa2",
             Kind::Numa8 => "-numa8",
+            Kind::Arm64 => "-arm64",
         };
         let cgroup = match self.cgroup {
             "cgroup2" => String::new(),
@@ -160,10 +166,18 @@ impl Row {
     /// As `cargo xtask vm --topology` has it.
     fn topology(&self) -> &'static str {
         match self.kind {
-            Kind::Flat | Kind::Booted => "flat:4",
+            Kind::Flat | Kind::Booted | Kind::Arm64 => "flat:4",
             Kind::OneCpu => "flat:1",
             Kind::Numa2 => "numa2:2",
             Kind::Numa8 => "numa8",
+        }
+    }
+
+    /// As `cargo xtask vm --arch` has it.
+    fn architecture(&self) -> &'static str {
+        match self.kind {
+            Kind::Arm64 => "arm64",
+            _ => "amd64",
         }
     }
 
@@ -172,7 +186,7 @@ impl Row {
             // Each node has room for its pods.
             Kind::Numa8 => 4096,
             // A node with pods and a hog.
-            Kind::Flat | Kind::OneCpu | Kind::Numa2 | Kind::Booted => 2048,
+            Kind::Flat | Kind::OneCpu | Kind::Numa2 | Kind::Booted | Kind::Arm64 => 2048,
         }
     }
 
@@ -180,6 +194,11 @@ impl Row {
     #[must_use]
     pub fn runs(&self, test: &Test, all: bool) -> bool {
         let declared = test.on.machines();
+        if self.kind == Kind::Arm64 {
+            let theme = test.name.split("::").next();
+            let is_meant = theme.is_some_and(|theme| ARM64_THEMES.contains(&theme));
+            return all && is_meant && declared.iter().any(|one| one.kind() == Some(Kind::Flat));
+        }
         declared.contains(&self.machine)
             || all && declared.iter().any(|one| one.kind() == Some(self.kind))
     }
@@ -221,6 +240,8 @@ pub const MACHINES: &[Row] = &[
     booted(Machine::More, "7.2", "lockdown=confidentiality"),
     booted(Machine::More, "7.2", "psi=0"),
     booted(Machine::More, "7.2", "lockdown=confidentiality psi=0"),
+    Row::of(Machine::More, Kind::Arm64, "6.12", "cgroup2", ""),
+    Row::of(Machine::More, Kind::Arm64, "7.2", "cgroup2", ""),
 ];
 
 /// What a host that was booted so still allows.
@@ -233,7 +254,9 @@ const fn booted(machine: Machine, kernel: &'static str, parameters: &'static str
 pub struct PlannedGuest {
     /// For `guest_tests --on`.
     pub name: String,
-    /// As `cargo xtask vm --kernel` has it, and so on.
+    /// As `cargo xtask vm --arch` has it, and so on.
+    pub architecture: String,
+    /// Kernel.
     pub kernel: String,
     /// Cgroup hierarchies.
     pub cgroup: String,
@@ -252,6 +275,7 @@ pub struct PlannedGuest {
 pub fn plan(tests: &[Test], all: bool) -> Vec<PlannedGuest> {
     let planned = |row: &Row| PlannedGuest {
         name: row.name(),
+        architecture: row.architecture().to_owned(),
         kernel: row.kernel.to_owned(),
         cgroup: row.cgroup.to_owned(),
         topology: row.topology().to_owned(),
@@ -335,5 +359,21 @@ mod tests {
         assert_eq!(of("6.1-hybrid", true), some(&["once", "each"]));
         assert_eq!(of("6.1-cgroup1", false), None);
         assert_eq!(of("6.12-numa2", true), some(&["numa"]));
+    }
+
+    #[test]
+    fn another_processor_runs_what_depends_on_it_and_only_with_all() {
+        let guest = |all: bool| {
+            let guests = plan(&cases::all(), all);
+            guests.into_iter().find(|guest| guest.name == "7.2-arm64")
+        };
+        assert_eq!(guest(false), None);
+        let guest = guest(true).unwrap();
+        assert_eq!(guest.architecture, "arm64");
+        for theme in ARM64_THEMES {
+            let of_theme = |test: &String| test.starts_with(&format!("{theme}::"));
+            assert!(guest.tests.iter().any(of_theme), "{theme}");
+        }
+        assert!(!guest.tests.iter().any(|test| test.starts_with("qos::")));
     }
 }

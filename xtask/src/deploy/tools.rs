@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::process::output_of;
@@ -45,7 +46,7 @@ impl Tools {
         if !tools.promtool.is_file() {
             apt::unpack_pinned(
                 &cache,
-                "bookworm",
+                ("bookworm", Architecture::Amd64),
                 "promtool",
                 &cache.join("promtool"),
                 |_| Ok(vec!["prometheus".to_owned()]),

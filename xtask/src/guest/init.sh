@@ -1,6 +1,7 @@
 #!/bin/busybox sh
 # PID 1 of a guest: mounts what a node has, runs /cmd, says its exit status on the console, powers off.
-# The kernel command line has plimsoll.cgroup= (cgroup2, cgroup1, hybrid) and plimsoll.shell=1 for a shell.
+# The kernel command line has plimsoll.cgroup= (cgroup2, cgroup1, hybrid), plimsoll.shell=1 for a shell, and the serial ports:
+# plimsoll.console= and plimsoll.files=.
 /bin/busybox --install -s /bin
 export PATH=/bin:/payload:/usr/bin:/usr/sbin:/sbin HOME=/tmp TERM=linux
 mount -t proc proc /proc
@@ -16,7 +17,7 @@ mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 ip link set lo up 2>/dev/null
 
 setting() {
-    sed -n "s/.*plimsoll\.$1=\([a-z0-9]*\).*/\1/p" /proc/cmdline
+    sed -n "s/.*plimsoll\.$1=\([a-zA-Z0-9]*\).*/\1/p" /proc/cmdline
 }
 
 # A v1 controller that this kernel does not have leaves no folder behind.
@@ -47,15 +48,16 @@ esac
 
 cd /payload
 if [ "$(setting shell)" = 1 ]; then
-    stty -F /dev/ttyS0 sane
+    stty -F "/dev/$(setting console)" sane
     setsid cttyhack sh
 else
     sh /cmd </dev/null
 fi
 status=$?
 if [ -n "$(ls -A /out)" ]; then
-    stty -F /dev/ttyS1 raw 2>/dev/null
-    tar -C /out -cf - . | gzip -1 >/dev/ttyS1
+    files=/dev/$(setting files)
+    stty -F "$files" raw 2>/dev/null
+    tar -C /out -cf - . | gzip -1 >"$files"
 fi
 # The blank line first: the command may have left the cursor in the middle of one.
 echo

@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
 use crate::opportunity::Opportunity;
@@ -57,6 +58,9 @@ const FILES: &str = "files.tar.gz";
 
 /// Kernel modules in the guest, under names that sort in the order in which they are loaded.
 const MODULES: &str = "lib/modules";
+
+/// A server's: atomic instructions (8.1), and none of what costs an emulator most (pointer authentication, long vectors).
+const ARM_CPU: &str = "neoverse-n1";
 
 /// PID 1 of every guest.
 const INIT: &str = include_str!("init.sh");
@@ -131,6 +135,7 @@ impl FromStr for Clock {
 /// A guest to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct Guest {
+    architecture: Architecture,
     kernel: Kernel,
     topology: Topology,
     memory_mb: u64,
@@ -192,6 +197,7 @@ impl Guest {
     /// A guest of 4 CPUs and 1536 MB with cgroup v2, the agent and the guest programs, and three minutes of time.
     pub(crate) fn new(kernel: Kernel) -> Self {
         Self {
+            architecture: Architecture::Amd64,
             kernel,
             topology: Topology::Flat(4),
             memory_mb: 1536,
@@ -207,6 +213,12 @@ impl Guest {
             patience: None,
             out: None,
         }
+    }
+
+    /// Its processor; x86-64 otherwise.
+    pub(crate) fn architecture(mut self, architecture: Architecture) -> Self {
+        self.architecture = architecture;
+        self
     }
 
     /// CPUs and memory nodes.
@@ -303,10 +315,10 @@ impl Guest {
     /// A guest that dies without a status is not started once more: see [`GuestEnd::NoStatus`].
     pub(crate) fn run(&self, mut on_line: impl FnMut(&str)) -> Result<GuestExit> {
         // First: it is what may need the user.
-        setup::qemu()?;
+        setup::qemu(self.architecture)?;
         let folder = Folder::new()?;
         let work = folder.path();
-        let boot = self.kernel.boot()?;
+        let boot = self.kernel.boot(self.architecture)?;
         let initramfs = self.initramfs(&boot, work)?;
         let mut qemu = self.qemu(&boot.image, &initramfs, work, false)?;
         // Ctrl-C on the terminal is for this process alone: see `interrupt`.
@@ -402,9 +414,9 @@ impl Guest {
     /// Boots into a shell on this terminal and waits for its end. Ctrl-C goes to the guest; Ctrl-A X ends it at once.
     pub(crate) fn shell(&self) -> Result<u8> {
         // First: it is what may need the user.
-        setup::qemu()?;
+        setup::qemu(self.architecture)?;
         let work = Folder::new()?;
-        let boot = self.kernel.boot()?;
+        let boot = self.kernel.boot(self.architecture)?;
         let initramfs = self.initramfs(&boot, work.path())?;
         let files = work.path().join(FILES);
         say("guest", "a shell; `exit` ends it, Ctrl-A X kills it");
@@ -455,15 +467,20 @@ impl Guest {
             b"root:x:0:\nnogroup:x:65534:\n".to_vec(),
             false,
         );
-        archive.copy("bin/busybox", &setup::busybox()?)?;
+        archive.copy("bin/busybox", &setup::busybox(self.architecture)?)?;
         for module in &boot.modules {
             let name = file_name(module)?;
             archive.copy(&format!("{MODULES}/{name}"), module)?;
         }
         let names: Vec<&str> = self.debian_packages.iter().map(String::as_str).collect();
+        ensure!(
+            names.is_empty() || self.architecture == Architecture::Amd64,
+            "Debian packages are for guests of amd64: leave out {}",
+            names.join(", ")
+        );
         packages::install(&names, &mut archive)?;
         let own = if self.own_programs {
-            programs::build(self.programs)?
+            programs::build(self.programs, self.architecture)?
         } else {
             Vec::new()
         };
@@ -483,6 +500,7 @@ impl Guest {
     /// The command line that runs the same by hand.
     pub(crate) fn by_hand(&self) -> String {
         let Self {
+            architecture,
             kernel,
             topology,
             memory_mb,
@@ -500,8 +518,12 @@ impl Guest {
             "" => String::new(),
             parameters => format!(" --append '{parameters}'"),
         };
+        let arch = match architecture {
+            Architecture::Amd64 => String::new(),
+            other => format!(" --arch {other}"),
+        };
         format!(
-            "cargo xtask vm --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb}{clock}{append} --timeout 3600 --cmd '{command}'",
+            "cargo xtask vm{arch} --kernel {kernel} --cgroup {} --topology {topology} --memory {memory_mb}{clock}{append} --timeout 3600 --cmd '{command}'",
             cgroup.name()
         )
     }
@@ -518,8 +540,13 @@ impl Guest {
         } else {
             self.topology
         };
+        ensure!(
+            topology.fits(self.architecture),
+            "a guest of {} cannot be {topology}: take flat:CPUS or numa2:CPUS",
+            self.architecture
+        );
         let machine = topology.machine(self.memory_mb);
-        let qemu = setup::qemu()?;
+        let qemu = setup::qemu(self.architecture)?;
         // A guest must not outlive an xtask that was killed.
         let mut command = match in_path("setpriv") {
             Some(setpriv) => {
@@ -529,15 +556,25 @@ impl Guest {
             }
             None => Command::new(qemu),
         };
+        let (console, files_port) = match self.architecture {
+            Architecture::Amd64 => ("ttyS0", "ttyS1"),
+            // Its machine has one serial port; the other one is a PCI card.
+            Architecture::Arm64 => ("ttyAMA0", "ttyS0"),
+        };
         let mut parameters = format!(
             // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the log.
-            "console=ttyS0 panic=-1 psi=1 loglevel=3 plimsoll.cgroup={}",
+            "console={console} panic=-1 psi=1 loglevel=3 plimsoll.cgroup={} plimsoll.console={console} plimsoll.files={files_port}",
             self.cgroup.name()
         );
         if shell {
             parameters.push_str(" plimsoll.shell=1");
         }
-        let mut cpu = format!("{},-cx16", machine.cpu);
+        let is_x86 = self.architecture == Architecture::Amd64;
+        let mut cpu = if is_x86 {
+            format!("{},-cx16", machine.cpu)
+        } else {
+            ARM_CPU.to_owned()
+        };
         let icount = match self.clock {
             Clock::Host => None,
             Clock::Instructions => Some("shift=2,sleep=off"),
@@ -545,9 +582,11 @@ impl Guest {
         };
         if let Some(icount) = icount {
             command.args(["-icount", icount]);
-            parameters.push_str(" tsc=reliable clocksource=tsc");
-            // One string instruction would count as one instruction per byte; without these the kernel copies words.
-            cpu.push_str(",erms=off,fsrm=off");
+            if is_x86 {
+                parameters.push_str(" tsc=reliable clocksource=tsc");
+                // One string instruction would count as one instruction per byte; without these the kernel copies words.
+                cpu.push_str(",erms=off,fsrm=off");
+            }
         }
         parameters.push_str(&self.append);
         command
@@ -567,8 +606,15 @@ impl Guest {
                 "-nodefaults",
             ])
             .args(["-serial", if shell { "mon:stdio" } else { "stdio" }])
-            .args(["-serial", &format!("file:{}", work.join(FILES).display())])
             .args(["-device", "nvme,id=nvme0,serial=plimsoll"]);
+        let files = format!("file:{}", work.join(FILES).display());
+        match self.architecture {
+            Architecture::Amd64 => command.args(["-serial", &files]),
+            Architecture::Arm64 => command
+                .args(["-machine", "virt,gic-version=3"])
+                .args(["-chardev", &files.replacen(':', ",id=files,path=", 1)])
+                .args(["-device", "pci-serial,chardev=files"]),
+        };
         for (name, bytes) in DISKS {
             let path = work.join(name);
             File::create(&path)

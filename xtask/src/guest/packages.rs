@@ -14,6 +14,7 @@ use object::read::elf::{Dyn as _, FileHeader as _};
 
 use super::cpio::Archive;
 use crate::apt::{self, Suite};
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
@@ -106,9 +107,13 @@ impl Store {
         }
         let partial = self.partial()?;
         let root = partial.path().join(package);
-        apt::unpack_pinned(&self.cache, suite, &purpose, &root, |_| {
-            Ok(vec![name.to_owned()])
-        })?;
+        apt::unpack_pinned(
+            &self.cache,
+            (suite, Architecture::Amd64),
+            &purpose,
+            &root,
+            |_| Ok(vec![name.to_owned()]),
+        )?;
         fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(folder)
     }
@@ -124,7 +129,7 @@ impl Store {
         if missing.is_empty() {
             return Ok(());
         }
-        Suite::open(&self.cache, SUITE)?.unpack(&missing)?;
+        Suite::open(&self.cache, SUITE, Architecture::Amd64)?.unpack(&missing)?;
         for (package, root) in missing {
             let folder = self.folder.join(package);
             fs::rename(&root, &folder)
@@ -147,7 +152,7 @@ impl Store {
             return Ok(text.lines().map(str::to_owned).collect());
         }
         let (name, _) = in_debian(package);
-        let names = Suite::open(&self.cache, SUITE)?.libraries(name)?;
+        let names = Suite::open(&self.cache, SUITE, Architecture::Amd64)?.libraries(name)?;
         fs::write(&known, names.join("\n"))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(names)

@@ -8,10 +8,10 @@ use std::sync::Mutex;
 use anyhow::Result;
 use serde::Deserialize;
 
+use crate::architecture::Architecture;
 use crate::progress::Step;
-use crate::{ebpf, paths, process};
+use crate::{ebpf, paths, process, setup};
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 const PROFILE: &str = "guest";
 /// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
 const PACKAGES: [&str; 6] = [
@@ -53,21 +53,29 @@ pub(crate) fn cluster_tests() -> Result<Vec<PathBuf>> {
         "node",
         "--no-run",
     ];
-    let mut programs = cargo("test", "plimsoll-cluster and its tests on a node", &what)?;
+    let mut programs = cargo(
+        "test",
+        "plimsoll-cluster and its tests on a node",
+        &what,
+        Architecture::Amd64,
+    )?;
     programs.retain(|program| program.is_file());
     Ok(programs)
 }
 
 /// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them.
 /// Once per xtask process, so that guests started later run the same build.
-pub(crate) fn build(only: Option<&'static [&'static str]>) -> Result<Vec<PathBuf>> {
-    type Built = BTreeMap<Option<&'static [&'static str]>, Vec<PathBuf>>;
+pub(crate) fn build(
+    only: Option<&'static [&'static str]>,
+    architecture: Architecture,
+) -> Result<Vec<PathBuf>> {
+    type Built = BTreeMap<(Option<&'static [&'static str]>, Architecture), Vec<PathBuf>>;
     static BUILT: Mutex<Built> = Mutex::new(BTreeMap::new());
     let mut built = match BUILT.lock() {
         Ok(built) => built,
         Err(poisoned) => poisoned.into_inner(),
     };
-    if let Some(programs) = built.get(&only) {
+    if let Some(programs) = built.get(&(only, architecture)) {
         return Ok(programs.clone());
     }
     ebpf::build()?;
@@ -77,8 +85,8 @@ pub(crate) fn build(only: Option<&'static [&'static str]>) -> Result<Vec<PathBuf
         Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
         None => what.push("--bins"),
     }
-    let programs = cargo_build("the agent and the guest programs", &what)?;
-    built.insert(only, programs.clone());
+    let programs = cargo_build("the agent and the guest programs", &what, architecture)?;
+    built.insert((only, architecture), programs.clone());
     Ok(programs)
 }
 
@@ -87,20 +95,31 @@ pub(crate) fn released() -> Result<Vec<PathBuf>> {
     ebpf::build()?;
     let packages = ["--package", "plimsoll", "--package", "plimsoll-trace"];
     let what = [&packages[..], &["--bins", "--release"]].concat();
-    cargo_build("the programs as they are released (minutes)", &what)
+    cargo_build(
+        "the programs as they are released (minutes)",
+        &what,
+        Architecture::Amd64,
+    )
 }
 
-fn cargo_build(name: &str, what: &[&str]) -> Result<Vec<PathBuf>> {
-    cargo("build", name, what)
+fn cargo_build(name: &str, what: &[&str], architecture: Architecture) -> Result<Vec<PathBuf>> {
+    cargo("build", name, what, architecture)
 }
 
-fn cargo(verb: &str, name: &str, what: &[&str]) -> Result<Vec<PathBuf>> {
-    let step = Step::begin("guest", format_args!("building {name}"));
+fn cargo(
+    verb: &str,
+    name: &str,
+    what: &[&str],
+    architecture: Architecture,
+) -> Result<Vec<PathBuf>> {
+    setup::cross(architecture)?;
+    let step = Step::begin("guest", format_args!("building {name} for {architecture}"));
     let mut command = process::cargo();
+    architecture.prepare(&mut command);
     command
         .args([verb, "--locked"])
         .args(what)
-        .args(["--target", TARGET])
+        .args(["--target", architecture.target()])
         .args(["--message-format", "json-render-diagnostics"])
         .arg("--target-dir")
         .arg(paths::target("guest"))

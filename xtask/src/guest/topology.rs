@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::architecture::Architecture;
+
 /// A guest's CPUs and memory nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Topology {
@@ -44,6 +46,11 @@ pub(crate) struct Machine {
 const CPU_WITH_THREADS: &str = "Icelake-Server";
 
 impl Topology {
+    /// Whether a guest of this architecture can be so: QEMU's machine for Arm shows neither dies nor, to the kernel, threads.
+    pub(crate) fn fits(self, architecture: Architecture) -> bool {
+        architecture == Architecture::Amd64 || matches!(self, Self::Flat(_) | Self::Numa2Flat(_))
+    }
+
     /// The flags for this machine with `memory_mb` of memory in all.
     pub(crate) fn machine(self, memory_mb: u64) -> Machine {
         let smp = match self {
@@ -221,6 +228,14 @@ mod tests {
         ] {
             assert!(wrong.parse::<Topology>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn arm_has_machines_without_threads() {
+        let fits = |name: &str| name.parse::<Topology>().unwrap().fits(Architecture::Arm64);
+        assert!(fits("flat") && fits("numa2:2"));
+        assert!(!fits("smt") && !fits("numa2") && !fits("hmat"));
+        assert!(Topology::Smt.fits(Architecture::Amd64));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::cpio::Archive;
 use super::{Guest, GuestExit, packages};
 use crate::apt;
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
@@ -119,7 +120,7 @@ impl UmlGuest {
             "00000000000000000000000000000001\n",
             false,
         );
-        archive.copy("bin/busybox", &setup::busybox()?)?;
+        archive.copy("bin/busybox", &setup::busybox(Architecture::Amd64)?)?;
         archive.copy(&format!("lib/modules/{MODULE}"), &kernel.join(MODULE))?;
         packages::install(&self.packages, &mut archive)?;
         for (name, path) in &self.payload {
@@ -154,9 +155,13 @@ fn kernel() -> Result<PathBuf> {
     }
     let partial = Folder::inside(&cache)?;
     let unpacked = partial.path().join("unpacked");
-    apt::unpack_pinned(&cache, "sid", "user-mode-linux", &unpacked, |_| {
-        Ok(["user-mode-linux", "libc6"].map(str::to_owned).to_vec())
-    })?;
+    apt::unpack_pinned(
+        &cache,
+        ("sid", Architecture::Amd64),
+        "user-mode-linux",
+        &unpacked,
+        |_| Ok(["user-mode-linux", "libc6"].map(str::to_owned).to_vec()),
+    )?;
     let whole = partial.path().join("whole");
     fs::create_dir(&whole).with_context(|| format!("cannot create {}", whole.display()))?;
     let libraries = unpacked.join("usr/lib/x86_64-linux-gnu");

@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::apt::{self, Archive, Archived};
+use crate::architecture::Architecture;
 use crate::process;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
@@ -122,9 +123,13 @@ impl Work {
             ("kubernetes-etcd", &["etcd-server"]),
         ] {
             let into = self.0.join(purpose.trim_start_matches("kubernetes-"));
-            apt::unpack_pinned(cache, "bookworm", purpose, &into, |_| {
-                Ok(packages.iter().map(|&name| name.to_owned()).collect())
-            })?;
+            apt::unpack_pinned(
+                cache,
+                ("bookworm", Architecture::Amd64),
+                purpose,
+                &into,
+                |_| Ok(packages.iter().map(|&name| name.to_owned()).collect()),
+            )?;
         }
         fs::write(&whole, "").with_context(|| format!("cannot write {}", whole.display()))
     }

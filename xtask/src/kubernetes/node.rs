@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use super::{Binaries, PROGRAMS_OF_NODE, found_with};
+use crate::architecture::Architecture;
 use crate::guest::{GuestExit, OF_NODE, UmlGuest, build_programs, cluster_tests};
 use crate::interrupt::Folder;
 use crate::process::{in_path, output_of};
@@ -158,7 +159,11 @@ fn minor_in(said: &str) -> Option<u32> {
 
 fn programs(given: Option<&Path>) -> Result<Vec<PathBuf>> {
     let Some(folder) = given else {
-        return Ok([build_programs(Some(OF_NODE))?, cluster_tests()?].concat());
+        return Ok([
+            build_programs(Some(OF_NODE), Architecture::Amd64)?,
+            cluster_tests()?,
+        ]
+        .concat());
     };
     let in_folder = |name: &&str| folder.join(name);
     let mut programs: Vec<PathBuf> = OF_NODE.iter().map(in_folder).collect();
@@ -184,8 +189,11 @@ fn image_of(programs: &[PathBuf], layout: &Path) -> Result<PathBuf> {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| release::PROGRAMS.contains(&name))
     };
-    let programs: Vec<PathBuf> = programs.iter().filter(is_released).cloned().collect();
-    Ok(image::write(&programs, layout)?.1)
+    let part = image::Part {
+        architecture: Architecture::Amd64,
+        programs: programs.iter().filter(is_released).cloned().collect(),
+    };
+    Ok(image::write(&[part], layout)?.1)
 }
 
 /// Adds each file below the folder, under `name`.

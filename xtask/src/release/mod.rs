@@ -15,13 +15,15 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use self::sbom::{Embedded, Materials};
+use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::process::{self, output_of};
 use crate::progress::{self, Step, say};
 use crate::{ebpf, paths, remap, setup};
 
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Of the archive; images are of more ([`crate::image`]).
+const ARCHITECTURE: Architecture = Architecture::Amd64;
 pub(crate) const PROGRAMS: [&str; 5] = [
     "plimsoll",
     "plimsoll-agent",
@@ -85,16 +87,22 @@ pub(crate) fn out_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     }
 }
 
-/// The programs in the folder that `--programs` names, else they are built.
-pub(crate) fn programs(folder: Option<&Path>) -> Result<Vec<PathBuf>> {
-    match folder {
-        Some(folder) => Ok(PROGRAMS.map(|name| folder.join(name)).into()),
-        None => build(),
+/// The programs for an architecture in the folder that `--programs` names, or in its folder of the architecture's name, else they are built.
+pub(crate) fn programs(folder: Option<&Path>, architecture: Architecture) -> Result<Vec<PathBuf>> {
+    let Some(folder) = folder else {
+        return build(architecture);
+    };
+    let own = folder.join(architecture.name());
+    let folder = if own.is_dir() { &own } else { folder };
+    let programs = PROGRAMS.map(|name| folder.join(name));
+    for program in &programs {
+        architecture.check(program)?;
     }
+    Ok(programs.into())
 }
 
-/// Builds the programs for everybody's machine, with the BPF objects in them; their paths.
-fn build() -> Result<Vec<PathBuf>> {
+/// Builds the programs for everybody's machine of this architecture, with the BPF objects in them; their paths.
+fn build(architecture: Architecture) -> Result<Vec<PathBuf>> {
     for folder in [".", "ebpf"] {
         let step = Step::begin("release", format_args!("dependencies of {folder}"));
         let mut fetch = process::cargo();
@@ -105,12 +113,12 @@ fn build() -> Result<Vec<PathBuf>> {
         process::success(&fetch, &ended, next)?;
     }
     ebpf::build()?;
-    build_programs()
+    build_programs(architecture)
 }
 
 /// Builds everything, and puts the files into `out`.
 fn make(out: &Path) -> Result<()> {
-    let programs = build()?;
+    let programs = build(ARCHITECTURE)?;
     let objects = [paths::bpf_object(), paths::sampling_object()];
 
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
@@ -148,8 +156,12 @@ fn make(out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn build_programs() -> Result<Vec<PathBuf>> {
-    let step = Step::begin("release", "building the programs (10 minutes and more)");
+fn build_programs(architecture: Architecture) -> Result<Vec<PathBuf>> {
+    setup::cross(architecture)?;
+    let step = Step::begin(
+        "release",
+        format_args!("building the programs for {architecture} (10 minutes and more)"),
+    );
     let mut flags = remap::flags(&setup::sysroot(None)?)?;
     flags.push("-Ctarget-feature=+crt-static".to_owned());
     let folder = paths::target("release-build");
@@ -157,13 +169,14 @@ fn build_programs() -> Result<Vec<PathBuf>> {
     command
         .args(["build", "--locked", "--release", "--bins"])
         .args(PACKAGES)
-        .args(["--target", TARGET, "--target-dir"])
+        .args(["--target", architecture.target(), "--target-dir"])
         .arg(&folder)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
         // Names of functions stay, for backtraces; lines would be most of the file.
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .env("CARGO_INCREMENTAL", "0");
+    architecture.prepare(&mut command);
     for (name, value) in std::env::vars() {
         if name.starts_with("CARGO_PROFILE_RELEASE_") {
             let what = format_args!("NOT FOR OTHERS: {name}={value} is set");
@@ -174,7 +187,7 @@ fn build_programs() -> Result<Vec<PathBuf>> {
     let next = "mend what the compiler names; linking statically needs libc6-dev";
     process::success(&command, &ended, next)?;
     step.done();
-    let built = folder.join(TARGET).join("release");
+    let built = folder.join(architecture.target()).join("release");
     Ok(PROGRAMS.map(|program| built.join(program)).into())
 }
 
@@ -204,7 +217,7 @@ fn bill_of_materials(objects: &[PathBuf]) -> Result<String> {
         programs
             .arg("tree")
             .args(PACKAGES)
-            .args(["--target", TARGET]);
+            .args(["--target", ARCHITECTURE.target()]);
         // What is built there is in its own configuration.
         let mut bpf = Command::new("rustup");
         process::without_own_environment(&mut bpf);

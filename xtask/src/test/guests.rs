@@ -12,7 +12,9 @@ use serde::Deserialize;
 
 use super::Outcome;
 use super::report::{self, GuestOutcome};
+use crate::architecture::Architecture;
 use crate::guest::{Clock, Guest, GuestEnd, GuestExit, OF_TESTS};
+use crate::kernel::Kernel;
 use crate::process;
 use crate::progress::{Progress, Step, minutes};
 
@@ -33,6 +35,7 @@ const LAST_LINES: usize = 20;
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct PlannedGuest {
     name: String,
+    architecture: String,
     kernel: String,
     cgroup: String,
     topology: String,
@@ -43,6 +46,17 @@ pub(super) struct PlannedGuest {
     /// Whether it runs all that fits it.
     #[serde(skip)]
     all: bool,
+}
+
+impl PlannedGuest {
+    pub(super) fn is_arm64(&self) -> bool {
+        self.architecture == Architecture::Arm64.name()
+    }
+
+    pub(super) fn kernel(&self) -> Result<Kernel> {
+        let unknown = |error: String| anyhow!("the plan of guest {}: {error}", self.name);
+        self.kernel.parse().map_err(unknown)
+    }
 }
 
 /// For the line that tells how it went.
@@ -149,6 +163,7 @@ fn clock(kernel: &str, topology: &str) -> Clock {
 fn guest(planned: &PlannedGuest) -> Result<Guest> {
     let PlannedGuest {
         name,
+        architecture,
         kernel,
         cgroup,
         topology,
@@ -159,7 +174,8 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
     } = planned;
     let all = if *all { " --all" } else { "" };
     let unknown = |error: String| anyhow!("the plan of guest {name}: {error}");
-    let mut guest = Guest::new(kernel.parse().map_err(unknown)?)
+    let mut guest = Guest::new(planned.kernel()?)
+        .architecture(architecture.parse().map_err(unknown)?)
         .topology(topology.parse().map_err(unknown)?)
         .memory_mb(*memory_mb)
         .cgroup(cgroup.parse().map_err(unknown)?)
@@ -227,7 +243,7 @@ mod tests {
     use super::*;
 
     fn planned() -> PlannedGuest {
-        let line = r#"{"name":"6.1","kernel":"6.1","cgroup":"cgroup2","topology":"flat:4","memory_mb":2048,"parameters":"psi=0","tests":["a","b","c"]}"#;
+        let line = r#"{"name":"6.1","architecture":"amd64","kernel":"6.1","cgroup":"cgroup2","topology":"flat:4","memory_mb":2048,"parameters":"psi=0","tests":["a","b","c"]}"#;
         read(line, true).unwrap().remove(0)
     }
 
@@ -263,7 +279,7 @@ mod tests {
         );
         assert!(read("", false).is_err());
         assert!(read("nonsense", false).is_err());
-        let no_tests = r#"{"name":"x","kernel":"6.1","cgroup":"cgroup2","topology":"flat:4","memory_mb":1,"parameters":"","tests":[]}"#;
+        let no_tests = r#"{"name":"x","architecture":"amd64","kernel":"6.1","cgroup":"cgroup2","topology":"flat:4","memory_mb":1,"parameters":"","tests":[]}"#;
         assert!(read(no_tests, false).is_err());
         let mut unknown = planned;
         unknown.cgroup = "cgroup3".to_owned();

@@ -20,6 +20,7 @@ use anyhow::Result;
 
 use self::guests::PlannedGuest;
 use self::report::Counts;
+use crate::architecture::Architecture;
 use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
@@ -111,14 +112,14 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     let started = Instant::now();
     // First, so that progress of a first-time set-up is not mixed with the stages. QEMU is what may need the user.
     if !quick {
-        setup::qemu()?;
+        setup::qemu(Architecture::Amd64)?;
     }
     setup::nightly_clippy(&setup::nightly()?)?;
     setup::bpf_linker()?;
     if !quick {
-        setup::busybox()?;
+        setup::busybox(Architecture::Amd64)?;
         for kernel in Kernel::ALL {
-            kernel.boot()?;
+            kernel.boot(Architecture::Amd64)?;
         }
     }
     let mut told = Told::default();
@@ -168,9 +169,9 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
 fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
     let mut programs = Vec::new();
     told.stage("programs for the guests", || {
-        let built = build_programs(Some(OF_TESTS)).and_then(|built| {
+        let built = build_programs(Some(OF_TESTS), Architecture::Amd64).and_then(|built| {
             programs = built;
-            build_programs(Some(OF_DEMO))
+            build_programs(Some(OF_DEMO), Architecture::Amd64)
         });
         built.map(|_| ()).into()
     });
@@ -178,12 +179,25 @@ fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
         return Ok(Vec::new());
     }
     let guests = guests::plan(&programs, all)?;
+    if guests.iter().any(PlannedGuest::is_arm64) {
+        told.stage("programs for the guests of arm64", || arm64(&guests).into());
+    }
     let tests: usize = guests.iter().map(|guest| guest.tests.len()).sum();
     say(
         "test",
         format_args!("{} guests, {tests} tests in them", guests.len()),
     );
     Ok(guests)
+}
+
+/// What the guests of the other processor need. Now, because building for one guest makes every other one wait.
+fn arm64(guests: &[PlannedGuest]) -> Result<()> {
+    setup::qemu(Architecture::Arm64)?;
+    setup::busybox(Architecture::Arm64)?;
+    for guest in guests.iter().filter(|guest| guest.is_arm64()) {
+        guest.kernel()?.boot(Architecture::Arm64)?;
+    }
+    build_programs(Some(OF_TESTS), Architecture::Arm64).map(|_| ())
 }
 
 /// Does the jobs, some at a time, and gives each stage of them to `tell` when it ends.
