@@ -194,6 +194,8 @@ impl Node {
         let quotas = |pod: &Pod| (pod.uid(), PodQuotas::of(pod, &settings, &node));
         Wanted {
             names: BTreeMap::new(),
+            foreign: BTreeMap::new(),
+            memory: BTreeMap::new(),
             assignments: Assignments {
                 shared_pool: self.online - own.unwrap_or_default(),
                 containers: own_nodes.into_iter().collect(),

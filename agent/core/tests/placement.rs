@@ -57,6 +57,16 @@ impl Node {
         node
     }
 
+    fn beside_kubelet() -> Self {
+        let config = EngineConfig {
+            beside_kubelet: true,
+            ..EngineConfig::default()
+        };
+        let mut node = Self(Engine::new(config));
+        node.machine_is(8, None);
+        node
+    }
+
     fn machine_is(&mut self, cpus: u32, saved: Option<Assignments>) -> Vec<String> {
         let settings = PlacementSettings {
             cpu_manager_policy: CpuManagerPolicy::Static,
@@ -150,31 +160,77 @@ fn a_pod_that_changes_is_placed_anew_and_one_that_does_not_fit_is_refused_once()
 }
 
 #[test]
-fn what_runs_alone_is_not_resized_in_place() {
+fn what_runs_keeps_its_cpus_when_it_grows_or_shrinks() {
     let mut node = Node::new(None);
-    node.apply("a", 2);
+    node.apply("a", 3);
+    node.apply("b", 2);
+    for name in ["a", "b"] {
+        node.runs(name);
+    }
     let resize = |node: &Node, cpus| may_resize(node.0.state(), &pod("a", cpus));
-    assert_eq!(resize(&node, 3), Ok(()), "it does not run yet");
-    node.runs("a");
-    assert_eq!(resize(&node, 2), Ok(()), "it is the same");
-    let refused = resize(&node, 3).unwrap_err();
-    assert_eq!(
-        (
-            refused.resource,
-            refused.held.as_str(),
-            refused.wanted.as_str()
-        ),
-        ("cpu", "2", "3")
-    );
-    let text = refused.to_string();
+    assert_eq!(resize(&node, 3), Ok(()), "it is the same");
+    assert_eq!(resize(&node, 5), Ok(()));
+    let before = node.assignments();
+    let refused = resize(&node, 6).unwrap_err().to_string();
     assert!(
-        text.contains("container main") && text.contains("cpuManagerPolicy static"),
-        "{text}"
+        refused.contains("container main has CPUs 1-3 and wants 3 more")
+            && refused.contains("NUMA node 0 is short of 1 (free there: 6-7)"),
+        "{refused}"
+    );
+    assert_eq!(node.assignments(), before, "it was only asked");
+    assert_eq!(
+        node.apply("a", 5),
+        ["shared pool 0; a/main CPUs 1-3,6-7; b/main CPUs 4-5"]
+    );
+    assert_eq!(
+        node.apply("a", 2),
+        ["shared pool 0,3,6-7; a/main CPUs 1-2; b/main CPUs 4-5"]
+    );
+    assert_eq!(
+        node.apply("b", 4),
+        ["shared pool 0,7; a/main CPUs 1-2; b/main CPUs 3-6"]
+    );
+    node.is_empty("a");
+    assert_eq!(
+        node.apply("a", 3).len(),
+        1,
+        "it does not run: it is placed anew"
     );
     assert_eq!(may_resize(node.0.state(), &pod("new", 3)), Ok(()));
-    node.is_empty("a");
-    assert_eq!(resize(&node, 3), Ok(()), "it has ended");
-    assert_eq!(node.apply("a", 3), ["shared pool 0,4-7; a/main CPUs 1-3"]);
+}
+
+/// Its kubelet has admitted it.
+#[test]
+fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
+    let mut node = Node::beside_kubelet();
+    node.apply("a", 3);
+    node.apply("b", 2);
+    node.apply("c", 2);
+    for name in ["a", "b", "c"] {
+        node.runs(name);
+    }
+    let before = node.assignments();
+    let said = node.apply("a", 5);
+    let [said] = &said[..] else {
+        panic!("{said:?}")
+    };
+    assert!(
+        said.contains("NUMA node 0 is short of 2 (free there: none)")
+            && said.contains("its containers keep what they have"),
+        "{said}"
+    );
+    assert_eq!(node.apply("a", 5), NOTHING, "it has been said");
+    assert_eq!(node.assignments(), before);
+    node.is_removed("b");
+    assert_eq!(
+        node.is_empty("b"),
+        ["shared pool 0; a/main CPUs 1-5; c/main CPUs 6-7"]
+    );
+    // What is not asked for any more is given back.
+    assert_eq!(
+        node.apply("a", 1),
+        ["shared pool 0,2-5; a/main CPUs 1; c/main CPUs 6-7"]
+    );
 }
 
 #[test]

@@ -57,6 +57,13 @@ impl Table {
         let answers = pods.get(pod_uid).unwrap_or(&unknown);
         answers.for_container(container, shown, self.pool.borrow().as_deref())
     }
+
+    /// For a container, by name and id, whose resources are about to be changed.
+    fn update(&self, pod_uid: &str, container: (&str, &str), shown: Shown<'_>) -> Answer {
+        let (pods, unknown) = (self.pods.borrow(), PodAnswers::default());
+        let answers = pods.get(pod_uid).unwrap_or(&unknown);
+        answers.for_update(container, shown, self.pool.borrow().as_deref())
+    }
 }
 
 /// The way to the agent. Does not wait.

@@ -160,6 +160,7 @@ fn heard(uid: &str, name: &str, id: &str, answer: Answer) -> FromNri {
         name: name.to_owned(),
         id: id.to_owned(),
         answer,
+        is_foreign: false,
     }
 }
 

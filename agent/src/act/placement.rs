@@ -18,6 +18,7 @@ pub mod applier;
 pub mod beside;
 mod cgroups;
 pub mod checkpoint;
+pub mod foreign;
 pub mod kubelet_state;
 pub mod outcome;
 pub mod owner;
@@ -83,6 +84,12 @@ pub enum PlacementError {
     /// Another file.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The state files for a kubelet.
+    #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
+    ForKubelet(#[source] std::io::Error),
+    /// The file of containers whose cpuset another plugin of the runtime has set.
+    #[error("{file}: {0}; plimsoll tries again", file = foreign::FOREIGN)]
+    Foreign(#[source] std::io::Error),
     /// The list of CPUs that are online.
     #[error("{path}: {source}")]
     Online {

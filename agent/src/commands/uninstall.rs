@@ -23,6 +23,8 @@ use crate::act::placement::beside::CPUSETS_LEDGER;
 use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
+use crate::act::placement::foreign::FOREIGN;
+use crate::act::placement::kubelet_state::{FOR_KUBELET, FROM_KUBELET};
 use crate::act::remedies::REMEDIES_LEDGER;
 use crate::commands::exit_status;
 use crate::host::HostRoot;
@@ -420,9 +422,13 @@ fn is_agent_file(name: &str) -> bool {
         PLACEMENT_TURN,
         ADMITTED,
         INTENTS_FILE,
+        FOREIGN,
     ]
     .contains(&name)
-        || [CHECKPOINT, ADMITTED].iter().any(|file| {
+        || [FOR_KUBELET, FROM_KUBELET]
+            .iter()
+            .any(|whose| name.starts_with(whose))
+        || [CHECKPOINT, ADMITTED, FOREIGN].iter().any(|file| {
             let rest = name.strip_prefix(file);
             rest.is_some_and(|rest| rest.starts_with(DAMAGED))
         })
@@ -474,6 +480,8 @@ mod tests {
             "run.journal",
             CHECKPOINT,
             "placement.json.damaged-3",
+            "foreign-cpusets.json",
+            "for-kubelet.cpu_manager_state",
             "admitted.json.damaged-1",
         ] {
             std::fs::write(state.join(name), "x").unwrap();

@@ -105,10 +105,12 @@ impl Agent {
         }
         if let Some(placing) = placing {
             let was_placed = |(uid, answers): (&PodUid, &PodAnswers)| {
-                (!answers.places.is_empty()).then(|| uid.clone())
+                let is_placed = !(answers.places.is_empty() && answers.foreign.is_empty());
+                is_placed.then(|| uid.clone())
             };
             work.changed.extend(work.sent.iter().filter_map(was_placed));
             work.changed.extend(placing.holders().cloned());
+            work.changed.extend(placing.with_foreign().cloned());
         }
         let scores = self
             .oom_scores
@@ -122,6 +124,7 @@ impl Agent {
                 oom_score_adj: ordered.cloned().unwrap_or_default(),
                 specified: scores.map_or_else(BTreeMap::new, |scores| scores.specified(&uid)),
                 places: placing.map_or_else(BTreeMap::new, |placing| placing.places(&uid)),
+                foreign: placing.map_or_else(BTreeSet::new, |placing| placing.foreign(&uid)),
             };
             let sent = work.sent.get(&uid);
             if sent == Some(&answers) || (sent.is_none() && answers.is_empty()) {
@@ -173,6 +176,7 @@ impl Agent {
                 name,
                 id,
                 answer,
+                is_foreign,
             } => {
                 let uid = PodUid::new(pod_uid);
                 let count = match &answer {
@@ -184,7 +188,7 @@ impl Agent {
                 if let Some(placing) = &mut self.placing
                     && self.pods.contains(&uid)
                 {
-                    placing.is_made(&uid, id.clone(), name.clone());
+                    placing.is_made(&uid, id.clone(), name.clone(), is_foreign);
                 }
                 if let Some(scores) = &mut self.oom_scores {
                     scores.is_made(&uid, id, name);
@@ -193,6 +197,17 @@ impl Agent {
                     self.rescans.note(&uid);
                     self.rescans.ask();
                 }
+            }
+            FromNri::Update { pod_uid, answer } => {
+                if matches!(answer, Answer::Adjusted(_)) {
+                    work.tally.changed += 1;
+                }
+                // A runtime that has not heard the answer has put the container back where it was made.
+                if let Some(placing) = &mut self.placing {
+                    placing.is_updated();
+                }
+                self.rescans.note(&PodUid::new(pod_uid));
+                self.rescans.ask();
             }
             FromNri::Dropped { frames } => {
                 work.tally.dropped = work.tally.dropped.saturating_add(frames);

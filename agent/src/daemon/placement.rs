@@ -5,7 +5,9 @@
 //! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is handed to the
 //! thread, whose reports are said, or become events.
 
-use std::collections::BTreeMap;
+mod in_force;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +18,25 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::runtime_link::ContainerPlace;
 use plimsoll_core::model::event::{EventKind, PlacementStart};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::placement::assignments::{Assignment, Assignments};
+use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
+use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
 use plimsoll_core::policy::placement::may_resize;
 
+use self::in_force::InForce;
 use super::Agent;
 use crate::act::kubepods;
 use crate::act::placement::beside::Names;
 use crate::act::placement::checkpoint::{
     BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock,
 };
-use crate::act::placement::kubelet_state::{self, CpuManagerState, MemoryManagerState};
+use crate::act::placement::foreign;
+use crate::act::placement::kubelet_state::{
+    self, CPU_MANAGER_STATE, CpuManagerState, FROM_KUBELET, MEMORY_MANAGER_STATE,
+    MemoryManagerState,
+};
 use crate::act::placement::{
     Applier, Options, Outcome, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
 };
@@ -47,10 +55,6 @@ const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Names of one pod's containers that are kept until the API lists them.
 const GIVEN_NAMES_MAX: usize = 64;
-
-/// The kubelet's state files, in its directory (`cpuManagerStateFileName` and `memoryManagerStateFileName`, 1.36).
-const KUBELET_CPUS: &str = "cpu_manager_state";
-const KUBELET_MEMORY: &str = "memory_manager_state";
 
 /// What the loop needs for placement.
 #[derive(Debug)]
@@ -73,16 +77,20 @@ pub struct Placing {
     /// Specifications that are applied when their pods have ended, at most one for each pod.
     resizes: BTreeMap<PodUid, Arc<Pod>>,
     beside_kubelet: bool,
-    /// What the engine has decided last.
-    decided: Option<Assignments>,
+    /// What is decided, and how much of it is so.
+    in_force: InForce,
     /// The names that the thread was given.
     names: Names,
     /// Those that the runtime has told, before the API lists them.
     given_names: Names,
+    /// Containers whose cpuset another plugin of the runtime has set.
+    foreign: foreign::Ids,
+    /// Those that the thread was given.
+    foreign_given: foreign::Ids,
+    /// Something was decided: there may be room for who waits.
+    has_changed: bool,
     /// The number of the newest placement.
     number: u64,
-    /// The placement that is in force in all cgroups.
-    applied: Option<Assignments>,
     tally: PlacementTally,
 }
 
@@ -133,6 +141,10 @@ impl Placing {
             state_dir: around.state_dir.to_owned(),
             kubelet_dir: around.kubelet_dir.to_owned(),
         };
+        if !is_active && Applier::hand_over(&place)? {
+            remark("cpuManagerPolicy and memoryManagerPolicy are none now: the kubelet places, and all that was placed is its own".into());
+            return Ok(None);
+        }
         let quota_gate = config.feature_gates.get("DisableCPUQuotaWithExclusiveCPUs");
         let options = Options {
             moves_interrupts: around.moves_interrupts,
@@ -179,11 +191,14 @@ impl Placing {
             unseen: false,
             resizes: BTreeMap::new(),
             beside_kubelet: around.kubelet.is_some(),
-            decided: None,
+            in_force: InForce::default(),
             names: Names::new(),
             given_names: Names::new(),
+            foreign: foreign::read(around.state_dir)
+                .with_context(|| foreign::FOREIGN.to_owned())?,
+            foreign_given: foreign::Ids::new(),
+            has_changed: false,
             number: 0,
-            applied: None,
             tally: PlacementTally {
                 is_active: true,
                 ..PlacementTally::default()
@@ -192,7 +207,12 @@ impl Placing {
     }
 
     /// Starts from what the loop knows; a pod whose limits are not known keeps none.
-    fn wanted(&self, assignments: &Assignments, pods: &[Arc<Pod>]) -> Wanted {
+    fn wanted(
+        &self,
+        assignments: &Assignments,
+        pods: &[Arc<Pod>],
+        memory: BTreeMap<u32, NodeMemory>,
+    ) -> Wanted {
         let quotas = pods
             .iter()
             .filter(|pod| assignments.containers.contains_key(&pod.uid()));
@@ -202,6 +222,8 @@ impl Placing {
                 .map(|pod| (pod.uid(), PodQuotas::of(pod, &self.qos, &self.capacity)))
                 .collect(),
             names: self.names_of(assignments, pods),
+            foreign: self.foreign.clone(),
+            memory,
         }
     }
 
@@ -237,52 +259,52 @@ impl Placing {
         self.tally.writes += count(outcome.written.len());
         self.tally.failed = count(outcome.failed.len());
         if number == self.number {
-            let is_whole = outcome.failed.is_empty();
-            self.applied = self.decided.clone().filter(|_| is_whole);
+            self.in_force.applied(outcome.occupied);
         }
     }
 
-    /// Where the runtime makes containers that have no CPUs of their own (NRI): not on CPUs that somebody is about to get, nor on those that somebody still
-    /// has. `None` while nothing is placed.
+    /// As [`InForce::pool_of_new`]. `None` while nothing is placed.
     pub(super) fn pool_of_new(&self) -> Option<CpuSet> {
-        let decided = self.decided.as_ref().filter(|_| self.tally.is_active)?;
-        let applied = self.applied.as_ref()?;
-        let both = decided.shared_pool & applied.shared_pool & self.online;
-        let pool = decided.shared_pool & self.online;
-        [both, pool].into_iter().find(|cpus| !cpus.is_empty())
+        self.in_force
+            .pool_of_new(self.online)
+            .filter(|_| self.tally.is_active)
     }
 
     /// Pods that hold something.
     pub(super) fn holders(&self) -> impl Iterator<Item = &PodUid> {
-        let decided = self.decided.iter();
+        let decided = self.in_force.decided.iter();
         decided.flat_map(|decided| decided.containers.keys())
     }
 
-    /// Where the runtime makes the containers of a pod that hold something (NRI): once everybody else has left there.
+    /// As [`InForce::places`].
     pub(super) fn places(&self, uid: &PodUid) -> BTreeMap<String, ContainerPlace> {
-        let (Some(decided), Some(applied)) = (&self.decided, &self.applied) else {
-            return BTreeMap::new();
-        };
-        let Some(of_pod) = decided.containers.get(uid) else {
-            return BTreeMap::new();
-        };
-        let in_force = of_pod.iter().filter(|(name, assignment)| {
-            applied.get(uid, name) == Some(*assignment)
-                && assignment
-                    .cpus
-                    .is_none_or(|cpus| cpus.is_subset(&self.online))
-        });
-        let place = |(name, assignment): (&String, &Assignment)| {
-            let mems = decided.nodes(uid, name).map(|nodes| nodes.to_string());
-            let cpus = assignment.cpus.map(|cpus| cpus.to_string());
-            let is_any = cpus.is_none() && mems.is_none();
-            (!is_any).then(|| (name.clone(), ContainerPlace { cpus, mems }))
-        };
-        in_force.filter_map(place).collect()
+        self.in_force.places(uid, self.online)
     }
 
-    /// The runtime makes a container with this id.
-    pub(super) fn is_made(&mut self, uid: &PodUid, id: String, container: String) {
+    /// Containers of a pod whose cpuset another plugin of the runtime has set, by id.
+    pub(super) fn foreign(&self, uid: &PodUid) -> BTreeSet<String> {
+        self.foreign.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Pods with such containers.
+    pub(super) fn with_foreign(&self) -> impl Iterator<Item = &PodUid> {
+        self.foreign.keys()
+    }
+
+    /// The runtime changes a container's resources.
+    pub(super) fn is_updated(&mut self) {
+        self.unseen = true;
+    }
+
+    /// The runtime makes a container with this id, whose cpuset another plugin has set or not.
+    pub(super) fn is_made(&mut self, uid: &PodUid, id: String, container: String, foreign: bool) {
+        if foreign {
+            let ids = self.foreign.entry(uid.clone()).or_default();
+            if ids.len() >= GIVEN_NAMES_MAX {
+                ids.clear();
+            }
+            ids.insert(id.clone());
+        }
         let given = self.given_names.entry(uid.clone()).or_default();
         if given.len() >= GIVEN_NAMES_MAX {
             given.clear();
@@ -292,7 +314,7 @@ impl Placing {
     }
 }
 
-/// What an earlier agent has placed; else what a kubelet has, that no longer runs.
+/// What an earlier agent has placed; else what a kubelet has that no longer runs, or had before it was given other policies.
 fn saved(
     around: &Surroundings<'_>,
     machine: &Machine,
@@ -307,12 +329,16 @@ fn saved(
         Found::Damaged(set_aside) => remark(set_aside.to_string()),
         Found::Nothing => {}
     }
-    let path = around.kubelet_dir.join(KUBELET_CPUS);
-    // One that runs has given nothing away, or nothing is placed.
-    if around.kubelet.is_some() || !path.exists() {
+    // One that runs has given nothing away by now, or nothing is placed. What it had was put aside before its policies were changed.
+    let file = |name: &str| match around.kubelet {
+        Some(_) => around.state_dir.join(format!("{FROM_KUBELET}{name}")),
+        None => around.kubelet_dir.join(name),
+    };
+    let path = file(CPU_MANAGER_STATE);
+    if !path.exists() {
         return Ok(Assignments::default());
     }
-    match kubelets(&path, &around.kubelet_dir.join(KUBELET_MEMORY)) {
+    match kubelets(&path, &file(MEMORY_MANAGER_STATE)) {
         Ok(taken) if taken.containers.is_empty() => Ok(Assignments::default()),
         Ok(taken) => {
             remark(format!(
@@ -366,9 +392,14 @@ impl Agent {
         if let Some(placing) = &mut self.placing {
             let pods = self.engine.state().pods.values();
             let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
-            let wanted = placing.wanted(assignments, &pods);
-            placing.decided = Some(assignments.clone());
+            let placement = self.engine.state().placement.as_ref();
+            let memory = placement.and_then(NodePlacement::memory);
+            let memory = memory.map_or_else(BTreeMap::new, |memory| memory.nodes().clone());
+            let wanted = placing.wanted(assignments, &pods, memory);
+            placing.in_force.decided = Some(assignments.clone());
             placing.names.clone_from(&wanted.names);
+            placing.foreign_given.clone_from(&wanted.foreign);
+            placing.has_changed = true;
             placing.number = placing.placement.want(wanted);
         }
     }
@@ -379,12 +410,18 @@ impl Agent {
             return false;
         };
         placing.given_names.retain(|uid, _| self.pods.contains(uid));
-        let Some(decided) = placing.decided.clone().filter(|_| placing.beside_kubelet) else {
+        // Before the API has named all pods nobody is gone.
+        if placing.listed {
+            placing.foreign.retain(|uid, _| self.pods.contains(uid));
+        }
+        let decided = placing.in_force.decided.clone();
+        let Some(decided) = decided.filter(|_| placing.beside_kubelet) else {
             return false;
         };
         let pods = self.engine.state().pods.values();
         let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
-        let is_new = placing.names_of(&decided, &pods) != placing.names;
+        let is_new = placing.names_of(&decided, &pods) != placing.names
+            || placing.foreign != placing.foreign_given;
         if is_new {
             self.place(&decided);
         }
@@ -405,7 +442,8 @@ impl Agent {
             }
             Report::Failed { error, .. } => {
                 if let Some(placing) = placing {
-                    (placing.tally.is_active, placing.applied) = (false, None);
+                    placing.tally.is_active = false;
+                    placing.in_force.failed();
                 }
                 self.warn(format!("nothing is placed: {error}"));
             }
@@ -497,6 +535,29 @@ impl Agent {
         for (uid, container) in self.ended_init_containers() {
             self.take_in(EventKind::ContainerEnded { uid, container });
         }
+        self.apply_waiting_resizes();
+    }
+
+    /// What was to wait for room is applied when there is some.
+    fn apply_waiting_resizes(&mut self) {
+        let Some(placing) = &mut self.placing else {
+            return;
+        };
+        if !std::mem::take(&mut placing.has_changed) {
+            return;
+        }
+        let waiting: Vec<PodUid> = placing.resizes.keys().cloned().collect();
+        for uid in waiting {
+            let Some(pod) = self.forget_resize(&uid) else {
+                continue;
+            };
+            if may_resize(self.engine.state(), &pod).is_ok() {
+                self.apply(pod, "");
+                self.containers_came();
+            } else if let Some(placing) = &mut self.placing {
+                placing.resizes.insert(uid, pod);
+            }
+        }
     }
 
     /// Init containers that hold something although a container that starts after them runs.
@@ -540,3 +601,6 @@ impl Agent {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -602,7 +602,7 @@ impl Ledger {
         self.restore_those(|change| change.subject() == path)
     }
 
-    fn restore_those(
+    pub(crate) fn restore_those(
         &mut self,
         is_wanted: impl Fn(&Change) -> bool,
     ) -> Result<Restoration, KnobError> {
@@ -670,6 +670,18 @@ impl Ledger {
     /// # Errors
     /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten; then it is as it was.
     pub fn forget_vanished(&mut self) -> Result<usize, KnobError> {
+        self.forget_those(|change| match change {
+            // Only a file that the kernel itself says is not there: an unreadable one may be back.
+            Change::Write { path, .. } => !path.try_exists().unwrap_or(true),
+            _ => false,
+        })
+    }
+
+    /// Takes out lines without undoing anything: what they are about is another program's from now on.
+    pub(crate) fn forget_those(
+        &mut self,
+        is_forgotten: impl Fn(&Change) -> bool,
+    ) -> Result<usize, KnobError> {
         let _lock = self.lock()?;
         let path = self.path.clone();
         let wrap = |source| KnobError::Ledger {
@@ -678,11 +690,7 @@ impl Ledger {
         };
         let (mut lines, _) = read_lines(&mut self.file).map_err(wrap)?;
         let before = lines.len();
-        lines.retain(|line| match &line.change {
-            // Only a file that the kernel itself says is not there: an unreadable one may be back.
-            Change::Write { path, .. } => path.try_exists().unwrap_or(true),
-            _ => true,
-        });
+        lines.retain(|line| !is_forgotten(&line.change));
         let forgotten = before - lines.len();
         if forgotten > 0 {
             self.replace(&lines).map_err(wrap)?;

@@ -352,6 +352,7 @@ impl Work {
             FromNri::Connected { .. }
             | FromNri::Away { .. }
             | FromNri::Container { .. }
+            | FromNri::Update { .. }
             | FromNri::Dropped { .. }
                 if has_greeted =>
             {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::StaticCpuOption;
 use plimsoll_core::placement::device::{Device, Preference};
@@ -226,4 +227,33 @@ pub(crate) fn pod(random: &mut Random, uid: u64, cpus: u32) -> Pod {
         "spec": { "initContainers": inits, "containers": containers },
     }))
     .unwrap()
+}
+
+/// The same pod, of which some containers that stay request other amounts of CPU and memory.
+pub(crate) fn resized(random: &mut Random, pod: &Pod, cpus: u32) -> Pod {
+    let mut pod = pod.clone();
+    let largest = u64::from(cpus / 2).max(2);
+    let sidecars = pod.spec.init_containers.iter_mut();
+    let sidecars = sidecars.filter(|container| container.is_sidecar());
+    for container in sidecars.chain(&mut pod.spec.containers) {
+        let milli = 1000 * (1 + random.below(largest)) + if random.one_in(8) { 500 } else { 0 };
+        let gib = 1 + random.below(8);
+        for (name, amount) in [("cpu", format!("{milli}m")), ("memory", format!("{gib}Gi"))] {
+            if random.one_in(2) {
+                continue;
+            }
+            let amount: Quantity = amount.parse().unwrap();
+            let resources = &mut container.resources;
+            for amounts in [&mut resources.requests, &mut resources.limits] {
+                // What a Burstable one requests stays below its limit.
+                if amounts
+                    .get(name)
+                    .is_some_and(|now| *now > "100m".parse().unwrap())
+                {
+                    amounts.insert(name.to_owned(), amount.clone());
+                }
+            }
+        }
+    }
+    pod
 }

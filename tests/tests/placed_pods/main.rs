@@ -1,8 +1,9 @@
 //! Random pods on random machines under all policies together: CPUs, memory, devices and the topology manager.
 //!
-//! Operations: a pod is admitted, or refused; its init containers end; it is removed; the agent is restarted from what it saved; and everything is
+//! Operations: a pod is admitted, or refused; its init containers end; it is resized, or not; it is removed; the agent is restarted from what it saved; and everything is
 //! planned anew, because settings, the reservation or the CPUs that are online have changed. After each of them [`Node::check`] must hold: nothing has two
-//! owners, nothing is lost, the shared pool is never empty, and a refused or removed pod leaves everything as it was.
+//! owners, nothing is lost, the shared pool is never empty, and a refused or removed pod leaves everything as it was. A pod that is resized moves nobody, and keeps what it had as far
+//! as it requests it.
 //!
 //! `PLIMSOLL_PLACEMENT_OPS=1000000 cargo test --profile fuzz -p tests --no-default-features --test placed_pods` makes a million operations; without
 //! it a few thousand are made. A failure names the seed of its machine.
@@ -25,6 +26,10 @@ struct Tally {
     operations: u64,
     admitted: u64,
     refused: u64,
+    /// Running pods whose requests were changed.
+    resized: u64,
+    /// Those for which there was no room.
+    not_resized: u64,
     replans: u64,
     /// Containers that a change of settings or CPUs took something from.
     lost: u64,
@@ -44,6 +49,8 @@ fn run(seed: u64, tally: &mut Tally) {
     tally.operations += node.tally.operations;
     tally.admitted += node.tally.admitted;
     tally.refused += node.tally.refused;
+    tally.resized += node.tally.resized;
+    tally.not_resized += node.tally.not_resized;
     tally.replans += node.tally.replans;
     tally.lost += node.tally.lost;
 }
@@ -65,7 +72,11 @@ fn nothing_overlaps_and_nothing_leaks() {
     }
     println!("{tally:?} on {} machines", seed - first);
     assert!(
-        tally.admitted > tally.operations / 20 && tally.refused > 0 && tally.replans > 0,
+        tally.admitted > tally.operations / 20
+            && tally.refused > 0
+            && tally.replans > 0
+            && tally.resized > tally.operations / 50
+            && tally.not_resized > 0,
         "{tally:?}"
     );
 }

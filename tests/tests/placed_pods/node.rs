@@ -67,11 +67,12 @@ impl Node {
     pub(crate) fn step(&mut self, random: &mut Random) {
         let uids: Vec<PodUid> = self.pods.keys().cloned().collect();
         let chosen = (!uids.is_empty()).then(|| random.pick(&uids).clone());
-        match (random.below(10), chosen) {
+        match (random.below(13), chosen) {
             (0..=4, _) | (_, None) if uids.len() < PODS_MAX => self.admit_new(random),
             (5 | 6, Some(uid)) => self.inits_end(&uid),
             (7, _) => self.restart(),
             (8, _) => self.plan_anew(random),
+            (9..=11, Some(uid)) => self.resize(random, &uid),
             (_, Some(uid)) => self.remove(&uid),
             (_, None) => {}
         }
@@ -136,6 +137,55 @@ impl Node {
             );
             self.done();
         }
+    }
+
+    /// In place. What does not fit is not applied, as without a kubelet; beside one only what shrinks changes.
+    fn resize(&mut self, random: &mut Random, uid: &PodUid) {
+        let before = held(&self.placement);
+        if self.is_lacking(uid) {
+            return; // it lost something, and would get that
+        }
+        let cpus = self.placement.machine().online().len();
+        let pod = generate::resized(random, &self.pods[uid], cpus);
+        let mut tried = self.placement.clone();
+        let result = tried.admit(&pod);
+        let mut others = held(&tried);
+        let (now, mut others_before) = (others.remove(uid), before.clone());
+        let own = others_before.remove(uid);
+        assert_eq!(others, others_before, "{uid} moved somebody");
+        let is_taken = result.is_ok();
+        keeps_resized(&own.unwrap_or_default(), &now.unwrap_or_default(), is_taken);
+        match result {
+            Ok(()) => {
+                self.tally.resized += 1;
+                self.placement = tried;
+                self.pods.insert(uid.clone(), pod.clone());
+                self.done();
+                self.placement.admit(&pod).expect("it is there");
+                assert!(!self.placement.unserved().contains_key(uid));
+            }
+            Err(refusal) => {
+                self.tally.not_resized += 1;
+                assert!(!refusal.why.is_empty());
+                tried.remove(uid);
+                let mut without = self.placement.clone();
+                without.remove(uid);
+                assert_eq!(
+                    tried.assignments(),
+                    without.assignments(),
+                    "it leaves something"
+                );
+                assert_eq!(tried.memory(), without.memory(), "it leaves memory");
+            }
+        }
+        self.done();
+    }
+
+    /// Whether a pod has not all that it requests, since a change of settings or CPUs.
+    fn is_lacking(&self, uid: &PodUid) -> bool {
+        let mut placement = self.placement.clone();
+        let before = held(&placement);
+        placement.admit(&self.pods[uid]).is_err() || held(&placement) != before
     }
 
     fn remove(&mut self, uid: &PodUid) {
@@ -415,6 +465,28 @@ impl Node {
             assert_eq!(taken, promised, "{resource}");
         }
     }
+}
+
+/// Each container that has CPUs or memory before and after has more of the same or less of the same; after a refusal never more.
+fn keeps_resized(
+    before: &BTreeMap<String, Assignment>,
+    now: &BTreeMap<String, Assignment>,
+    is_taken: bool,
+) {
+    for (name, own) in before {
+        let nothing = Assignment::default();
+        let after = now.get(name).unwrap_or(&nothing);
+        if let (Some(cpus), Some(after)) = (own.cpus, after.cpus) {
+            let less = after.is_subset(&cpus);
+            assert!(
+                less || (is_taken && cpus.is_subset(&after)),
+                "{name} had {cpus}, has {after}"
+            );
+        }
+        assert_eq!(nodes(own), nodes(after), "{name} has its memory elsewhere");
+        assert_eq!(own.devices, after.devices, "{name} has other devices");
+    }
+    assert!(is_taken || now.keys().all(|name| before.contains_key(name)));
 }
 
 /// Whether it still has what it had.

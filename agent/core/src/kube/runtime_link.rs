@@ -6,14 +6,14 @@
 //!
 //! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So all answers are sent ahead ([`ToNri`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::kube::framing::Framing;
 
 /// The version of this protocol. A peer with another one is sent away.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// Of all frames. The largest container has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 64 << 10,
@@ -243,6 +243,9 @@ pub struct PodAnswers {
     /// Where containers are made that have CPUs or memory nodes of their own, by name. Others are made in the shared pool.
     #[serde(default)]
     pub places: BTreeMap<String, ContainerPlace>,
+    /// Ids of containers whose CPUs or memory nodes another plugin has set: they keep them.
+    #[serde(default)]
+    pub foreign: BTreeSet<String>,
 }
 
 /// Where a container is made.
@@ -271,7 +274,10 @@ pub struct Shown<'a> {
 impl PodAnswers {
     /// Nothing is to be changed.
     pub fn is_empty(&self) -> bool {
-        self.refusal.is_none() && self.oom_score_adj.is_empty() && self.places.is_empty()
+        self.refusal.is_none()
+            && self.oom_score_adj.is_empty()
+            && self.places.is_empty()
+            && self.foreign.is_empty()
     }
 
     /// For one container, of which the runtime shows this. What another plugin has set stays: a container of which two set one thing is not made at all
@@ -284,19 +290,47 @@ impl PodAnswers {
             .oom_score_adj
             .zip(self.specified.get(name))
             .is_some_and(|(shown, specified)| shown != i64::from(*specified));
+        let adjustment = Adjustment {
+            oom_score_adj: self.oom_score_adj.get(name).copied().filter(|_| !is_scored),
+            ..self.place(name, shown, pool)
+        };
+        adjustment.into()
+    }
+
+    /// For one container that runs and whose resources are about to be changed; the runtime shows what the change itself says. A runtime also writes again
+    /// all else that the specification has, so it has to be told where the container is to be by now.
+    pub fn for_update(
+        &self,
+        (name, id): (&str, &str),
+        shown: Shown<'_>,
+        pool: Option<&str>,
+    ) -> Answer {
+        if self.foreign.contains(id) {
+            return Answer::Unchanged;
+        }
+        self.place(name, shown, pool).into()
+    }
+
+    /// Where it is to be; what is shown already is another's.
+    fn place(&self, name: &str, shown: Shown<'_>, pool: Option<&str>) -> Adjustment {
         // Without a pool nothing is placed.
         let place = self.places.get(name).filter(|_| pool.is_some());
         let cpus = place.and_then(|place| place.cpus.as_deref()).or(pool);
         let mems = place.and_then(|place| place.mems.as_deref());
-        let adjustment = Adjustment {
-            oom_score_adj: self.oom_score_adj.get(name).copied().filter(|_| !is_scored),
+        Adjustment {
+            oom_score_adj: None,
             cpus: cpus.filter(|_| shown.cpus.is_empty()).map(str::to_owned),
             mems: mems.filter(|_| shown.mems.is_empty()).map(str::to_owned),
-        };
+        }
+    }
+}
+
+impl From<Adjustment> for Answer {
+    fn from(adjustment: Adjustment) -> Self {
         if adjustment == Adjustment::default() {
-            Answer::Unchanged
+            Self::Unchanged
         } else {
-            Answer::Adjusted(Box::new(adjustment))
+            Self::Adjusted(Box::new(adjustment))
         }
     }
 }
@@ -356,6 +390,16 @@ pub enum FromNri {
         /// The runtime's id of it.
         id: String,
         /// What the runtime was answered.
+        answer: Answer,
+        /// Another plugin has set its CPUs or memory nodes.
+        #[serde(default)]
+        is_foreign: bool,
+    },
+    /// The runtime changes the resources of a container that runs.
+    Update {
+        /// Of the pod.
+        pod_uid: String,
+        /// What the runtime was answered; never a refusal.
         answer: Answer,
     },
     /// Frames that were dropped, because the agent did not read them.
@@ -432,6 +476,15 @@ mod tests {
             adjusted(Some("2-3"), mems)
         );
         assert_eq!(answer("init", shown(None), pool), adjusted(pool, None));
+        let update = |id, shown| answers.for_update(("app", id), shown, pool);
+        assert_eq!(update("its id", shown(None)), adjusted(Some("2-3"), mems));
+        assert_eq!(update("its id", set), adjusted(None, mems), "by request");
+        let own = PodAnswers {
+            foreign: BTreeSet::from(["another id".to_owned()]),
+            ..answers.clone()
+        };
+        let update = own.for_update(("app", "another id"), shown(None), pool);
+        assert_eq!(update, Answer::Unchanged);
         assert_eq!(answer("app", set, pool), adjusted(None, mems));
         assert_eq!(answer("init", set, pool), Answer::Unchanged);
         assert_eq!(answer("app", shown(None), None), Answer::Unchanged);

@@ -14,10 +14,12 @@
 //! - [`StaticCpuSettings::shared_min`] keeps CPUs in the shared pool. The kubelet can give away the last of it under
 //!   `strict-cpu-reservation`;
 //! - state in which two pods have the same CPU is refused at the start;
+//! - a container whose request changes keeps its CPUs ([`StaticCpus::growth`], [`StaticCpus::shrink`]);
 //! - [`StaticCpus::remove_pod`] leaves nothing behind. In the kubelet a static pod that comes back under its UID can find reusable CPUs.
 
 mod hints;
 mod policy;
+mod resize;
 mod state;
 
 use crate::kube::pod::{Container, Pod};
@@ -30,6 +32,7 @@ use crate::placement::cpu_set::CpuSet;
 pub use policy::{
     CpuPolicyError, CpuReservation, StaticCpuOption, StaticCpuPolicy, StaticCpuSettings,
 };
+pub use resize::Growth;
 pub use state::{CpuAssignments, CpuState, CpuStateError};
 
 /// `cpuManagerPolicy`.
@@ -130,7 +133,7 @@ fn list(nodes: &[(u32, CpuSet)]) -> String {
 }
 
 impl CpuPolicy {
-    /// As [`StaticCpus::allocate`]; nothing under `None`.
+    /// As [`StaticCpus::allocate`], or the CPUs that a container lacks beside those that it has; nothing under `None`.
     ///
     /// # Errors
     ///
@@ -143,7 +146,10 @@ impl CpuPolicy {
     ) -> Result<Option<CpuSet>, CpuAllocateError> {
         match self {
             Self::None => Ok(None),
-            Self::Static(cpus) => cpus.allocate(pod, container, hint),
+            Self::Static(cpus) => match cpus.growth(pod, container) {
+                Some(growth) => cpus.grow(pod, container, hint, &growth).map(Some),
+                None => cpus.allocate(pod, container, hint),
+            },
         }
     }
 

@@ -15,6 +15,7 @@
 //! * A removed pod leaves nothing to itself. In the kubelet a pod that comes back with the same UID (a static pod) and is served
 //!   next is not charged for what its init containers once had.
 //! * A resource that a node has not counts as zero there, and hints with nodes that do not exist are an error; the kubelet panics.
+//! * A container whose request changes keeps its nodes ([`StaticMemory::is_resized`]). The kubelet of 1.36 refuses that.
 //! * Nothing takes 2^n steps: `candidates` and `cover` say how, and what bounds them.
 
 mod candidates;
@@ -22,6 +23,7 @@ mod cover;
 mod demand;
 mod machine;
 mod refusal;
+mod resize;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +35,7 @@ use thiserror::Error;
 pub use demand::{DemandError, MemoryDemand};
 pub use machine::{HugePages, MachineError, MemoryTable, NodeMemory, NumaMemory, ReservedMemory};
 pub use refusal::{AllocateError, Refusal, RefusalKind, Remedy};
+pub use resize::NotGrown;
 
 use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_uid::PodUid;
@@ -70,7 +73,7 @@ pub enum MemoryPolicy {
 }
 
 impl MemoryPolicy {
-    /// As [`StaticMemory::allocate`]; nothing under `None`.
+    /// As [`StaticMemory::allocate`], or [`StaticMemory::resize`] for a container that has its memory; nothing under `None`.
     ///
     /// # Errors
     ///
@@ -83,6 +86,9 @@ impl MemoryPolicy {
     ) -> Result<(), AllocateError> {
         match self {
             Self::None => Ok(()),
+            Self::Static(memory) if memory.is_resized(pod, container) => {
+                memory.resize(pod, container)
+            }
             Self::Static(memory) => memory.allocate(pod, container, hint),
         }
     }
@@ -101,21 +107,21 @@ impl MemoryPolicy {
         }
     }
 
-    /// As [`StaticMemory::hints`]; no preference under `None`.
+    /// As [`StaticMemory::hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> Option<ProviderHints> {
         match self {
             Self::None => None,
-            Self::Static(memory) => memory.hints(pod, container),
+            Self::Static(memory) => memory.hints_to_grow(pod, container),
         }
     }
 
-    /// As [`StaticMemory::pod_hints`]; no preference under `None`.
+    /// As [`StaticMemory::pod_hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn pod_hints(&self, pod: &Pod) -> Option<ProviderHints> {
         match self {
             Self::None => None,
-            Self::Static(memory) => memory.pod_hints(pod),
+            Self::Static(memory) => memory.pod_hints_to_grow(pod),
         }
     }
 }

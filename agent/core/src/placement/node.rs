@@ -13,7 +13,9 @@
 //!   their pod is applied, or, if there is no room, go on in the shared pool ([`Note`]).
 //! - A pod that is there already is not refused because its init containers, which have ended, would not fit beside it.
 //! - CPUs of init containers come back when they have ended (kubernetes#112228).
+//! - A container whose request changes keeps what it has (`resize`); the kubelet of 1.36 refuses that.
 
+mod resize;
 mod saved;
 mod settings;
 #[cfg(test)]
@@ -61,6 +63,8 @@ pub struct NodePlacement {
     memory: MemoryPolicy,
     manager: TopologyManager,
     refused: BTreeMap<PodUid, String>,
+    /// Pods that have something and lack more of it, and why.
+    unserved: BTreeMap<PodUid, String>,
     /// How each pod came to what it has. Not kept across a restart.
     reasons: BTreeMap<PodUid, Vec<Reason>>,
 }
@@ -209,6 +213,7 @@ impl NodePlacement {
             memory,
             manager,
             refused: BTreeMap::new(),
+            unserved: BTreeMap::new(),
             reasons: BTreeMap::new(),
         };
         Ok((placement, notes))
@@ -216,12 +221,16 @@ impl NodePlacement {
 
     /// Places a pod, or the containers of it that are not placed yet. On refusal it holds nothing, unless it was there before: then it keeps what
     /// it had. A pod that has all that it is to have is not asked about again: with `align-by-socket`, or devices near to no node, it may be where no hint is.
+    /// Of a pod that requests other amounts than it has, the containers keep what they have, or of it as much as they request.
     ///
     /// # Errors
     ///
     /// If the topology policy does not admit it, or a provider cannot serve it.
     pub fn admit(&mut self, pod: &Pod) -> Result<(), NotPlaced> {
         let uid = pod.uid();
+        if self.is_resized(pod) {
+            return self.resize(pod);
+        }
         let was_there = self.assignment_of(&uid);
         // What is placed without its init containers has them behind it.
         let is_behind = |container: &Container| {
@@ -237,6 +246,7 @@ impl NodePlacement {
                 .iter()
                 .all(|container| self.is_served(pod, container))
         {
+            self.unserved.remove(&uid);
             return Ok(());
         }
         // A container that is there may get in this turn what it lost in a restart, and has to give it up again on refusal.
@@ -257,6 +267,7 @@ impl NodePlacement {
                 let reasons = reasons.collect();
                 self.memory.settle();
                 self.refused.remove(&uid);
+                self.unserved.remove(&uid);
                 self.reasons.insert(uid, reasons);
                 return Ok(());
             }
@@ -276,9 +287,11 @@ impl NodePlacement {
             let reasons = vec![self.reason(alignment, &containers)];
             self.reasons.insert(uid.clone(), reasons);
         }
-        if was_there.is_empty() {
-            self.refused.insert(uid, why.clone());
-        }
+        let lacking = match was_there.is_empty() {
+            true => &mut self.refused,
+            false => &mut self.unserved,
+        };
+        lacking.insert(uid, why.clone());
         Err(NotPlaced {
             why,
             refusal: Box::new(refusal),
@@ -315,6 +328,7 @@ impl NodePlacement {
         }
         self.devices.remove(pod);
         self.reasons.remove(pod);
+        self.unserved.remove(pod);
         self.refused.remove(pod).is_some() || !held.is_empty()
     }
 
@@ -327,6 +341,18 @@ impl NodePlacement {
             .chain(self.refused.keys())
             .collect();
         pods.into_iter().cloned().collect()
+    }
+
+    /// Pods that have something and lack more of it, and why.
+    #[must_use]
+    pub fn unserved(&self) -> &BTreeMap<PodUid, String> {
+        &self.unserved
+    }
+
+    /// Pods that were refused, and why.
+    #[must_use]
+    pub fn refused(&self) -> &BTreeMap<PodUid, String> {
+        &self.refused
     }
 
     /// What each container holds.

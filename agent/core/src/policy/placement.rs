@@ -8,50 +8,37 @@
 //! Beside a kubelet, pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
 //! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
 //!
-//! A pod that is applied with other resources than before is placed anew, unless it runs and has something of its own: that is not resized in place
-//! ([`may_resize`]), and the caller does not apply it before it has ended.
+//! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
+//! get more beside it. Without a kubelet one for which there is no room is not applied before there is, or it has ended ([`may_resize`]); beside a kubelet, which has admitted it, it
+//! keeps what it has, and is tried again when something is given back.
 
 use std::sync::Arc;
 
 use crate::kube::pod::{Container, Pod};
 use crate::kube::qos::QosClass;
-use crate::kube::resources::{CPU, MEMORY};
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending};
 use crate::model::event::{Event, EventKind, PlacementStart};
-use crate::model::state::NodeState;
+use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
-use crate::placement::node::{CpuManagerPolicy, MemoryManagerPolicy, NodePlacement, Placed};
+use crate::placement::node::{NodePlacement, Placed};
 
 /// Why the resources of a pod that runs are not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "pod {pod}, container {container}: its request for {resource} is {wanted} now and was {held}, and it runs: under {field} {policy} what a \
-     Guaranteed pod has is not resized in place (the kubelet does it with feature gate {gate} only); the whole pod stays as it was \
-     until its processes have ended: end it, or put the manifest back"
+    "pod {pod} runs and is not resized in place: {why}; the whole pod stays as it was until that has changed, or its processes have ended"
 )]
 pub struct NotResized {
     /// Namespace and name.
     pub pod: String,
-    /// The first container that differs.
-    pub container: String,
-    /// `cpu` or `memory`.
-    pub resource: &'static str,
-    /// What it requests in force.
-    pub held: String,
-    /// What it is to request.
-    pub wanted: String,
-    /// The field of the configuration.
-    pub field: &'static str,
-    /// Its value.
-    pub policy: &'static str,
-    /// The kubelet's feature gate.
-    pub gate: &'static str,
+    /// What is short, and on which NUMA nodes.
+    pub why: String,
 }
 
-/// Whether a pod's specification may be replaced by this one now (`podResizesAdmitHandler.Admit` in pkg/kubelet/allocation/handlers.go, 1.36): not while
-/// the pod runs, is Guaranteed, and another amount is requested of what a static policy hands out.
+/// Whether a pod's specification may be replaced by this one now: not while the pod runs and what it would have more of is not there beside what it has, or
+/// its quality of service would be another. The kubelet of 1.36 refuses any such change of a Guaranteed pod (`podResizesAdmitHandler.Admit` in
+/// pkg/kubelet/allocation/handlers.go).
 ///
 /// # Errors
 ///
@@ -63,57 +50,33 @@ pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
     if !known.running || known.removed || known.leaving.is_some() {
         return Ok(());
     }
-    if pod.qos_class() != QosClass::Guaranteed && known.pod.qos_class() != QosClass::Guaranteed {
-        return Ok(());
-    }
-    let settings = placement.settings();
-    let refuse =
-        |container: &Container, held: &Container, resource, [field, policy, gate]: [_; 3]| {
-            let amount = |container: &Container| container.resources.request(resource).canonical();
-            Box::new(NotResized {
-                pod: known.name.clone(),
-                container: container.name.clone(),
-                resource,
-                held: amount(held),
-                wanted: amount(container),
-                field,
-                policy,
-                gate,
-            })
-        };
-    let differs = |resource| {
-        let mut both = pod.all_containers().filter_map(|wanted| {
-            let mut held = known.pod.all_containers();
-            Some((wanted, held.find(|held| held.name == wanted.name)?))
-        });
-        both.find(|(wanted, held)| {
-            wanted.resources.request(resource) != held.resources.request(resource)
+    let not_resized = |why| {
+        Box::new(NotResized {
+            pod: known.name.clone(),
+            why,
         })
     };
-    if settings.cpu_manager_policy == CpuManagerPolicy::Static
-        && let Some((wanted, held)) = differs(CPU)
-    {
-        let why = [
-            "cpuManagerPolicy",
-            "static",
-            "InPlacePodVerticalScalingExclusiveCPUs",
-        ];
-        return Err(refuse(wanted, held, CPU, why));
+    if same_resources(&known.pod, pod) {
+        return Ok(());
     }
-    if settings.memory_manager_policy == MemoryManagerPolicy::Static
-        && let Some((wanted, held)) = differs(MEMORY)
-    {
-        let why = [
-            "memoryManagerPolicy",
-            "Static",
-            "InPlacePodVerticalScalingExclusiveMemory",
-        ];
-        return Err(refuse(wanted, held, MEMORY, why));
+    let (before, after) = (known.pod.qos_class(), pod.qos_class());
+    if before != after && (before == QosClass::Guaranteed || after == QosClass::Guaranteed) {
+        let why = format!("it would be {after} and was {before}");
+        return Err(not_resized(why));
     }
-    Ok(())
+    if matches!(placement.placed(&pod.uid()), Placed::Refused(_)) {
+        return Ok(()); // it runs in the shared pool
+    }
+    let mut tried = placement.clone();
+    if !same_containers(&known.pod, pod) {
+        tried.remove(&pod.uid());
+    }
+    tried
+        .admit(pod)
+        .map_err(|refusal| not_resized(refusal.to_string()))
 }
 
-/// Before the state takes the event in: a pod that comes back with other resources gives up what it has.
+/// Before the state takes the event in: a pod that comes back with other resources gives up what it has, unless its containers run and only their amounts are others.
 pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {
     let Some(placement) = &mut state.placement else {
         return;
@@ -124,6 +87,7 @@ pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {
         && !known.pod.is_unnamed()
         && !pod.is_unnamed()
         && !same_resources(&known.pod, pod)
+        && !(known.running && same_containers(&known.pod, pod))
     {
         placement.remove(&pod.uid());
     }
@@ -145,6 +109,16 @@ fn same_resources(one: &Pod, other: &Pod) -> bool {
         )
     };
     resources(one) == resources(other)
+}
+
+/// Whether their containers are the same, in this order.
+fn same_containers(one: &Pod, other: &Pod) -> bool {
+    let names = |pod: &Pod| {
+        let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+        let of = |container: &Container| (container.name.clone(), container.is_sidecar());
+        containers.map(of).collect::<Vec<_>>()
+    };
+    names(one) == names(other)
 }
 
 /// Places pods and takes back, and says once what came of it. `decided`: what this step has decided so far.
@@ -190,6 +164,12 @@ pub(crate) fn decide(
         }
     }
     if changed {
+        serve_waiting(config, state, event);
+    }
+    let Some(placement) = &state.placement else {
+        return;
+    };
+    if changed {
         let assignments = Arc::new(placement.assignments());
         decisions.push(Decision::Place { assignments });
     }
@@ -231,6 +211,10 @@ fn begin(
     true
 }
 
+fn is_to_run(pod: &PodState) -> bool {
+    !(pod.removed || pod.ending || pod.leaving.is_some())
+}
+
 /// Places a pod that is to run. Whether anything changed.
 fn admit(
     config: &EngineConfig,
@@ -241,14 +225,15 @@ fn admit(
     let (Some(placement), Some(pod)) = (&mut state.placement, state.pods.get(uid)) else {
         return false;
     };
-    if pod.removed || pod.ending || pod.leaving.is_some() {
+    if !is_to_run(pod) {
         return false;
     }
     let before = placement.placed(uid);
+    let lacked = placement.unserved().get(uid).cloned();
     if let Err(refusal) = placement.admit(&pod.pod) {
         // Said again only if it is another reason.
         let why = refusal.to_string();
-        if before != Placed::Refused(why.clone()) {
+        if before != Placed::Refused(why.clone()) && lacked.as_ref() != Some(&why) {
             let uid = uid.clone();
             // Its kubelet has admitted it: it runs in the shared pool.
             let runs_on = config.beside_kubelet || before != Placed::Not || pod.running;
@@ -256,6 +241,34 @@ fn admit(
         }
     }
     placement.placed(uid) != before
+}
+
+/// Something has changed: who lacks something may have it by now. What they still lack is not said again.
+fn serve_waiting(config: &EngineConfig, state: &mut NodeState, event: &Event) {
+    let Some(placement) = &mut state.placement else {
+        return;
+    };
+    // Without a kubelet a refused pod is not started.
+    let refused = placement.refused().keys().filter(|_| config.beside_kubelet);
+    let waiting: Vec<PodUid> = placement
+        .unserved()
+        .keys()
+        .chain(refused)
+        .cloned()
+        .collect();
+    let is_just_tried = |uid: &PodUid| match &event.kind {
+        EventKind::PodApplied { pod } => pod.uid() == *uid,
+        EventKind::PodRunning { uid: just } => just == uid,
+        _ => false,
+    };
+    for uid in waiting.iter().filter(|uid| !is_just_tried(uid)) {
+        let known = state.pods.get(uid);
+        let Some(pod) = known.filter(|pod| is_to_run(pod)) else {
+            continue;
+        };
+        // Where it still lacks something, the reason is in the books.
+        placement.admit(&pod.pod).ok();
+    }
 }
 
 fn release_unknown(state: &mut NodeState) -> bool {

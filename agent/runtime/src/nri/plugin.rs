@@ -17,9 +17,10 @@ use super::trunk::{Connection, Kind, Message, TooLong, Trunk};
 use super::{Table, Teller};
 use crate::frames::cut;
 use crate::interface::nri::{
-    ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerRequest,
-    CreateContainerResponse, Event, LinuxContainerAdjustment, LinuxCpu, LinuxResources,
-    OptionalInt, RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
+    ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerUpdate,
+    CreateContainerRequest, CreateContainerResponse, Event, LinuxContainerAdjustment,
+    LinuxContainerUpdate, LinuxCpu, LinuxResources, OptionalInt, RegisterPluginRequest,
+    SynchronizeRequest, SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse,
 };
 use crate::interface::ttrpc;
 
@@ -226,8 +227,10 @@ impl Session<'_> {
                     runtime_version,
                 } = ConfigureRequest::decode(payload)?;
                 self.runtime = cut(&format!("{runtime_name} {runtime_version}"));
+                let events = [Event::CreateContainer, Event::UpdateContainer];
+                let bits = events.map(|event| 1 << (event as i32 - 1));
                 sound(&ConfigureResponse {
-                    events: 1 << (Event::CreateContainer as i32 - 1),
+                    events: bits.into_iter().sum(),
                 })
             }
             "Synchronize" => {
@@ -236,6 +239,7 @@ impl Session<'_> {
                 return Ok((sound(&SynchronizeResponse { more }), then));
             }
             "CreateContainer" => self.create_container(&CreateContainerRequest::decode(payload)?),
+            "UpdateContainer" => self.update_container(&UpdateContainerRequest::decode(payload)?),
             "Shutdown" => return Ok((ttrpc::Response::default(), Then::End)),
             // An error would be the pod's. The answer to each of them may be empty, and then nothing is changed.
             _ => ttrpc::Response::default(),
@@ -260,6 +264,7 @@ impl Session<'_> {
             name: container.name.clone(),
             id: container.id.clone(),
             answer: answer.clone(),
+            is_foreign: !shown.cpus.is_empty() || !shown.mems.is_empty(),
         });
         match answer {
             Answer::Unchanged => ttrpc::Response::default(),
@@ -270,6 +275,39 @@ impl Session<'_> {
             }),
             Answer::Refused(why) => refusal(FAILED_PRECONDITION, format!("plimsoll: {why}")),
         }
+    }
+
+    /// Without an answer the runtime writes the set again that the container was made with.
+    fn update_container(&self, request: &UpdateContainerRequest) -> ttrpc::Response {
+        let (Some(pod), Some(container)) = (&request.pod, &request.container) else {
+            return ttrpc::Response::default();
+        };
+        let resources = request.linux_resources.as_ref();
+        let cpu = resources.and_then(|resources| resources.cpu.as_ref());
+        let shown = Shown {
+            oom_score_adj: None,
+            cpus: cpu.map_or("", |cpu| &cpu.cpus),
+            mems: cpu.map_or("", |cpu| &cpu.mems),
+        };
+        let answer = self
+            .table
+            .update(&pod.uid, (&container.name, &container.id), shown);
+        self.teller.container(FromNri::Update {
+            pod_uid: pod.uid.clone(),
+            answer: answer.clone(),
+        });
+        let Answer::Adjusted(adjustment) = answer else {
+            return ttrpc::Response::default();
+        };
+        let update = ContainerUpdate {
+            container_id: container.id.clone(),
+            linux: Some(LinuxContainerUpdate {
+                resources: placed(&adjustment),
+            }),
+        };
+        sound(&UpdateContainerResponse {
+            update: vec![update],
+        })
     }
 
     fn answered(&mut self, then: Then) -> Result<(), Ended> {
@@ -323,16 +361,20 @@ fn adjusted(adjustment: &Adjustment) -> LinuxContainerAdjustment {
     let score = adjustment.oom_score_adj.map(|adj| OptionalInt {
         value: i64::from(adj),
     });
+    LinuxContainerAdjustment {
+        resources: placed(adjustment),
+        oom_score_adj: score,
+    }
+}
+
+fn placed(adjustment: &Adjustment) -> Option<LinuxResources> {
     let text = |set: &Option<String>| set.clone().unwrap_or_default();
     let cpu = LinuxCpu {
         cpus: text(&adjustment.cpus),
         mems: text(&adjustment.mems),
     };
     let is_placed = adjustment.cpus.is_some() || adjustment.mems.is_some();
-    LinuxContainerAdjustment {
-        resources: is_placed.then_some(LinuxResources { cpu: Some(cpu) }),
-        oom_score_adj: score,
-    }
+    is_placed.then_some(LinuxResources { cpu: Some(cpu) })
 }
 
 fn sound(message: &impl prost::Message) -> ttrpc::Response {

@@ -261,6 +261,7 @@ async fn a_container_is_answered_from_the_table_and_the_agent_hears_what() {
                 id: format!("id-of-{name}"),
                 name: name.to_owned(),
                 answer,
+                is_foreign: false,
             };
             assert_eq!(told, hear(&mut scene.agent).await);
         }

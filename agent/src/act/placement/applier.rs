@@ -18,11 +18,14 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
+use plimsoll_core::placement::memory::NodeMemory;
 
 use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, Checkpoint, Found, PlacementLock};
-use super::outcome::{Outcome, Written};
+use super::foreign::{self, Foreign};
+use super::kubelet_state;
+use super::outcome::{Outcome, Overlap, Written};
 use super::owner::{self, OtherOwner, REWRITES_MAX, Truce};
 use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
@@ -79,6 +82,10 @@ pub struct Wanted {
     pub quotas: Quotas,
     /// Beside a kubelet: which container is which.
     pub names: Names,
+    /// Beside a kubelet: containers whose cpuset another plugin of the runtime has set.
+    pub foreign: foreign::Ids,
+    /// The books of each NUMA node under `memoryManagerPolicy: Static`.
+    pub memory: BTreeMap<u32, NodeMemory>,
 }
 
 /// A set that was written, and how often somebody has changed it since.
@@ -99,6 +106,7 @@ pub struct Applier {
     pods_ledger: Ledger,
     /// Beside a kubelet: what was written, and what there was before.
     sets: Option<Sets>,
+    foreign: Foreign,
     irqs: Option<IrqAffinity>,
     ours: BTreeMap<CgroupPath, Ours>,
     online: Option<CpuSet>,
@@ -111,11 +119,15 @@ impl Applier {
     /// # Errors
     /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened.
     pub fn open(place: Place, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
-        if let Some(owner) = place.other_owner() {
-            return Err(owner.into());
-        }
+        let other = place.other_owner();
         let sets = place.kubelet.is_some();
         let sets = sets.then(|| Sets::open(&place.host, &place.state_dir));
+        let mut sets = sets.transpose()?;
+        if let Some(owner) = other {
+            leave_to(&owner, &place, sets.as_mut());
+            return Err(owner.into());
+        }
+        let foreign = Foreign::open(&place.state_dir).map_err(PlacementError::Foreign)?;
         let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
         // Also without the option: the agent before this one may have had it.
         let ledger = Ledger::open(&place.host, place.state_dir.join(IRQ_LEDGER))?;
@@ -126,12 +138,32 @@ impl Applier {
             options,
             before: None,
             pods_ledger,
-            sets: sets.transpose()?,
+            sets,
+            foreign,
             ours: BTreeMap::new(),
             online: None,
             truce: Truce::default(),
         };
         Ok((applier, restoration.remarks()))
+    }
+
+    /// The kubelet places from now on, and this agent does not: nothing of what it has placed is left for it to go on from. Whether it is so.
+    ///
+    /// # Errors
+    /// [`PlacementError`].
+    pub fn hand_over(place: &Place) -> Result<bool, PlacementError> {
+        let Some(owner @ OtherOwner::Kubelet { .. }) = place.other_owner() else {
+            return Ok(false);
+        };
+        if place.kubelet.is_none() {
+            return Ok(false);
+        }
+        let mut sets = Sets::open(&place.host, &place.state_dir)?;
+        leave_to(&owner, place, Some(&mut sets));
+        let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
+        Checkpoint::remove(&lock, &place.state_dir)?;
+        kubelet_state::forget(&place.state_dir).map_err(PlacementError::ForKubelet)?;
+        Ok(true)
     }
 
     /// The CPUs that are online, if they are others than at the last call.
@@ -153,10 +185,16 @@ impl Applier {
 
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
-        let other = self.place.other_owner();
-        if let Some(owner) = other.or_else(|| self.truce.paused(now)) {
+        if let Some(owner) = self.place.other_owner() {
+            leave_to(&owner, &self.place, self.sets.as_mut());
             return Err(owner.into());
         }
+        if let Some(owner) = self.truce.paused(now) {
+            return Err(owner.into());
+        }
+        self.foreign
+            .set(&wanted.foreign)
+            .map_err(PlacementError::Foreign)?;
         let online = online_cpus(&self.place.host)?;
         let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
         let mut outcome = Outcome {
@@ -206,6 +244,8 @@ impl Applier {
         if is_apart && (is_new || !is_done) {
             checkpoint.before = None;
             checkpoint.write(&lock, &self.place.state_dir)?;
+            kubelet_state::keep(&self.place.state_dir, &wanted.assignments, &wanted.memory)
+                .map_err(PlacementError::ForKubelet)?;
         }
         if is_apart {
             self.before = Some(wanted.assignments.clone());
@@ -228,6 +268,8 @@ impl Applier {
             assignments: nobody_alone(online_cpus(&self.place.host)?),
             quotas,
             names: Names::new(),
+            foreign: self.foreign.ids.clone(),
+            memory: BTreeMap::new(),
         };
         let outcome = self.apply(&wanted)?;
         if let Some(sets) = &mut self.sets {
@@ -236,6 +278,7 @@ impl Applier {
         if outcome.failed.is_empty() {
             let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
             Checkpoint::remove(&lock, &self.place.state_dir)?;
+            kubelet_state::forget(&self.place.state_dir).map_err(PlacementError::ForKubelet)?;
             self.before = None;
         }
         self.end();
@@ -267,6 +310,15 @@ impl Applier {
     ) -> Result<Vec<Container>, PlacementError> {
         if let (Some(tree), Some(sets)) = (&self.place.kubelet, &mut self.sets) {
             let mut all = beside::list(&self.place.mounts, tree, &wanted.names)?;
+            all.retain(|container| {
+                let is_foreign = self.foreign.has(container);
+                if is_foreign {
+                    outcome
+                        .overlaps
+                        .extend(overlap(container, &wanted.assignments));
+                }
+                !is_foreign
+            });
             beside::claim(&mut all, &wanted.assignments);
             let known: Vec<&Assignments> = known.iter().chain([&wanted.assignments]).collect();
             all.retain(|container| {
@@ -359,8 +411,12 @@ impl Applier {
             .map(|index| Written::cpus(moved[*index], changes[*index].then.cpus))
             .collect();
         let mut settled = vec![true; changes.len()];
+        let mut at: Vec<CpuSet> = changes.iter().map(|change| change.now.cpus).collect();
         for Write { change, cpus } in order.leave {
             settled[change] = self.write(moved[change], cpus, outcome);
+            if settled[change] {
+                at[change] = cpus;
+            }
         }
         // Nobody may arrive where somebody is who could not leave.
         let stuck: Vec<usize> = (0..changes.len())
@@ -387,6 +443,8 @@ impl Applier {
                 None => self.write(moved[change], cpus, outcome),
             };
         }
+        let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
+        outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);
         for ((container, change), is_settled) in moved.iter().zip(&changes).zip(settled) {
             self.remember(container, change.then.cpus, is_settled);
         }
@@ -503,6 +561,32 @@ impl Applier {
             Err(error) => outcome.fail(pod, container, error.into()),
         }
     }
+}
+
+/// Somebody else manages cpusets from now on: what they do not write is not to stay ours.
+fn leave_to(owner: &OtherOwner, place: &Place, sets: Option<&mut Sets>) {
+    if let (OtherOwner::Kubelet { .. }, Some(sets)) = (owner, sets) {
+        let kept = beside::nodes_of_kubelet(place);
+        if let Err(error) = kept.and_then(|kept| Ok(sets.hand_over(&kept)?)) {
+            tracing::error!(%error, "memory nodes of containers are not given back; the next look tries again");
+        }
+    }
+}
+
+/// Another program has put a container where others are to be alone.
+fn overlap(container: &Container, assignments: &Assignments) -> Option<Overlap> {
+    let cpus = container.cpuset.effective_cpus().ok()?;
+    let own = assignments.cpus(&container.pod, &container.name);
+    let others = match own.exclusive {
+        true => assignments.exclusive() - own.cpus,
+        false => assignments.exclusive(),
+    };
+    let shared = cpus & others;
+    (!shared.is_empty()).then(|| Overlap {
+        pod: container.pod.clone(),
+        container: container.name.clone(),
+        cpus: shared,
+    })
 }
 
 #[cfg(test)]

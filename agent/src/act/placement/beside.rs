@@ -11,12 +11,15 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::memory::Block;
 
-use super::PlacementError;
 use super::cgroups::Container;
+use super::kubelet_state::{MEMORY_MANAGER_STATE, MemoryManagerState};
+use super::{Place, PlacementError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Version};
 use crate::host::cpuset::{CPUS, Cpuset, MEMS};
+use crate::host::file::read_text;
 use crate::host::knobs::{Change, KnobError, Ledger, Restoration};
 use crate::host::shown::Show as _;
 use crate::pods;
@@ -88,6 +91,34 @@ pub(super) fn claim(containers: &mut [Container], assignments: &Assignments) {
             container.name.clone_from(name);
         }
     }
+}
+
+/// The files of memory nodes that are as a kubelet has them in its own books.
+pub(super) fn nodes_of_kubelet(place: &Place) -> Result<BTreeSet<PathBuf>, PlacementError> {
+    let file = place.host.path(&place.kubelet_dir);
+    let text = read_text(file.join(MEMORY_MANAGER_STATE));
+    let state = text
+        .ok()
+        .and_then(|text| MemoryManagerState::parse(&text).ok());
+    let (Some(tree), Some(state)) = (&place.kubelet, state) else {
+        return Ok(BTreeSet::new());
+    };
+    let mut kept = BTreeSet::new();
+    for container in list(&place.mounts, tree, &Names::new())? {
+        let of_pod = state.entries.get(&container.pod);
+        let mut blocks = of_pod.into_iter().flat_map(BTreeMap::values);
+        let Ok(mems) = container.cpuset.mems() else {
+            continue;
+        };
+        let is_its = |blocks: &Vec<Block>| {
+            let nodes = blocks.iter().map(|block| block.nodes);
+            nodes.reduce(|all, nodes| all | nodes) == Some(mems)
+        };
+        if blocks.any(is_its) {
+            kept.insert(container.cpuset.dir().join(MEMS));
+        }
+    }
+    Ok(kept)
 }
 
 /// The sets that the agent, or the runtime for it, has written.
@@ -198,6 +229,25 @@ impl Sets {
     /// Whether the container's memory nodes are of our making.
     pub(super) fn has_nodes(&self, container: &Container) -> bool {
         self.known.contains(&container.cpuset.dir().join(MEMS))
+    }
+
+    /// The kubelet places from now on. Memory nodes are as they were before, except in the files of `kept`: it writes them only of containers that it starts itself, and ours would stay
+    /// for as long as a container runs. CPUs stay, and are its own: those of all its containers it writes itself, but not one that has the value that it wants.
+    pub(super) fn hand_over(&mut self, kept: &BTreeSet<PathBuf>) -> Result<(), KnobError> {
+        if self.known.is_empty() {
+            return Ok(());
+        }
+        let is_nodes = |path: &Path| path.file_name().is_some_and(|name| name == MEMS);
+        let restoration = self.ledger.restore_those(|change| {
+            is_nodes(change.subject()) && !kept.contains(change.subject())
+        })?;
+        for remark in restoration.remarks() {
+            tracing::warn!("{}", remark.shown());
+        }
+        let is_set = |change: &Change| matches!(change, Change::Write { .. });
+        self.ledger.forget_those(is_set)?;
+        self.known.clear();
+        Ok(())
     }
 
     /// Everything is as it was before.

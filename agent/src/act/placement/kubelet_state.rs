@@ -14,10 +14,11 @@
 //! being 0. The object's type is part of that text, and was renamed between releases, so that every name is tried. A checksum of 0 is none.
 
 mod checksum;
+mod write;
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
@@ -25,6 +26,10 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use plimsoll_core::placement::memory::Block as MemoryBlock;
 use plimsoll_core::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
+pub use write::{FOR_KUBELET, cpu_manager_state, forget, keep, memory_manager_state};
+
+/// What the files of a kubelet begin with that has had static policies and has them no more, where somebody has put them into the agent's state directory.
+pub const FROM_KUBELET: &str = "from-kubelet.";
 /// The CPU manager's file in the kubelet's directory.
 pub const CPU_MANAGER_STATE: &str = "cpu_manager_state";
 /// The memory manager's.
@@ -332,23 +337,26 @@ struct CpuFileV1 {
     entries: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PodCpus {
     cpu_set: String,
 }
 
 /// The fields of all supported formats. One that is not known is of a later kubelet, and is ignored as the kubelet does.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CpuFile {
     policy_name: String,
     default_cpu_set: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, BTreeMap<String, String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pod_entries: Option<BTreeMap<String, PodCpus>>,
     checksum: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     data_checksum: Option<u64>,
 }
 
@@ -362,7 +370,7 @@ struct CpuData {
     pod_entries: Option<BTreeMap<String, PodCpus>>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Block {
     numa_affinity: Vec<u64>,
@@ -371,7 +379,7 @@ struct Block {
     size: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Table {
     total: u64,
@@ -381,7 +389,7 @@ struct Table {
     free: u64,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Node {
     number_of_assignments: i64,
@@ -389,22 +397,25 @@ struct Node {
     cells: Vec<u64>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PodBlocks {
     memory_blocks: Vec<Block>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct MemoryFile {
     policy_name: String,
     machine_state: BTreeMap<u32, Node>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     entries: BTreeMap<String, BTreeMap<String, Vec<Block>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pod_entries: Option<BTreeMap<String, PodBlocks>>,
     checksum: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     data_checksum: Option<u64>,
 }
 

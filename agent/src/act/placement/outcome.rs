@@ -50,6 +50,17 @@ pub struct Offline {
     pub cpus: CpuSet,
 }
 
+/// A container that another plugin of the runtime has put on exclusive CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlap {
+    /// Whose.
+    pub pod: PodUid,
+    /// Which container.
+    pub container: String,
+    /// The exclusive CPUs of others that it is on.
+    pub cpus: CpuSet,
+}
+
 /// All that a turn did.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
@@ -61,6 +72,10 @@ pub struct Outcome {
     pub failed: Vec<Failed>,
     /// Who went straight to CPUs where somebody else may have been for as long as a few writes take, because there was no CPU to wait on.
     pub shared: Vec<Written>,
+    /// CPUs on which somebody is who could not be moved.
+    pub occupied: CpuSet,
+    /// Who was put by another program where others are to be alone.
+    pub overlaps: Vec<Overlap>,
     /// Who lacks CPUs that went offline. One that has none left runs in the shared pool.
     pub offline: Vec<Offline>,
     /// A checkpoint that was none.
@@ -87,6 +102,7 @@ impl Outcome {
                 shared.pod, shared.container, shared.value
             )
         }));
+        remarks.extend(self.overlaps.iter().map(ToString::to_string));
         remarks.extend(self.offline.iter().map(ToString::to_string));
         if self.interrupts.refused > 0 {
             remarks.push(format!(
@@ -106,6 +122,16 @@ impl fmt::Display for Failed {
             write!(f, " container {}", self.container)?;
         }
         write!(f, ": {}", self.error)
+    }
+}
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pod {} container {}: another NRI plugin has put it on CPUs {}, which are exclusive to other containers; keep that plugin off them",
+            self.pod, self.container, self.cpus
+        )
     }
 }
 

@@ -146,6 +146,7 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
         name: "c".to_owned(),
         id: "f".repeat(64),
         answer,
+        is_foreign: false,
     };
     node.agent.nri_event(FromNri::Connected {
         runtime: "containerd 2".to_owned(),

@@ -111,6 +111,7 @@ fn each_program_gets_the_whole_table_and_then_what_changes() {
         name: "app".to_owned(),
         id: "1".to_owned(),
         answer: Answer::Unchanged,
+        is_foreign: false,
     };
     program.say(&made);
     assert_eq!(events.blocking_recv(), Some(made));
@@ -185,6 +186,7 @@ fn a_loop_that_does_not_listen_loses_nothing_and_is_waited_for() {
         name: "app".to_owned(),
         id: number.to_string(),
         answer: Answer::Unchanged,
+        is_foreign: false,
     };
     for number in 0..CONTAINERS {
         program.say(&made(number));

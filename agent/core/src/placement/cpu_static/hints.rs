@@ -11,21 +11,21 @@ use crate::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints
 use crate::placement::numa_mask::NumaMask;
 
 impl super::CpuPolicy {
-    /// As [`StaticCpus::hints`]; no preference under `None`.
+    /// As [`StaticCpus::hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
         match self {
             Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.hints(pod, container),
+            Self::Static(cpus) => cpus.hints_to_grow(pod, container),
         }
     }
 
-    /// As [`StaticCpus::pod_hints`]; no preference under `None`.
+    /// As [`StaticCpus::pod_hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
         match self {
             Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.pod_hints(pod),
+            Self::Static(cpus) => cpus.pod_hints_to_grow(pod),
         }
     }
 }
@@ -75,7 +75,7 @@ impl StaticCpus {
 
     /// A mask is a hint if it has all nodes of reusable CPUs, and with them enough CPUs. One that is both reusable and
     /// available counts twice, as in the kubelet.
-    fn rule(&self, available: &CpuSet, reusable: &CpuSet, wanted: u32) -> HintSet {
+    pub(super) fn rule(&self, available: &CpuSet, reusable: &CpuSet, wanted: u32) -> HintSet {
         let topology = self.policy.topology();
         let on_node = |(node, cpus): (&u32, &CpuSet)| {
             let count = cpus.overlap(available) + cpus.overlap(reusable);
@@ -130,6 +130,6 @@ fn impossible() -> HintSet {
     HintSet::List(Vec::new())
 }
 
-fn only_cpu(hints: HintSet) -> ProviderHints {
+pub(super) fn only_cpu(hints: HintSet) -> ProviderHints {
     ProviderHints::from([(CPU.to_owned(), Some(hints))])
 }

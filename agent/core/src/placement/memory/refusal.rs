@@ -9,6 +9,7 @@ use super::Assignments;
 use super::candidates::Candidates;
 use super::demand::{DemandError, MemoryDemand};
 use super::machine::{Books, in_units};
+use super::resize::NotGrown;
 use crate::kube::pod_uid::PodUid;
 use crate::placement::numa_mask::NumaMask;
 
@@ -18,6 +19,9 @@ pub enum AllocateError {
     /// The kubelet's rules refuse it.
     #[error(transparent)]
     Refused(Box<Refusal>),
+    /// A container that has memory requests more, and its nodes have not as much.
+    #[error(transparent)]
+    NotGrown(Box<NotGrown>),
     /// What it requests is no number of bytes.
     #[error(transparent)]
     Demand(#[from] DemandError),

@@ -41,6 +41,8 @@ pub(super) struct Saved {
     settings: PlacementSettings,
     machine: Machine,
     assignments: Assignments,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    unserved: BTreeMap<PodUid, String>,
 }
 
 /// Under a policy that places no CPUs.
@@ -147,6 +149,7 @@ impl From<NodePlacement> for Saved {
     fn from(placement: NodePlacement) -> Self {
         Self {
             assignments: placement.assignments(),
+            unserved: placement.unserved,
             settings: placement.settings,
             machine: placement.machine,
         }
@@ -159,6 +162,7 @@ impl TryFrom<Saved> for NodePlacement {
     fn try_from(saved: Saved) -> Result<Self, PlacementError> {
         let (mut placement, _) = Self::start(saved.settings, saved.machine, &saved.assignments)?;
         placement.refused = saved.assignments.refused;
+        placement.unserved = saved.unserved;
         Ok(placement)
     }
 }

@@ -329,3 +329,83 @@ proptest! {
         prop_assert_eq!(placement, empty);
     }
 }
+
+fn memory(placement: &NodePlacement, pod: &str) -> (String, u64) {
+    let assignments = placement.assignments();
+    let assignment = assignments.get(&pod.into(), "main").unwrap();
+    let [block] = &assignment.memory[..] else {
+        panic!("{assignment:?}")
+    };
+    (block.nodes.to_string(), block.bytes / GI)
+}
+
+#[test]
+fn a_container_that_grows_stays_on_its_node_and_the_refusal_names_the_node_that_is_short() {
+    let mut placement = start(settings("0", "single-numa-node"));
+    placement.admit(&pod("a", 1, 2)).unwrap();
+    placement.admit(&pod("b", 1, 2)).unwrap();
+    placement.admit(&pod("c", 2, 2)).unwrap();
+    let node_of = |placement: &NodePlacement, pod: &str| memory(placement, pod).0;
+    assert_eq!(node_of(&placement, "a"), "0");
+    assert_eq!(node_of(&placement, "b"), "0");
+    assert_eq!(node_of(&placement, "c"), "1");
+    // One CPU is left on node 0, and 3 GiB.
+    placement.admit(&pod("a", 2, 4)).unwrap();
+    assert_eq!(cpus(&placement, "a", "main"), "1,3");
+    assert_eq!(memory(&placement, "a"), ("0".into(), 4));
+    assert_eq!(cpus(&placement, "b", "main"), "2");
+
+    let before = placement.assignments();
+    let refusal = placement.admit(&pod("b", 2, 2)).unwrap_err().to_string();
+    assert!(
+        refusal.contains(
+            "container main has CPUs 2 and wants 1 more, and NUMA node 0 is short of 1 (free there: none)"
+        ),
+        "{refusal}"
+    );
+    assert_eq!(placement.assignments(), before);
+    let refusal = placement.admit(&pod("b", 1, 4)).unwrap_err().to_string();
+    assert!(
+        refusal.contains(
+            "it has 2Gi of memory and wants 2Gi more, and NUMA node 0 has 1Gi free: 1Gi more"
+        ),
+        "{refusal}"
+    );
+    assert_eq!(placement.assignments(), before);
+    assert_eq!(placement.unserved().len(), 1);
+
+    // Both ways at once: what shrinks gives back first.
+    placement.admit(&pod("a", 1, 1)).unwrap();
+    placement.admit(&pod("b", 2, 4)).unwrap();
+    assert_eq!(placement.unserved().len(), 0);
+    assert_eq!(memory(&placement, "b"), ("0".into(), 4));
+    let b = cpus(&placement, "b", "main");
+    assert!(b.contains('2') && b.len() == 3, "{b}");
+    // A fraction: no CPUs of its own any more.
+    let mut fraction = pod("b", 2, 4);
+    let cpu: crate::kube::quantity::Quantity = "1500m".parse().unwrap();
+    let resources = &mut fraction.spec.containers[0].resources;
+    for amounts in [&mut resources.requests, &mut resources.limits] {
+        amounts.insert("cpu".to_owned(), cpu.clone());
+    }
+    placement.admit(&fraction).unwrap();
+    assert_eq!(cpus(&placement, "b", "main"), "shared");
+    placement.admit(&pod("b", 2, 4)).unwrap();
+    assert_eq!(cpus(&placement, "b", "main").len(), 3);
+}
+
+#[test]
+fn without_a_policy_what_grows_gets_cpus_of_its_own_node_first() {
+    let mut placement = start(settings("0", "none"));
+    placement.admit(&pod("a", 4, 1)).unwrap();
+    assert_eq!(cpus(&placement, "a", "main"), "4-7");
+    placement.admit(&pod("a", 1, 1)).unwrap();
+    let one = placement.assignments();
+    let one = one.get(&"a".into(), "main").unwrap().cpus.unwrap();
+    assert!(one.is_subset(&CpuSet::parse("4-7").unwrap()));
+    placement.admit(&pod("a", 5, 1)).unwrap();
+    let grown = cpus(&placement, "a", "main");
+    assert!(grown.ends_with("4-7"), "{grown}");
+    placement.admit(&pod("a", 4, 1)).unwrap();
+    assert_eq!(cpus(&placement, "a", "main"), "4-7", "of one node");
+}

@@ -29,10 +29,13 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    fn has_cpus(&self, container: &Container) -> bool {
+    fn has_its_cpus(&self, container: &Container) -> bool {
         match &*self.cpus {
             CpuPolicy::None => false,
-            CpuPolicy::Static(cpus) => cpus.cpus_of(&self.pod.uid(), &container.name).is_some(),
+            CpuPolicy::Static(cpus) => {
+                let held = cpus.cpus_of(&self.pod.uid(), &container.name);
+                held.is_some() && cpus.growth(self.pod, container).is_none()
+            }
         }
     }
 }
@@ -80,7 +83,7 @@ impl HintProviders for Turn<'_> {
         let container = self.containers[place];
         self.devices.allocate(self.pod, container, hint)?;
         // `full-pcpus-only` is checked again for what a container has, and must not take it away after a restart.
-        if !self.has_cpus(container) {
+        if !self.has_its_cpus(container) {
             self.cpus.allocate(self.pod, container, hint)?;
         }
         self.memory.allocate(self.pod, container, hint)?;

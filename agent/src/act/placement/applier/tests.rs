@@ -118,6 +118,8 @@ fn wanted(pool: &str, exclusive: &[(&str, &str)]) -> Wanted {
         },
         quotas: BTreeMap::from([("a".into(), quotas)]),
         names: Names::new(),
+        foreign: foreign::Ids::new(),
+        memory: BTreeMap::new(),
     }
 }
 
@@ -346,6 +348,8 @@ fn nobody_arrives_where_somebody_cannot_leave() {
             && remarks.contains("/kubepods/besteffort/podb/main cannot be moved off them"),
         "{remarks} ({all})"
     );
+    let there = CpuSet::parse(all.trim()).unwrap();
+    assert!(there.is_subset(&outcome.occupied), "{}", outcome.occupied);
     assert_eq!(
         node.text(&format!("{A}/cpuset.cpus")),
         "2-1023",
@@ -541,4 +545,98 @@ fn a_kubelet_that_manages_cpus_stops_the_next_write() {
     std::fs::write(state, r#"{"policyName":"Static"}"#).unwrap();
     applier.apply(&wanted).unwrap_err();
     assert_eq!(cpus_of(&node), ["", "", ""]);
+}
+
+/// The kubelet writes CPUs of all its containers, and memory nodes of none that runs.
+#[test]
+fn a_kubelet_that_begins_to_place_finds_no_memory_nodes_of_ours() {
+    let (node, place) = beside("none");
+    let main = container(MAIN);
+    let mems = |node: &Node| node.text(&format!("{main}/cpuset.mems"));
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main")]);
+    applier.apply(&wanted).unwrap();
+    assert_eq!(mems(&node), "1");
+    kubelet_says(&node, "static");
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!(mems(&node), "");
+    // Its own.
+    node.put(&format!("{main}/cpuset.mems"), "0\n");
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!(mems(&node), "0");
+    // It does not write a set again that has the value that it wants: that of ours is its own by now, also for `plimsoll uninstall`.
+    let path = place.state_dir.join(beside::CPUSETS_LEDGER);
+    Ledger::open(&node.host, path).unwrap().restore().unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
+    // The agent was away while that happened.
+    kubelet_says(&node, "none");
+    applier.apply(&wanted).unwrap();
+    assert_eq!(mems(&node), "1");
+    drop(applier);
+    kubelet_says(&node, "static");
+    let options = Options {
+        moves_interrupts: false,
+        keeps_quota: false,
+    };
+    Applier::open(place, options).unwrap_err();
+    assert_eq!(mems(&node), "0");
+}
+
+#[test]
+fn a_kubelet_that_goes_on_from_our_state_keeps_memory_nodes_and_the_checkpoint_goes() {
+    let (node, place) = beside("none");
+    let main = container(MAIN);
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main")]);
+    open_at(&place).apply(&wanted).unwrap();
+    assert!(
+        !Applier::hand_over(&place).unwrap(),
+        "the kubelet places nothing"
+    );
+    let text = |nodes: u32| {
+        format!(
+            r#"{{"policyName":"Static","machineState":{{}},"entries":{{"a":{{"main":[{{"numaAffinity":[{nodes}],"type":"memory","size":1}}]}}}},"checksum":0}}"#
+        )
+    };
+    let state = node.host.path("/var/lib/kubelet/memory_manager_state");
+    std::fs::write(&state, text(1)).unwrap();
+    let written = place.state_dir.join("for-kubelet.cpu_manager_state");
+    assert!(written.exists());
+    assert!(Applier::hand_over(&place).unwrap());
+    assert_eq!(node.text(&format!("{main}/cpuset.mems")), "1");
+    assert!(!place.state_dir.join(CHECKPOINT).exists() && !written.exists());
+    // Elsewhere by its books.
+    std::fs::remove_file(&state).unwrap();
+    open_at(&place).apply(&wanted).unwrap();
+    std::fs::write(&state, text(0)).unwrap();
+    assert!(Applier::hand_over(&place).unwrap());
+    assert_eq!(node.text(&format!("{main}/cpuset.mems")), "");
+}
+
+#[test]
+fn what_another_plugin_has_set_stays_and_is_said_where_it_overlaps() {
+    let (node, place) = beside("none");
+    let side = container(SIDE);
+    node.put(&format!("{side}/cpuset.cpus"), "3,6\n");
+    node.put(&format!("{side}/cpuset.cpus.effective"), "3,6\n");
+    node.put(&format!("{side}/cpuset.mems"), "0\n");
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main"), (SIDE, "side")]);
+    wanted.foreign = BTreeMap::from([("a".into(), [id(SIDE)].into())]);
+    let mut applier = open_at(&place);
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "3,6"]);
+    let said = said(&outcome);
+    assert!(
+        said.contains("another NRI plugin has put it on CPUs 3, which are exclusive"),
+        "{said}"
+    );
+    // An agent that is started anew knows of it.
+    drop(applier);
+    assert_eq!(foreign::read(&place.state_dir).unwrap(), wanted.foreign);
+    let mut applier = open_at(&place);
+    applier.withdraw(Quotas::new()).unwrap().unwrap();
+    assert_eq!(cpus_of(&node), ["", "", "3,6"]);
+    assert_eq!(node.text(&format!("{side}/cpuset.mems")), "0");
 }
