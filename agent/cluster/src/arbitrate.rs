@@ -10,6 +10,7 @@
 
 pub mod judge;
 pub mod lease;
+pub mod odd;
 pub mod placement;
 pub mod reclaim;
 pub mod review;
@@ -522,13 +523,14 @@ impl Arbiter {
         }
     }
 
-    /// Each thing that is wrong with a Consumer once, until it is mended.
+    /// Each thing that is wrong with a Consumer, or odd about its pods, once, until it is mended.
     fn say_wrong(&mut self, now: Now) {
         let rows = self.rows.values();
         let wrong = rows.flat_map(|row| {
-            row.wrong
-                .iter()
-                .map(|wrong| (row.name.clone(), wrong.clone()))
+            let odd = row.odd_pods.iter();
+            let odd = odd.map(|(odd, pods)| (odd.reason(), odd.text(*pods)));
+            let wrong = row.wrong.iter().cloned().chain(odd);
+            wrong.map(|wrong| (row.name.clone(), wrong))
         });
         let wrong: Vec<(String, (&'static str, String))> = wrong.collect();
         let known: BTreeSet<(String, &'static str)> = wrong

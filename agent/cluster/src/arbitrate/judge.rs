@@ -17,6 +17,7 @@ use plimsoll_core::arbitration::named::{
 };
 use plimsoll_core::arbitration::plan::{Action, Step, plan};
 
+use super::odd::Odd;
 use super::placement::{Placement, TOO_LARGE};
 use super::seen::{ConsumerSpec, SeenPod, TOO_MANY_RESOURCES, selecting};
 use super::store::Store;
@@ -111,6 +112,8 @@ pub struct Row {
     pub not_served: BTreeMap<&'static str, u64>,
     /// What is wrong with it: a word and a text.
     pub wrong: Vec<(&'static str, String)>,
+    /// What is odd about pods of it, and of how many.
+    pub odd_pods: BTreeMap<Odd, u64>,
 }
 
 /// What a cycle comes to.
@@ -173,6 +176,11 @@ pub fn judge(
     judgement
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
+    for (at, (_, pod)) in pods.iter().enumerate() {
+        if let Some(odd) = Odd::of(pod, census.standings[at]) {
+            judgement.note_odd(odd, &cluster, at);
+        }
+    }
     for (at, why) in &refused {
         if let Some(row) = judgement.row_of(&cluster, *at) {
             *row.not_served.entry(why).or_default() += 1;
@@ -192,6 +200,14 @@ pub fn judge(
 }
 
 impl Judgement {
+    fn note_odd(&mut self, odd: Odd, cluster: &Cluster, pod: usize) {
+        if let Some(row) = self.row_of(cluster, pod) {
+            *row.odd_pods.entry(odd).or_default() += 1;
+        }
+        let known = self.wrong_objects.entry(odd.reason());
+        *known.or_default() += u64::from(odd == Odd::NeverFits);
+    }
+
     /// The row of a pod's Consumer.
     fn row_of(&mut self, cluster: &Cluster, pod: usize) -> Option<&mut Row> {
         let name = &cluster.names[cluster.pods[pod].namespace];

@@ -75,12 +75,17 @@ impl Status {
             message: cut(&message, MESSAGE_BYTES_MAX).to_owned(),
         };
         let mut conditions = vec![match row.wrong.first() {
-            None => condition(
+            None if row.odd_pods.is_empty() => condition(
                 "Accepted",
                 true,
                 "Accepted",
                 "nothing is wrong with it".to_owned(),
             ),
+            None => {
+                let odd = row.odd_pods.iter();
+                let texts: Vec<String> = odd.map(|(odd, pods)| odd.text(*pods)).collect();
+                condition("Accepted", true, "Accepted", texts.join("; "))
+            }
             Some((reason, _)) => {
                 let texts: Vec<&str> = row.wrong.iter().map(|(_, text)| text.as_str()).collect();
                 condition("Accepted", false, reason, texts.join("; "))

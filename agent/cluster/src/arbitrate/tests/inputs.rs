@@ -105,3 +105,36 @@ fn a_namespace_that_is_deleted_in_the_middle_of_a_plan_ends_it() {
         assert!(events(&calls).contains(&event), "{:?}", events(&calls));
     }
 }
+
+#[test]
+fn pods_that_count_otherwise_than_their_owners_think_are_told_by_their_consumer() {
+    let mut world = World::new(false);
+    for (name, requests) in [
+        ("none", json!({})),
+        ("large", json!({"cpu": "11"})),
+        ("usual", json!({"cpu": "1"})),
+    ] {
+        let mut pod = world.pod_object("b", name, None);
+        pod["spec"]["containers"][0]["resources"]["requests"] = requests;
+        world.see_pod(pod);
+    }
+    let calls = world.run(3, true, |_| None);
+    let accepted = ("True".to_owned(), "Accepted".to_owned());
+    assert_eq!(self::accepted(&calls, "b"), Some(accepted));
+    let bodies = calls
+        .iter()
+        .map(|(_, call)| String::from_utf8_lossy(&call.body));
+    let text: String = bodies.collect();
+    for said in [
+        "1 pods request nothing: each counts as one of pods alone",
+        "1 pods ask for nothing, as no node that is ready",
+    ] {
+        assert!(text.contains(said), "{said}");
+    }
+    for reason in ["NoRequests", "NeverFits"] {
+        let told = events(&calls).into_iter();
+        let told = told.filter(|event| *event == ("b".to_owned(), reason.to_owned()));
+        assert_eq!(told.count(), 1, "{reason}");
+    }
+    assert!(events(&world.run(30, true, |_| None)).is_empty(), "once");
+}

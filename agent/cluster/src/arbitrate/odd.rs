@@ -1,0 +1,48 @@
+//! Pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
+
+use plimsoll_core::arbitration::census::Standing;
+
+use super::seen::SeenPod;
+
+/// What is odd about a pod: it counts otherwise than its owner may think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Odd {
+    /// It requests nothing.
+    NoRequests,
+    /// No node could hold it.
+    NeverFits,
+}
+
+impl Odd {
+    /// What is odd about this one.
+    #[must_use]
+    pub fn of(pod: &SeenPod, standing: Standing) -> Option<Self> {
+        if standing == Standing::NeverFits {
+            return Some(Self::NeverFits);
+        }
+        let mut names = pod.requests.keys();
+        names.all(|name| name == "pods").then_some(Self::NoRequests)
+    }
+
+    /// The word of Events and metrics.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::NoRequests => "NoRequests",
+            Self::NeverFits => "NeverFits",
+        }
+    }
+
+    /// What it is of so many pods, and what follows.
+    #[must_use]
+    pub fn text(self, pods: u64) -> String {
+        match self {
+            Self::NoRequests => {
+                format!("{pods} pods request nothing: each counts as one of pods alone")
+            }
+            Self::NeverFits => format!(
+                "{pods} pods ask for nothing, as no node that is ready and that they may use could hold them, even an empty one: lower their requests, or add such a node"
+            ),
+        }
+    }
+}
