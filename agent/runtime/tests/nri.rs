@@ -18,13 +18,17 @@ use plimsoll_core::kube::runtime_link::{
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
-use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};
+use plimsoll_runtime::interface::cri::{
+    LinuxContainerResources, PodSandboxConfig, StartContainerRequest,
+    UpdateContainerResourcesRequest,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::Status;
 use tonic::transport::Channel;
 
 use support::{
-    Containerd, NEEDED_WITH_NRI, create, end_pod, notes, pod, programs_with_nri, run_pod,
+    Containerd, NEEDED_WITH_NRI, create, end_pod, notes, pod, programs_with_nri, run_container,
+    run_pod,
 };
 
 const ADJ: i32 = 777;
@@ -238,7 +242,7 @@ async fn a_real_container_starts_with_its_score_and_one_of_an_evicted_pod_does_n
 /// One containerd at a time.
 static SCENE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 /// Containers that are started one after the other.
-const CONTAINERS: u32 = 20;
+const CONTAINERS: u32 = 50;
 
 #[tokio::test]
 async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
@@ -302,5 +306,99 @@ async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
         "{CONTAINERS} containers with a CPU of their own and as many without: {wrong} first looks elsewhere"
     );
     assert_eq!(wrong, 0);
+    end_pod(&mut one.client, one.sandbox).await;
+}
+
+/// As a kubelet does for a resize in place: it says nothing of CPUs, and the runtime writes all that the specification has.
+#[tokio::test]
+async fn a_container_whose_resources_change_stays_where_it_is_by_now() {
+    let Some((programs, busybox)) = programs_with_nri() else {
+        notes::left_out(NEEDED_WITH_NRI);
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online: Vec<u32> = CpuSet::parse(&online).unwrap().iter().collect();
+    let [first, .., last] = online[..] else {
+        notes::left_out("a second CPU");
+        return;
+    };
+    let _scene = SCENE.lock().await;
+    let containerd = Containerd::start_with_nri(programs).await;
+    let sleep = ["/busybox", "sleep", "100000"];
+    containerd.import(&busybox, "localhost/sandbox:1", 1 << 10, &sleep);
+    let on = |cpu: u32| PodAnswers {
+        places: [(
+            "own".to_owned(),
+            ContainerPlace {
+                cpus: Some(cpu.to_string()),
+                mems: None,
+            },
+        )]
+        .into(),
+        ..PodAnswers::default()
+    };
+    let mut plugin = Plugin::start(&containerd, &[("u1", on(last))]);
+    plugin.connected();
+    let mut one = Scene::new(&containerd, "u1").await;
+    let pool = || ToNri::SharedPool {
+        cpus: Some(first.to_string()),
+    };
+    plugin.say(&pool());
+    // Frames are taken in their order: one more of which the effect shows.
+    let mut attempt = 0;
+    let id = loop {
+        let container = ("own", attempt);
+        let image = "localhost/sandbox:1";
+        let id = run_container(&mut one.client, &one.pod, &one.sandbox, container, image).await;
+        plugin.hear();
+        if containerd.cpuset_of(&id) == last.to_string() {
+            break id;
+        }
+        attempt += 1;
+    };
+    let made_with = containerd.shares_of(&id);
+    let mut shares = 3000;
+    let mut update = async |plugin: &mut Plugin| {
+        shares += 100;
+        let linux = LinuxContainerResources {
+            cpu_shares: shares,
+            ..LinuxContainerResources::default()
+        };
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.clone(),
+            linux: Some(linux),
+            ..UpdateContainerResourcesRequest::default()
+        };
+        one.client
+            .update_container_resources(request)
+            .await
+            .unwrap();
+        match plugin.hear() {
+            FromNri::Update { answer, .. } => answer,
+            other => panic!("{other:?}"),
+        }
+    };
+    let uid = "u1".to_owned();
+    let answers = on(first);
+    plugin.say(&ToNri::Pod { uid, answers });
+    let moved = loop {
+        match update(&mut plugin).await {
+            Answer::Adjusted(told) if told.cpus == Some(first.to_string()) => break told,
+            Answer::Adjusted(_) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(moved.mems, None);
+    assert_eq!(containerd.cpuset_of(&id), first.to_string());
+    assert_ne!(containerd.shares_of(&id), made_with, "the change itself");
+    // One of another plugin's: what the specification has is written, and nothing else.
+    let uid = "u1".to_owned();
+    let answers = PodAnswers {
+        foreign: [id.clone()].into(),
+        ..on(last)
+    };
+    plugin.say(&ToNri::Pod { uid, answers });
+    while update(&mut plugin).await != Answer::Unchanged {}
+    assert_eq!(containerd.cpuset_of(&id), first.to_string());
     end_pod(&mut one.client, one.sandbox).await;
 }

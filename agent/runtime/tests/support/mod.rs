@@ -23,8 +23,8 @@ use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClie
 use plimsoll_runtime::interface::cri::{
     ContainerConfig, ContainerMetadata, CreateContainerRequest, ImageSpec, LinuxPodSandboxConfig,
     LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
-    PodSandboxMetadata, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
-    StopPodSandboxRequest,
+    PodSandboxMetadata, RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
@@ -279,6 +279,33 @@ impl Containerd {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// `cpuset.cpus` of a container.
+    pub(crate) fn cpuset_of(&self, id: &str) -> String {
+        let text = self.file_of(id, &["cpuset.cpus"]);
+        text.trim().to_owned()
+    }
+
+    /// Its `cpu.weight` or `cpu.shares`.
+    pub(crate) fn shares_of(&self, id: &str) -> u64 {
+        let text = self.file_of(id, &["cpu.shares", "cpu.weight"]);
+        text.trim().parse().unwrap()
+    }
+
+    /// Of the hierarchy that has it.
+    fn file_of(&self, id: &str, names: &[&str]) -> String {
+        let root = Path::new("/sys/fs/cgroup");
+        let hierarchies = fs::read_dir(root).unwrap().flatten();
+        let hierarchies = hierarchies.map(|entry| entry.path());
+        let mut dirs = hierarchies.chain([root.to_owned()]);
+        let found = dirs.find_map(|hierarchy| {
+            let dir = hierarchy.join(&self.cgroup[1..]).join(id);
+            names
+                .iter()
+                .find_map(|name| fs::read_to_string(dir.join(name)).ok())
+        });
+        found.unwrap()
+    }
+
     /// The image's use, as it is listed.
     pub(crate) fn use_of(&self, name: &str) -> Option<String> {
         let images = self.listed("images");
@@ -351,6 +378,18 @@ pub(crate) async fn end_pod(client: &mut RuntimeServiceClient<Channel>, sandbox:
         .remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id })
         .await
         .unwrap();
+}
+
+/// Ends and removes a container.
+pub(crate) async fn remove_container(client: &mut RuntimeServiceClient<Channel>, id: String) {
+    let container_id = id;
+    let stop = StopContainerRequest {
+        container_id: container_id.clone(),
+        timeout: 0,
+    };
+    client.stop_container(stop).await.unwrap();
+    let remove = RemoveContainerRequest { container_id };
+    client.remove_container(remove).await.unwrap();
 }
 
 /// Makes a container, and returns its id.

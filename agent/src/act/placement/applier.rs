@@ -319,8 +319,8 @@ impl Applier {
                 }
                 !is_foreign
             });
-            beside::claim(&mut all, &wanted.assignments);
-            let known: Vec<&Assignments> = known.iter().chain([&wanted.assignments]).collect();
+            let known: Vec<&Assignments> = [&wanted.assignments].into_iter().chain(known).collect();
+            beside::claim(&mut all, &known);
             all.retain(|container| {
                 let adopted = sets.adopt(&self.place.mounts, container);
                 let noted = adopted.and_then(|()| sets.note(container, &known));

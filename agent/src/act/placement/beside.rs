@@ -67,30 +67,31 @@ pub(super) fn list(
     Ok(found)
 }
 
-/// Names the containers that run on just what a container of their pod holds.
-pub(super) fn claim(containers: &mut [Container], assignments: &Assignments) {
+/// Names the containers that run on just what a container of their pod holds by the first of these, or held by the next: a change may not have reached it.
+pub(super) fn claim(containers: &mut [Container], known: &[&Assignments]) {
     for container in containers {
-        let Some(of_pod) = assignments.containers.get(&container.pod) else {
-            continue;
-        };
-        if of_pod.contains_key(&container.name) {
-            continue;
-        }
-        let (Ok(cpus), Ok(mems)) = (container.cpuset.cpus(), container.cpuset.mems()) else {
-            continue;
-        };
-        let is_its = |name: &&String| {
-            let (wanted, nodes) = (
-                assignments.cpus(&container.pod, name),
-                assignments.nodes(&container.pod, name),
-            );
-            // What has neither is called as it is.
-            wanted.cpus == cpus && (wanted.exclusive || nodes == Some(mems))
-        };
-        if let Some(name) = of_pod.keys().find(is_its) {
-            container.name.clone_from(name);
+        let is_named = known
+            .iter()
+            .any(|one| one.get(&container.pod, &container.name).is_some());
+        if !is_named && let Some(name) = known.iter().find_map(|one| holder(container, one)) {
+            container.name = name;
         }
     }
+}
+
+/// The container that has just what this one runs on.
+fn holder(container: &Container, assignments: &Assignments) -> Option<String> {
+    let of_pod = assignments.containers.get(&container.pod)?;
+    let (cpus, mems) = (container.cpuset.cpus().ok()?, container.cpuset.mems().ok()?);
+    let is_its = |name: &&String| {
+        let (wanted, nodes) = (
+            assignments.cpus(&container.pod, name),
+            assignments.nodes(&container.pod, name),
+        );
+        // What has neither is called as it is.
+        wanted.cpus == cpus && (wanted.exclusive || nodes == Some(mems))
+    };
+    of_pod.keys().find(is_its).cloned()
 }
 
 /// The files of memory nodes that are as a kubelet has them in its own books.

@@ -487,9 +487,15 @@ fn a_runtimes_containers_are_placed_by_their_ids_and_get_back_what_they_had() {
     // An agent that was started anew, to which nobody has named anything yet, moves nobody.
     drop(applier);
     let mut applier = open_at(&place);
-    wanted.names = Names::new();
-    let outcome = applier.apply(&wanted).unwrap();
+    let mut again = wanted.clone();
+    again.names = Names::new();
+    let outcome = applier.apply(&again).unwrap();
     assert_eq!(written(&outcome), []);
+    // Nor does one that has decided something else by then: what has just its old CPUs is that container.
+    let mut grown = self::wanted("0-1,6-7", &[("a", "2-5")]);
+    grown.names = Names::new();
+    applier.apply(&grown).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,6-7", "2-5", "0-1,6-7"]);
     let outcome = applier.withdraw(Quotas::new()).unwrap().unwrap();
     assert_eq!(said(&outcome), "");
     assert_eq!(cpus_of(&node), ["", "", "5-6"]);

@@ -1,0 +1,274 @@
+//! `plimsoll-agent` with `cpuManagerPolicy: static` beside a real containerd 2, and this test in place of `plimsoll-cluster`: on which CPUs a container's first
+//! instructions run, with NRI and without, and what stays when the pod is resized in place.
+//!
+//! What is waited for is progress; how long it took is printed.
+#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+
+mod support;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent};
+use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_runtime::connection::connect;
+use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
+use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use tonic::transport::Channel;
+
+use support::{
+    Containerd, NEEDED_WITH_NRI, create, end_pod, notes, pod, programs_with_nri, run_container,
+    run_pod,
+};
+
+const UID: &str = "1b2c9a00-0000-4000-8000-0000000000aa";
+const POLL: Duration = Duration::from_micros(200);
+/// Containers with NRI, and without.
+const CONTAINERS: u32 = 100;
+const CONTAINERS_WITHOUT: u32 = 10;
+const PROBE: &str = "localhost/probe:1";
+const SLEEP: &str = "localhost/sandbox:1";
+
+/// The agent, and what it takes for plimsoll-cluster.
+struct Agent {
+    process: Child,
+    cluster: UnixStream,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _gone = self.process.kill();
+        let _gone = self.process.wait();
+    }
+}
+
+/// The agent as it is built beside the program of this package.
+fn program() -> Option<PathBuf> {
+    let agent = Path::new(env!("CARGO_BIN_EXE_plimsoll-runtime")).with_file_name("plimsoll-agent");
+    agent.is_file().then_some(agent)
+}
+
+impl Agent {
+    /// With a kubelet that places nothing.
+    fn start(program: &Path, containerd: &Containerd, nri: &Path, reserved: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
+        fs::write(dir.path().join("cpu_manager_state"), state).unwrap();
+        let config = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"{reserved}\"\n"
+        );
+        fs::write(dir.path().join("config.yaml"), config).unwrap();
+        let socket = dir.path().join("cluster.sock");
+        let process = Command::new(program)
+            .args(["--kubernetes", "--without", "bpf", "--cluster-uid", "0"])
+            .args(["--cgroup-root", &containerd.cgroup, "--config"])
+            .arg(dir.path().join("config.yaml"))
+            .arg("--cluster-socket")
+            .arg(&socket)
+            .arg("--state-dir")
+            .arg(dir.path().join("state"))
+            .arg("--kubelet-dir")
+            .arg(dir.path())
+            .arg("--runtime-endpoint")
+            .arg(containerd.socket())
+            .arg("--nri-socket")
+            .arg(nri)
+            .stdout(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        let cluster = loop {
+            match UnixStream::connect(&socket) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(POLL),
+            }
+        };
+        let mut agent = Self {
+            process,
+            cluster,
+            dir,
+        };
+        // What it reports is read and of no interest.
+        let mut reports = agent.cluster.try_clone().unwrap();
+        std::thread::spawn(
+            move || while reports.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {},
+        );
+        agent.say(&ToAgent::Hello {
+            protocol: PROTOCOL,
+            node: "node".to_owned(),
+        });
+        agent.say(&ToAgent::List);
+        agent
+    }
+
+    fn say(&mut self, frame: &ToAgent) {
+        let json = serde_json::to_vec(frame).unwrap();
+        let frame = FRAMING.frame(&json).unwrap();
+        self.cluster.write_all(&frame).unwrap();
+    }
+
+    /// As the API has it: the container `own` with so many CPUs, and its id once it runs.
+    fn pod(&mut self, cpus: u32, id: Option<&str>) {
+        let amounts = json!({"cpu": cpus.to_string(), "memory": "64Mi"});
+        let status = |id| json!({"name": "own", "containerID": format!("containerd://{id}"), "state": {"running": {}}});
+        let statuses: Vec<_> = id.into_iter().map(status).collect();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": UID},
+            "spec": {"containers": [{"name": "own", "resources": {"requests": amounts, "limits": amounts}}]},
+            "status": {"containerStatuses": statuses},
+        }))
+        .unwrap();
+        self.say(&ToAgent::Pod {
+            pod: Box::new(pod),
+            is_leaving: false,
+        });
+    }
+
+    /// The exclusive CPUs by the file that it leaves for a kubelet.
+    fn held(&self) -> String {
+        let path = self.dir.path().join("state/for-kubelet.cpu_manager_state");
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    fn stop(mut self) {
+        kill_process(Pid::from_child(&self.process), Signal::INT).unwrap();
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+struct Scene {
+    containerd: Containerd,
+    client: RuntimeServiceClient<Channel>,
+    pod: PodSandboxConfig,
+    sandbox: String,
+}
+
+impl Scene {
+    async fn new(programs: PathBuf, busybox: &Path) -> Self {
+        let containerd = Containerd::start_with_nri(programs).await;
+        let sleeps = ["/busybox", "sleep", "100000"];
+        containerd.import(busybox, SLEEP, 4096, &sleeps);
+        let probe = ["/busybox", "grep", "Cpus_allowed_list", "/proc/self/status"];
+        containerd.import(busybox, PROBE, 4096, &probe);
+        let cgroup = format!("{}/kubepods/pod{UID}", containerd.cgroup);
+        let logs = containerd.dir.path().join("logs");
+        let pod = PodSandboxConfig {
+            log_directory: logs.to_string_lossy().into_owned(),
+            ..pod(UID, &cgroup)
+        };
+        let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
+        let sandbox = run_pod(&mut client, &pod).await;
+        Self {
+            containerd,
+            client,
+            pod,
+            sandbox,
+        }
+    }
+
+    /// The CPUs that the container's first process sees.
+    async fn first_look(&mut self, attempt: u32) -> String {
+        let container = ("own", attempt);
+        let container_id = create(&mut self.client, &self.pod, &self.sandbox, container, PROBE)
+            .await
+            .unwrap();
+        let start = StartContainerRequest { container_id };
+        self.client.start_container(start).await.unwrap();
+        let log = format!("{}/own.{attempt}", self.pod.log_directory);
+        loop {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            if text.ends_with('\n') {
+                return text.split_whitespace().last().unwrap().to_owned();
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_when_resized() {
+    let (Some((programs, busybox)), Some(program)) = (programs_with_nri(), program()) else {
+        notes::left_out(format!(
+            "{NEEDED_WITH_NRI}, and a plimsoll-agent that is built"
+        ));
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online: Vec<u32> = CpuSet::parse(&online).unwrap().iter().collect();
+    let [first, second, ..] = online[..] else {
+        notes::left_out("a second CPU");
+        return;
+    };
+    let own = second.to_string();
+    let mut scene = Scene::new(programs, &busybox).await;
+
+    // With NRI.
+    let nri = scene.containerd.nri_socket();
+    let mut agent = Agent::start(&program, &scene.containerd, &nri, first);
+    agent.pod(1, None);
+    agent.say(&ToAgent::Listed);
+    let mut attempt = 0;
+    while scene.first_look(attempt).await != own {
+        attempt += 1;
+    }
+    println!("{attempt} containers until the plugin had the table");
+    let mut elsewhere = 0;
+    for _ in 0..CONTAINERS {
+        attempt += 1;
+        elsewhere += u32::from(scene.first_look(attempt).await != own);
+    }
+    println!("{CONTAINERS} containers with NRI: {elsewhere} first looks elsewhere");
+    assert_eq!(elsewhere, 0);
+    // More than there is: it keeps what it has, and its next container too.
+    agent.pod(2, None);
+    for _ in 0..5 {
+        attempt += 1;
+        assert_eq!(scene.first_look(attempt).await, own);
+    }
+    assert!(
+        agent.held().contains(&format!(r#""own":"{own}""#)),
+        "{}",
+        agent.held()
+    );
+    agent.stop();
+
+    // Without: the API names the container as soon as it runs.
+    let nowhere = nri.with_file_name("nothing.sock");
+    let mut agent = Agent::start(&program, &scene.containerd, &nowhere, first);
+    agent.pod(1, None);
+    agent.say(&ToAgent::Listed);
+    let mut windows = Vec::new();
+    for _ in 0..CONTAINERS_WITHOUT {
+        attempt += 1;
+        let container = ("own", attempt);
+        let Scene {
+            client,
+            pod,
+            sandbox,
+            ..
+        } = &mut scene;
+        let id = run_container(client, pod, sandbox, container, SLEEP).await;
+        let since = Instant::now();
+        agent.pod(1, Some(&id));
+        while scene.containerd.cpuset_of(&id) != own {
+            std::thread::sleep(POLL);
+        }
+        windows.push(since.elapsed());
+        support::remove_container(&mut scene.client, id).await;
+    }
+    windows.sort();
+    println!(
+        "without NRI, from its start to its own CPUs: median {:?}, longest {:?}",
+        windows[windows.len() / 2],
+        windows[windows.len() - 1]
+    );
+    agent.stop();
+    end_pod(&mut scene.client, scene.sandbox).await;
+}
