@@ -26,6 +26,8 @@ const STARTS_MAX: u32 = 20;
 /// That of the arbitrator.
 const ARBITRATOR: &str = "arbitrator-token";
 
+/// What kube-apiserver is told of its admission plugins when it starts, if a test has written it.
+pub(crate) const ADMISSION: &str = "admission.yaml";
 /// The programs of a control plane that act by themselves.
 const CONTROL: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
@@ -240,7 +242,7 @@ impl Server {
     /// started again.
     pub(crate) async fn run(&self) {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
-        let arguments = [
+        let mut arguments = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             format!("--secure-port={}", self.port),
             "--bind-address=127.0.0.1".to_owned(),
@@ -257,6 +259,10 @@ impl Server {
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--watch-cache=true".to_owned(),
         ];
+        if self.path(ADMISSION).exists() {
+            let file = file(ADMISSION);
+            arguments.push(format!("--admission-control-config-file={file}"));
+        }
         let program = self.binaries.join("kube-apiserver");
         let log = self.path("kube-apiserver.log");
         let start = || spawn(&program, &arguments, &log);
