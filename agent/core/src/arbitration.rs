@@ -20,6 +20,7 @@ pub mod kept;
 pub mod named;
 pub mod plan;
 pub mod rehearsal;
+pub mod requests;
 pub mod units;
 
 use amounts::ResourceSet;

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
+use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
-use plimsoll_core::kube::resources::{Scope, pod_requests};
 use plimsoll_core::kube::time::Time;
 
 use super::manifests::{Bounds, ManifestError, read_or_stdin};
@@ -297,14 +297,7 @@ impl Reader {
         if matches!(text("status", "phase"), Some("Succeeded" | "Failed")) {
             return;
         }
-        let mut requests: Named = Named::new();
-        for (resource, quantity) in pod_requests(&pod, Scope::ALL) {
-            requests.insert(
-                resource.clone(),
-                canonical(&resource, &quantity, Rounding::Up),
-            );
-        }
-        requests.insert("pods".to_owned(), 1);
+        let requests = counted(&pod);
         let since = |stamp: Option<&str>| {
             stamp
                 .and_then(seconds_since_1970)

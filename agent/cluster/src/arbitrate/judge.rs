@@ -16,6 +16,7 @@ use plimsoll_core::arbitration::named::{
     Condition, Named, NamedConsumer, NamedNode, NamedPod, Objects,
 };
 use plimsoll_core::arbitration::plan::{Action, Step, plan};
+use plimsoll_core::arbitration::requests::is_of_limits;
 
 use super::odd::Odd;
 use super::placement::{Placement, TOO_LARGE};
@@ -473,7 +474,9 @@ fn hard(store: &Store, spec: &ConsumerSpec) -> (Named, Vec<String>) {
     };
     let quotas = store.quotas.from((namespace.clone(), String::new()));
     for (_, quota) in quotas.take_while(|((of, _), _)| of == namespace) {
-        for (resource, amount) in &quota.hard {
+        // Limits count where the Consumer names them.
+        let counts = |name: &str| !is_of_limits(name) || spec.hard.contains_key(name);
+        for (resource, amount) in quota.hard.iter().filter(|(name, _)| counts(name)) {
             if spec.hard.get(resource).is_some_and(|hard| hard > amount) {
                 lowered.insert(resource.clone());
             }
@@ -503,7 +506,9 @@ fn choose_nodes(
         let unknown = pod.placement.unknown;
         if let Some(why) = unknown.filter(|why| [TOO_LARGE, TOO_MANY_RESOURCES].contains(why)) {
             refused.insert(at, why);
-        } else if names.any(|(name, amount)| *amount > 0 && !offered.contains(name.as_str())) {
+        } else if names.any(|(name, amount)| {
+            *amount > 0 && !is_of_limits(name) && !offered.contains(name.as_str())
+        }) {
             refused.insert(at, NO_SUCH_RESOURCE);
         } else {
             let line = lines.entry(cluster.pods[at].namespace).or_default();

@@ -1,6 +1,7 @@
 //! Pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
 
 use plimsoll_core::arbitration::census::Standing;
+use plimsoll_core::arbitration::requests::is_nothing;
 
 use super::seen::SeenPod;
 
@@ -20,8 +21,7 @@ impl Odd {
         if standing == Standing::NeverFits {
             return Some(Self::NeverFits);
         }
-        let mut names = pod.requests.keys();
-        names.all(|name| name == "pods").then_some(Self::NoRequests)
+        is_nothing(&pod.requests).then_some(Self::NoRequests)
     }
 
     /// The word of Events and metrics.

@@ -9,6 +9,8 @@
 
 /// A hole that is free for so long without a sign is doubt: twice the longest time after which the scheduler tries a pod again (`podMaxBackoffSeconds`).
 const ANSWERS_MS: u64 = 20_000;
+/// What happens together is seen so far apart at most: what was free with a sign just before was seen to be taken.
+const TOGETHER_MS: u64 = 5_000;
 /// A sign is worth so much: it says nothing any more about holes that are made later.
 const LIVES_MS: u64 = 120_000;
 /// Without a sign the next hole is begun so long after the one before.
@@ -47,7 +49,9 @@ impl Scheduler {
         let is_unanswered = |free_ms: u64| {
             free_ms >= self.asked_ms
                 && mono_ms >= free_ms + ANSWERS_MS
-                && self.sign_ms.is_none_or(|sign_ms| sign_ms < free_ms)
+                && self
+                    .sign_ms
+                    .is_none_or(|sign_ms| sign_ms + TOGETHER_MS < free_ms)
         };
         if free_ms.is_some_and(is_unanswered) {
             self.silent_ms = Some(mono_ms);
@@ -82,9 +86,11 @@ mod tests {
     fn a_free_hole_without_a_sign_is_doubt_until_there_is_one() {
         let mut scheduler = Scheduler::default();
         scheduler.look(1, None, 1_000);
-        scheduler.look(1, Some(5_000), 24_999);
+        scheduler.look(1, Some(6_000), 90_000);
+        assert!(!scheduler.is_silent(), "the sign belongs to it");
+        scheduler.look(1, Some(7_000), 26_999);
         assert!(!scheduler.is_silent());
-        scheduler.look(1, Some(5_000), 25_000);
+        scheduler.look(1, Some(7_000), 27_000);
         assert!(scheduler.is_silent());
         // Also when the hole is given up.
         scheduler.look(1, None, 90_000);

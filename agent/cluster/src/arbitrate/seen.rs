@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
 use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::named::Named;
+use plimsoll_core::arbitration::requests::{counted, is_of_limits};
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
 use plimsoll_core::kube::budget::{DisruptionBudget, LabelSelector};
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
-use plimsoll_core::kube::resources::{Scope, pod_requests};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -341,14 +341,7 @@ impl SeenPod {
             return Ok(PodRead::Idle(metadata.uid));
         }
         let core: Pod = read(object)?;
-        let mut requests: Named = pod_requests(&core, Scope::ALL)
-            .into_iter()
-            .map(|(name, quantity)| {
-                let amount = canonical(&name, &quantity, Rounding::Up);
-                (name, amount)
-            })
-            .collect();
-        requests.insert("pods".to_owned(), 1);
+        let mut requests = counted(&core);
         let owners = metadata.owner_references.unwrap_or_default();
         let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_of_the_node);
         let mut placement = if node.is_none() {
@@ -467,7 +460,7 @@ impl SeenQuota {
         let has_scopes = quota.spec.scopes.is_some_and(|scopes| !scopes.is_empty())
             || quota.spec.scope_selector.is_some();
         let mut hard = quota.spec.hard.unwrap_or_default();
-        hard.retain(|name, _| !has_scopes && counts_requests(name));
+        hard.retain(|name, _| !has_scopes && counts_pods(name));
         let key = (
             quota.metadata.namespace.unwrap_or_default(),
             quota.metadata.name,
@@ -477,10 +470,11 @@ impl SeenQuota {
     }
 }
 
-/// Whether a row of a quota bounds what pods request, and not storage, objects or limits.
-fn counts_requests(name: &str) -> bool {
+/// Whether a row of a quota bounds what pods request or are limited to, and not storage or objects.
+fn counts_pods(name: &str) -> bool {
     let resource = canonical_name(name);
-    matches!(resource, "cpu" | "memory" | "ephemeral-storage" | "pods")
+    is_of_limits(name)
+        || matches!(resource, "cpu" | "memory" | "ephemeral-storage" | "pods")
         || resource.starts_with("hugepages-")
         || (name.starts_with("requests.") && resource.contains('/'))
 }

@@ -9,8 +9,8 @@ use super::arbitrator::{
     Arbitrator, CONSUMERS, consumer, deploy, installed, kubeconfig, namespace, node,
     until_condition,
 };
-use super::support::server::{Server, free_port};
-use super::support::tls::connect;
+use super::support::server::{ADMISSION, Server, free_port};
+use super::support::tls::{Client, connect};
 use super::support::{run, until};
 use super::unix_ms;
 
@@ -138,6 +138,53 @@ fn a_wrong_consumer_is_refused_and_without_the_webhook_it_is_taken() {
         let path = format!("{CONSUMERS}/orphan");
         server.merge(&path, &json!({"spec": {"weight": 3}})).await;
         drop(arbitrator);
+    });
+}
+
+/// The API server is told to show a certificate, and only who shows one is heard.
+#[test]
+fn with_authorities_of_clients_only_the_api_server_is_heard() {
+    run(async {
+        let Some(server) = installed().await else {
+            return;
+        };
+        let port = free_port();
+        install(&server, port).await;
+        namespace(&server, "lost").await;
+        let client = Client::new();
+        let write = |name: &str, text: &str| {
+            let path = server.path(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let options = [
+            format!("--webhook=127.0.0.1:{port}"),
+            "--webhook-name=127.0.0.1".to_owned(),
+            format!(
+                "--webhook-client-ca={}",
+                write("clients.crt", &client.authority)
+            ),
+        ];
+        let arbitrator = Arbitrator::start_with(&kubeconfig(&server), "one", &options);
+        until("the webhook to be ready", async || {
+            let is_ready = arbitrator.metric("webhook_ready").await > 0.0;
+            (is_ready && arbitrator.metric("ready").await > 0.0).then_some(())
+        })
+        .await;
+        // It shows none, and nothing waits for the webhook.
+        let orphan = json!({"namespace": "lost", "parent": "nowhere"});
+        let answer = tried(&server, "orphan", &orphan).await;
+        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        let user = json!({"client-certificate": write("client.crt", &client.certificate), "client-key": write("client.key", &client.key)});
+        let config = json!({"apiVersion": "v1", "kind": "Config", "users": [{"name": format!("127.0.0.1:{port}"), "user": user}]});
+        let config = write("webhooks.conf", &config.to_string());
+        let group = "apiserver.config.k8s.io/v1";
+        let admission = json!({"apiVersion": group, "kind": "AdmissionConfiguration", "plugins": [{"name": "ValidatingAdmissionWebhook",
+            "configuration": {"apiVersion": group, "kind": "WebhookAdmissionConfiguration", "kubeConfigFile": config}}]});
+        write(ADMISSION, &admission.to_string());
+        server.stop();
+        server.run().await;
+        until_refused(&server, &orphan, "there is no Consumer nowhere").await;
     });
 }
 

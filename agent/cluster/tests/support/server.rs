@@ -28,7 +28,8 @@ const ARBITRATOR: &str = "arbitrator-token";
 
 /// The address of the API server's own service, the first of its range.
 pub(crate) const SERVICE: &str = "10.0.0.1";
-
+/// What kube-apiserver is told of its admission plugins when it starts, if a test has written it.
+pub(crate) const ADMISSION: &str = "admission.yaml";
 /// The programs of a control plane that act by themselves.
 const CONTROL: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
@@ -244,7 +245,7 @@ impl Server {
     /// started again.
     pub(crate) async fn run(&self) {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
-        let arguments = [
+        let mut arguments = vec![
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
             format!("--secure-port={}", self.port),
             "--bind-address=127.0.0.1".to_owned(),
@@ -261,6 +262,10 @@ impl Server {
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--watch-cache=true".to_owned(),
         ];
+        if self.path(ADMISSION).exists() {
+            let file = file(ADMISSION);
+            arguments.push(format!("--admission-control-config-file={file}"));
+        }
         let program = self.binaries.join("kube-apiserver");
         let log = self.path("kube-apiserver.log");
         let start = || spawn(&program, &arguments, &log);

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::amounts::{AMOUNT_LIMIT, Amounts, Bounds, Resources, TooManyResources};
 use super::cluster::{Cluster, Node, NodeState, Options, Pod};
 use super::groups::Consumer;
+use super::requests::{is_nothing, is_of_limits};
 use super::units::quantity_of;
 
 /// The greatest weight.
@@ -193,11 +194,11 @@ impl Objects {
             .consumers
             .iter()
             .flat_map(|consumer| [&consumer.hard, &consumer.reserved]);
-        let pods = self.pods.iter().map(|pod| &pod.requests);
-        nodes
-            .chain(consumers)
-            .chain(pods)
-            .flat_map(|named| named.keys().cloned())
+        let pods = self.pods.iter().flat_map(|pod| pod.requests.keys());
+        // Limits count where a Consumer names them.
+        let pods = pods.filter(|name| !is_of_limits(name));
+        let others = nodes.chain(consumers).flat_map(|named| named.keys());
+        others.chain(pods).cloned()
     }
 }
 
@@ -238,9 +239,8 @@ impl<'a> Resolver<'a> {
     fn amounts(&mut self, object: &str, named: &Named) -> Amounts {
         let mut amounts = self.resources.none();
         for (name, amount) in named {
-            let amount = self.within_limit(object, name, *amount);
             if let Some(place) = self.resources.place(name) {
-                amounts[place] = amount;
+                amounts[place] = self.within_limit(object, name, *amount);
             }
         }
         amounts
@@ -448,7 +448,7 @@ impl<'a> Resolver<'a> {
 
     fn pod(&mut self, pod: &NamedPod, places: &Places<'_>) -> Pod {
         let object = shown_pod(pod);
-        if pod.requests.keys().all(|name| name == "pods") {
+        if is_nothing(&pod.requests) {
             self.note(
                 object.clone(),
                 "NoRequests",

@@ -96,6 +96,41 @@ fn what_would_be_otherwise() {
     }
 }
 
+#[test]
+fn limits_count_where_a_consumer_names_them() {
+    let pod = |name: &str| {
+        format!(
+            "kind: Pod\nmetadata: {{name: {name}, namespace: a}}\nspec: {{nodeName: n1, containers: [{{name: c, resources: {{requests: {{cpu: 1}}, limits: {{cpu: 2}}}}}}]}}\n---\n"
+        )
+    };
+    let node =
+        "kind: Node\nmetadata: {name: n1}\nstatus: {allocatable: {cpu: 10, pods: 110}}\n---\n";
+    let cluster = format!("{node}{}{}", pod("one"), pod("other"));
+    let without = ask(&[], &cluster).unwrap();
+    assert!(!without.contains("limits"), "{without}");
+    let consumer =
+        "kind: Consumer\nmetadata: {name: a}\nspec: {namespace: a, hard: {limits.cpu: 3}}\n";
+    let with = ask(&[], &format!("{cluster}{consumer}")).unwrap();
+    let line = with
+        .lines()
+        .find(|line| line.contains("limits.cpu"))
+        .unwrap();
+    let cells: Vec<&str> = line.split_whitespace().collect();
+    let expected = [
+        "a",
+        "limits.cpu",
+        "-",
+        "2",
+        "4",
+        "2",
+        "3",
+        "over",
+        "by",
+        "2",
+    ];
+    assert_eq!(cells, expected, "{with}");
+}
+
 /// Names are chosen by who writes the objects: none begins a line, colours one or moves the cursor.
 #[test]
 fn names_command_no_terminal() {

@@ -138,3 +138,41 @@ fn pods_that_count_otherwise_than_their_owners_think_are_told_by_their_consumer(
     }
     assert!(events(&world.run(30, true, |_| None)).is_empty(), "once");
 }
+
+#[test]
+fn limits_count_where_a_consumer_names_them() {
+    let mut world = World::new(false);
+    for at in 0..4 {
+        let mut pod = world.pod_object("b", &format!("b{at}"), Some("n"));
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({"cpu": "2"});
+        world.see_pod(pod);
+    }
+    let row = |world: &World| {
+        let mut rows = world.arbiter.judgement.rows.iter();
+        rows.find(|row| row.name == "b").unwrap().clone()
+    };
+    world.run(2, true, |_| None);
+    assert_eq!(row(&world).used.get("limits.cpu"), None);
+    // Three pods of 2 are within it, the fourth is beyond.
+    world.consumer("b", &json!({"namespace": "b", "hard": {"limits.cpu": "7"}}));
+    world.run(2, true, |_| None);
+    let b = row(&world);
+    assert_eq!(
+        (b.used["limits.cpu"], b.deserved["limits.cpu"]),
+        (8_000, 6_000)
+    );
+    assert_eq!((b.deserved["cpu"], b.passed_over), (3_000, 1));
+    assert_eq!(b.over["limits.cpu"], 2_000);
+    // A pod that waits is not taken for one that fits on no node.
+    let mut pod = world.pod_object("a", "a0", None);
+    pod["spec"]["containers"][0]["resources"]["limits"] = json!({"cpu": "2"});
+    world.see_pod(pod);
+    world.run(2, true, |_| None);
+    assert_eq!(world.arbiter.judgement.entitled, ["a0"]);
+    // A quota of limits bounds who is bound by them.
+    let quota =
+        json!({"metadata": {"name": "q", "namespace": "b"}, "spec": {"hard": {"limits.cpu": "4"}}});
+    world.see(Kind::Quotas, &quota);
+    world.run(2, true, |_| None);
+    assert_eq!(row(&world).hard["limits.cpu"], 4_000);
+}
