@@ -7,6 +7,8 @@
 //! threshold: an agent that takes over pinned programs goes on from it. Until that agent arms for the first time, the newest
 //! arming is the one that the agent before it left, and its crossing counts.
 
+use std::sync::atomic::{Ordering, fence};
+
 use aya::maps::{Array, MapData};
 use plimsoll_abi::charges;
 
@@ -80,6 +82,8 @@ impl Bpf {
                 .words
                 .set(index, word, 0)
                 .map_err(map_error("CHARGES"))?;
+            // Arm lets another CPU see the two in the other order, and a system call is no barrier.
+            fence(Ordering::SeqCst);
             self.charges.newest = newest;
         }
         Ok(newest)

@@ -82,6 +82,20 @@ pub enum BpfError {
     },
 }
 
+/// Kernel-internal, yet the BPF system call returns it.
+const ENOTSUPP: i32 = 524;
+
+/// Why this host refuses a program on a function that does nothing, with what the errno alone does not say.
+pub(super) fn refusal_of_functions(reason: String) -> String {
+    if reason != errno_text(ENOTSUPP) {
+        return reason;
+    }
+    // `arch_prepare_bpf_trampoline` or `register_ftrace_direct` is not there.
+    format!(
+        "{reason}: this kernel cannot call programs from its functions (on arm64 from 6.4 on, with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS)"
+    )
+}
+
 /// For `map_err` on an operation on `map`.
 pub(super) fn map_error(map: &'static str) -> impl Fn(aya::maps::MapError) -> BpfError {
     move |error| BpfError::Map {
@@ -144,8 +158,7 @@ fn errno_text(errno: i32) -> String {
         libc::EMFILE => "EMFILE",
         libc::ENOSPC => "ENOSPC",
         libc::EOPNOTSUPP => "EOPNOTSUPP",
-        // Kernel-internal, yet the BPF system call returns it.
-        524 => "ENOTSUPP",
+        ENOTSUPP => "ENOTSUPP",
         _ => return format!("errno {errno}"),
     };
     format!("errno {errno} ({name})")
@@ -163,6 +176,16 @@ mod tests {
         };
         assert_eq!(reason(&error), "errno 1 (EPERM)");
         assert_eq!(reason(&aya::maps::MapError::KeyNotFound), "key not found");
+    }
+
+    #[test]
+    fn a_kernel_that_calls_no_program_from_functions_is_explained() {
+        let explained = refusal_of_functions(errno_text(524));
+        assert!(
+            explained.starts_with("errno 524 (ENOTSUPP): ") && explained.contains("arm64"),
+            "{explained}"
+        );
+        assert_eq!(refusal_of_functions(errno_text(1)), "errno 1 (EPERM)");
     }
 
     #[test]

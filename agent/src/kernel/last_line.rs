@@ -3,6 +3,7 @@
 //! A pod gets into the order as a [`CondemnedPod`], and only what the core has condemned can become one.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{Array, HashMap, MapData, MapError};
 use plimsoll_abi::last_line::{
@@ -103,7 +104,7 @@ impl LastLineMaps {
     }
 
     /// Puts a setting in force, with the order of the last [`condemn`](Self::condemn). A program goes by all of it or by all of what was
-    /// before. Two map updates, no allocation.
+    /// before: what is written first is seen first. Two map updates, no allocation.
     ///
     /// # Errors
     /// When the kernel refuses an update: what was in force stays.
@@ -122,6 +123,8 @@ impl LastLineMaps {
         self.line
             .set(slot_of(generation), **next, 0)
             .map_err(map_error("LAST_LINE"))?;
+        // Arm lets another CPU see the two in the other order, and a system call is no barrier.
+        fence(Ordering::SeqCst);
         self.newest
             .set(0, generation, 0)
             .map_err(map_error("LAST_LINE_NEWEST"))?;

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::btf::{self, Btf};
 use super::counters;
-use super::error::reason;
+use super::error::{reason, refusal_of_functions};
 use super::hooks::{HOOKS, Hook};
 use super::layout::{self, Resolved};
 use super::{
@@ -309,7 +309,10 @@ impl Attaching<'_> {
                 _ => Ok(()),
             };
         }
-        attached
+        match kind {
+            HookKind::Fentry | HookKind::Fexit => attached.map_err(refusal_of_functions),
+            HookKind::TpBtf => attached,
+        }
     }
 
     /// What keeps a hook from being tried, if anything.

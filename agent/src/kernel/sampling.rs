@@ -16,8 +16,8 @@ use aya::programs::perf_event::{
 use aya::{Ebpf, EbpfLoader};
 use plimsoll_abi::Config;
 use plimsoll_abi::sampling::{
-    FRAME_BYTES, FRAMES_MAX, SAMPLES_BYTES_MIN, Sample as SampleHead, SampleEvent, SamplingConfig,
-    WANTED_MAX, counts,
+    FRAME_BYTES, FRAMES_MAX, PERIOD_AT, SAMPLES_BYTES_MIN, Sample as SampleHead, SampleEvent,
+    SamplingConfig, WANTED_MAX, counts,
 };
 use zerocopy::IntoBytes;
 
@@ -129,7 +129,7 @@ impl Sampler {
         };
         let sampling = SamplingConfig {
             selected_only: u32::from(options.cgroups.is_some()),
-            pad: 0,
+            period_at: period_at(&btf)?,
         };
         let mut ebpf = EbpfLoader::new()
             // For relocations and targets, of which there are none here.
@@ -254,6 +254,20 @@ impl Sampler {
     pub fn unreadable(&self) -> (u64, Option<SampleError>) {
         (self.unreadable, self.last_error)
     }
+}
+
+/// Where the running kernel has what a sample stands for: one of the places that the programs know.
+fn period_at(btf: &Btf<'_>) -> Result<u32, BpfError> {
+    let at = btf.offset("bpf_perf_event_data.sample_period");
+    at.filter(|at| PERIOD_AT.contains(at))
+        .ok_or_else(|| BpfError::NoSampling {
+            reason: match at {
+                Some(at) => format!(
+                    "bpf_perf_event_data.sample_period is at byte {at} on this architecture, and the programs know x86-64 and arm64"
+                ),
+                None => "this kernel's BTF has no bpf_perf_event_data.sample_period".to_owned(),
+            },
+        })
 }
 
 /// A power of two, as the kernel wants it.

@@ -133,9 +133,13 @@ pub mod counts {
 pub struct SamplingConfig {
     /// 1 when only tasks of the cgroups in the map `WANTED` are sampled.
     pub selected_only: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Where `bpf_perf_event_data.sample_period` is, in bytes: behind the registers of user space, of which each architecture has its own. One of
+    /// [`PERIOD_AT`].
+    pub period_at: u32,
 }
+
+/// The places that the programs know: x86-64 has 21 registers before it, 64-bit Arm 34.
+pub const PERIOD_AT: [u32; 2] = [21 * 8, 34 * 8];
 
 #[cfg(test)]
 mod tests {

@@ -37,8 +37,8 @@ use aya_ebpf::{
     programs::PerfEventContext,
 };
 use plimsoll_abi::sampling::{
-    FRAME_BYTES, FRAMES_MAX, LEVELS_MAX, SAMPLES_BYTES_MIN, SAMPLING_VERSION, Sample, SampleEvent,
-    SamplingConfig, WANTED_MAX, counts,
+    FRAME_BYTES, FRAMES_MAX, LEVELS_MAX, PERIOD_AT, SAMPLES_BYTES_MIN, SAMPLING_VERSION, Sample,
+    SampleEvent, SamplingConfig, WANTED_MAX, counts,
 };
 
 use crate::layout::{cgroup_id, frozen, load_ptr, offset, task_memory_cgroup};
@@ -76,7 +76,7 @@ static WANTED: HashMap<u64, u64> = HashMap::with_max_entries(WANTED_MAX, 0);
 #[unsafe(no_mangle)]
 static SAMPLING: SamplingConfig = SamplingConfig {
     selected_only: 0,
-    pad: 0,
+    period_at: 0,
 };
 
 /// By frequency or period of the CPU's clock.
@@ -138,7 +138,7 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
             ts_ns: bpf_ktime_get_ns(),
             cgroup_id: cgroup_id(cgroup),
             wanted_id,
-            weight: (&raw const (*ctx.ctx).sample_period).read_volatile(),
+            weight: period(ctx),
             tgid: (thread >> 32) as u32,
             tid: thread as u32,
             cpu: bpf_get_smp_processor_id(),
@@ -161,6 +161,23 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
         count(counts::dropped(event));
     }
     0
+}
+
+/// How many of what is sampled this sample stands for. Where the context has it depends on the architecture, and the object is one for all: each place
+/// is loaded at a fixed offset, in a branch of its own that the verifier leaves out on the other one. Hidden from LLVM, which would otherwise
+/// compute the offset.
+#[inline(always)]
+fn period(ctx: &PerfEventContext) -> u64 {
+    let [x86_64, arm64] = PERIOD_AT;
+    let context = ctx.ctx.cast::<u8>().cast_const();
+    // SAFETY: a member of the context, at the place that the agent has found by its name; the verifier checks the load.
+    unsafe {
+        if frozen(&SAMPLING.period_at) == arm64 {
+            core::hint::black_box(context.add(arm64 as usize).cast::<u64>().read_volatile())
+        } else {
+            core::hint::black_box(context.add(x86_64 as usize).cast::<u64>().read_volatile())
+        }
+    }
 }
 
 /// The bytes that a stack has; none if it could not be had.

@@ -85,10 +85,14 @@ enum Kind {
     Booted,
     /// Another processor, one NUMA node: what depends on the processor ([`ARM64_THEMES`]).
     Arm64,
+    /// The same with a kernel that calls no program from a function: [`ARM64_OLD_THEMES`].
+    Arm64Old,
 }
 
 /// The themes whose tests load programs into the kernel, read what these say, or act on it by system calls: a processor has a part in nothing else.
-const ARM64_THEMES: [&str; 4] = ["eviction", "last_line", "records", "trace"];
+const ARM64_THEMES: &[&str] = &["eviction", "ladder", "last_line", "records", "trace"];
+/// Those that need no fentry.
+const ARM64_OLD_THEMES: &[&str] = &["eviction", "ladder", "trace"];
 
 impl Machine {
     fn kind(self) -> Option<Kind> {
@@ -149,7 +153,7 @@ impl Row {
             Kind::OneCpu => "-cpu1",
             Kind::Numa2 => "-numa2",
             Kind::Numa8 => "-numa8",
-            Kind::Arm64 => "-arm64",
+            Kind::Arm64 | Kind::Arm64Old => "-arm64",
         };
         let cgroup = match self.cgroup {
             "cgroup2" => String::new(),
@@ -166,7 +170,7 @@ impl Row {
     /// As `cargo xtask vm --topology` has it.
     fn topology(&self) -> &'static str {
         match self.kind {
-            Kind::Flat | Kind::Booted | Kind::Arm64 => "flat:4",
+            Kind::Flat | Kind::Booted | Kind::Arm64 | Kind::Arm64Old => "flat:4",
             Kind::OneCpu => "flat:1",
             Kind::Numa2 => "numa2:2",
             Kind::Numa8 => "numa8",
@@ -176,7 +180,7 @@ impl Row {
     /// As `cargo xtask vm --arch` has it.
     fn architecture(&self) -> &'static str {
         match self.kind {
-            Kind::Arm64 => "arm64",
+            Kind::Arm64 | Kind::Arm64Old => "arm64",
             _ => "amd64",
         }
     }
@@ -186,7 +190,16 @@ impl Row {
             // Each node has room for its pods.
             Kind::Numa8 => 4096,
             // A node with pods and a hog.
-            Kind::Flat | Kind::OneCpu | Kind::Numa2 | Kind::Booted | Kind::Arm64 => 2048,
+            _ => 2048,
+        }
+    }
+
+    /// The themes that it runs, where that does not follow from what the tests declare.
+    fn themes(&self) -> Option<&'static [&'static str]> {
+        match self.kind {
+            Kind::Arm64 => Some(ARM64_THEMES),
+            Kind::Arm64Old => Some(ARM64_OLD_THEMES),
+            _ => None,
         }
     }
 
@@ -194,10 +207,9 @@ impl Row {
     #[must_use]
     pub fn runs(&self, test: &Test, all: bool) -> bool {
         let declared = test.on.machines();
-        if self.kind == Kind::Arm64 {
+        if let Some(themes) = self.themes() {
             let theme = test.name.split("::").next();
-            let is_meant = theme.is_some_and(|theme| ARM64_THEMES.contains(&theme));
-            return all && is_meant && declared.iter().any(|one| one.kind() == Some(Kind::Flat));
+            return all && theme.is_some_and(|theme| themes.contains(&theme));
         }
         declared.contains(&self.machine)
             || all && declared.iter().any(|one| one.kind() == Some(self.kind))
@@ -240,6 +252,7 @@ pub const MACHINES: &[Row] = &[
     booted(Machine::More, "7.2", "lockdown=confidentiality"),
     booted(Machine::More, "7.2", "psi=0"),
     booted(Machine::More, "7.2", "lockdown=confidentiality psi=0"),
+    Row::of(Machine::More, Kind::Arm64Old, "6.1", "cgroup2", ""),
     Row::of(Machine::More, Kind::Arm64, "6.12", "cgroup2", ""),
     Row::of(Machine::More, Kind::Arm64, "7.2", "cgroup2", ""),
 ];
