@@ -155,6 +155,8 @@ pub struct Agent {
     /// The ring of urgent records is not waited for any more: charges are as good as not counted.
     has_lost_records: bool,
     heartbeat: Arc<Heartbeat>,
+    /// What came of answering urgent records before the turn: whether a sample was taken.
+    answered: Option<Result<bool>>,
     /// Not said yet: the manifests have not been read.
     announcement: Option<Announcement>,
 }
@@ -216,6 +218,7 @@ impl Agent {
             keeps_programs: false,
             has_lost_records: false,
             heartbeat: Arc::default(),
+            answered: None,
             announcement: None,
         }
     }
@@ -288,7 +291,9 @@ impl Agent {
         self.rescans = Rescans::new(sources.rescan_period);
         loop {
             let deadlines = self.deadlines();
-            match sources.next(&deadlines, &mut stop).await {
+            let urgent = || self.answer_urgent();
+            let wake = sources.next(&deadlines, &mut stop, urgent).await;
+            match wake {
                 Wake::Stop => return Ok(()),
                 wake => self.turn(wake, &deadlines, &mut sources)?,
             }

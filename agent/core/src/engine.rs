@@ -91,6 +91,10 @@ impl Engine {
         self.state.observe(event, &self.config);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
+        if let EventKind::Sample(sample) = &event.kind {
+            let lineup = &mut self.scratch.lineup;
+            lineup.take_in(&self.config, &mut self.state, sample);
+        }
         stall::observe(&mut self.state);
         // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
@@ -111,7 +115,35 @@ impl Engine {
         placement::decide(&self.config, &mut self.state, event, first, decisions);
         cpu::decide(&self.config, &mut self.state, event, first, decisions);
         sampling::schedule(&self.config, &mut self.state, decisions);
+        self.line_up(event);
         self.state.look_for_leaving();
+    }
+
+    /// What an event has made of pods, in the lineup.
+    fn line_up(&mut self, event: &Event) {
+        let (config, state) = (&self.config, &self.state);
+        let lineup = &mut self.scratch.lineup;
+        match &event.kind {
+            EventKind::Sample(_) => {}
+            EventKind::PodRunning { uid }
+            | EventKind::PodEmpty { uid }
+            | EventKind::Outcome { uid, .. } => lineup.refresh(config, state, uid),
+            _ => lineup.outdate(),
+        }
+        if !state.leavers.is_known {
+            lineup.outdate();
+        }
+        // Those that have left are still among them.
+        for uid in state.leavers.iter() {
+            lineup.refresh(config, state, uid);
+        }
+    }
+
+    /// Does in advance what an answer to an urgent sample would begin with, if that has to be done again. Changes nothing else; allocates nothing.
+    pub fn prepare(&mut self) {
+        let now_ns = self.state.now_ns;
+        let lineup = &mut self.scratch.lineup;
+        lineup.bring_up_to_date(&self.config, &self.state, now_ns);
     }
 
     /// What [`Engine::step`] does with a sample once its signals have been observed. For vectors and simulations, which give

@@ -24,6 +24,8 @@ use crate::record::journal::Journal;
 
 /// Routine looks in which each pod has its turn: a minute, as often as its scores are reviewed.
 const SHARES: usize = 12;
+/// A routine look comes early by this part of its period at most.
+const EARLY_SHARE: u64 = 16;
 /// Changes of one pod that one look can find: its cgroup was replaced, and the new one has processes.
 const CHANGES_MAX: usize = 2;
 
@@ -78,6 +80,14 @@ impl Rescans {
     /// What was noted is to be looked at as soon as may be, and what goes with every look is to be done even if nothing was.
     pub(super) fn ask(&mut self) {
         self.is_asked = true;
+    }
+
+    /// The loop is awake: a routine look that would wake it again soon comes now.
+    pub(super) fn come_early(&mut self, now_ns: u64) {
+        let soon_ns = now_ns.saturating_add(self.routine_period_ns / EARLY_SHARE);
+        if self.routine_at_ns <= soon_ns {
+            self.routine_at_ns = self.routine_at_ns.min(now_ns);
+        }
     }
 
     /// When to look, nanoseconds: in the past if now.
@@ -238,6 +248,19 @@ mod tests {
         assert_eq!(rescans.at_ns(), 0);
         assert_eq!(rescans.take(2 * SECOND, &pods, true), uids(&["b"]));
         assert_eq!(rescans.at_ns(), 6 * SECOND, "the routine keeps its time");
+    }
+
+    #[test]
+    fn a_routine_look_comes_a_little_early_when_the_loop_is_awake_anyway() {
+        let pods = pods(&["a"]);
+        let mut rescans = Rescans::new(Duration::from_secs(5));
+        rescans.take(0, &pods, true);
+        rescans.come_early(4 * SECOND);
+        assert_eq!(rescans.at_ns(), 5 * SECOND, "not much too early");
+        rescans.come_early(5 * SECOND - SECOND / 4);
+        assert_eq!(rescans.at_ns(), 5 * SECOND - SECOND / 4);
+        rescans.come_early(6 * SECOND);
+        assert_eq!(rescans.at_ns(), 5 * SECOND - SECOND / 4, "never later");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Reads the node and its pods into the engine's sample, without allocating.
 
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
+use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use plimsoll_core::policy::memory::swap::CompressedSwap;
@@ -45,6 +47,8 @@ pub struct Sampler {
     observer: NodeObserver,
     /// What some thresholds need of pods beside memory.
     meters: Option<PodMeters>,
+    /// Whether a threshold is on what pods use together: then it is read before the question which pods are wanted.
+    kubepods_first: bool,
 }
 
 impl Sampler {
@@ -69,12 +73,21 @@ impl Sampler {
             },
             observer: NodeObserver::default(),
             meters: None,
+            kubepods_first: true,
         })
     }
 
     /// Also reads what `observer` has open, into each sample that is not urgent.
     pub fn with_observer(mut self, observer: NodeObserver) -> Self {
         self.observer = observer;
+        self
+    }
+
+    /// For these thresholds.
+    pub fn with_thresholds(mut self, thresholds: &[Threshold]) -> Self {
+        let is_of_kubepods =
+            |threshold: &Threshold| threshold.signal == Signal::AllocatableMemoryAvailable;
+        self.kubepods_first = thresholds.iter().any(is_of_kubepods);
         self
     }
 
@@ -130,10 +143,19 @@ impl Sampler {
         sample.leaders_only = false;
         sample.node_only = pods.len() > FEW_PODS;
         if sample.node_only {
-            self.read_node(urgent, counted, sample, &mut failed)?;
+            // The leaders are read before it counts.
+            let kubepods_later = urgent && !self.kubepods_first && self.counts(counted).is_some();
+            sample.kubepods = match kubepods_later {
+                true => None,
+                false => self.kubepods(urgent, &mut failed),
+            };
+            self.read_node(counted, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
             match wanted(sample) {
-                Wanted::Nothing => return Ok(()),
+                Wanted::Nothing => {
+                    self.complete(sample, |error| failed(None, error));
+                    return Ok(());
+                }
                 Wanted::Leaders => {
                     (sample.node_only, sample.leaders_only) = (false, true);
                     return Ok(());
@@ -145,26 +167,35 @@ impl Sampler {
             failed(Some(uid), error)
         });
         hops.pods_read_ns = Some(now_ns());
-        self.read_node(urgent, counted, sample, failed)?;
+        sample.kubepods = self.kubepods(urgent, &mut failed);
+        self.read_node(counted, sample, failed)?;
         hops.node_read_ns = Some(now_ns());
         Ok(())
     }
 
-    /// Reads the kubepods cgroup and the node.
-    fn read_node(
+    /// Reads the kubepods cgroup into an urgent sample that lacks it, and whose pods have been read.
+    pub fn complete(&mut self, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
+        if sample.kubepods.is_none() {
+            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+        }
+    }
+
+    fn kubepods(
         &mut self,
         urgent: bool,
+        mut failed: impl FnMut(Option<&PodUid>, &FileError),
+    ) -> Option<CgroupMemory> {
+        let read = self.read_kubepods(urgent);
+        read.inspect_err(|error| failed(None, error)).ok()
+    }
+
+    /// Reads the node. The kubepods cgroup has been read where there is swap.
+    fn read_node(
+        &mut self,
         counted: Option<NodeCounters>,
         sample: &mut Sample,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
-        sample.kubepods = match self.read_kubepods(urgent) {
-            Ok(memory) => Some(memory),
-            Err(error) => {
-                failed(None, &error);
-                None
-            }
-        };
         let node = self.node(counted)?;
         sample.node = NodeMemory {
             capacity_bytes: node.total,
@@ -187,9 +218,7 @@ impl Sampler {
     /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record has brought along does; how much
     /// memory there is comes from the last reading, and a node with swap is read.
     fn node(&mut self, counted: Option<NodeCounters>) -> Result<meminfo::NodeMemory, FileError> {
-        if let Some(counted) = counted
-            && let Some(known) = self.known.filter(|known| known.swap_total == 0)
-        {
+        if let Some((counted, known)) = self.counts(counted) {
             return Ok(meminfo::NodeMemory {
                 total: known.total,
                 free: counted.free_bytes,
@@ -205,6 +234,11 @@ impl Sampler {
         let read = self.meminfo.read_or_reopen()?;
         self.known = Some(read);
         Ok(read)
+    }
+
+    /// What a record has brought along, and the last reading, if they do for the node.
+    fn counts(&self, counted: Option<NodeCounters>) -> Option<(NodeCounters, meminfo::NodeMemory)> {
+        counted.zip(self.known.filter(|known| known.swap_total == 0))
     }
 
     /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
@@ -289,15 +323,14 @@ impl Sampler {
         if !is_leader {
             sample.leaders_only = false;
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
-            self.read_node(true, None, sample, |_, error| failed(error))?;
-        } else if let Some(kubepods) = &mut sample.kubepods {
+            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            self.read_node(None, sample, |_, error| failed(error))?;
+        } else {
             // After the pod: what is left of it is the most that the others have.
-            match self.kubepods.read_usage_bytes() {
-                Ok(usage_bytes) => kubepods.usage_bytes = usage_bytes,
-                Err(error) => {
-                    sample.kubepods = None;
-                    failed(&error);
-                }
+            let swap_bytes = sample.kubepods.map(|kubepods| kubepods.swap_bytes);
+            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            if let (Some(kubepods), Some(swap_bytes)) = (&mut sample.kubepods, swap_bytes) {
+                kubepods.swap_bytes = swap_bytes;
             }
         }
         first

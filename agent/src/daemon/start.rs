@@ -350,6 +350,7 @@ impl Start<'_> {
         self.lost
             .extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         let sampler = Sampler::open(host, mounts, kubepods, allocatable_memory_bytes)?
+            .with_thresholds(&config.engine.thresholds)
             .with_observer(observer)
             .with_meters(meters);
         if sampler.limits_swap_of_pods() {

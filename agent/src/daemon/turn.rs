@@ -1,7 +1,8 @@
 //! One turn of the loop: react first, everything else afterwards.
 //!
 //! From a record of the kernel to the signal, in order:
-//! 1. [`Sources::next`] returns because the ring buffer is readable; [`Agent::turn`] is called.
+//! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::answer_urgent`] before it gives up waiting for everything else;
+//!    the rest of the turn ([`Agent::turn`]) follows.
 //! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
 //! 3. [`Agent::react`] reads the node (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each;
 //!    asks for the pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
@@ -115,10 +116,21 @@ impl Agent {
         deadlines: &Deadlines,
         sources: &mut Sources,
     ) -> Result<()> {
-        self.heartbeat.begin(now_ns());
+        if self.answered.is_none() {
+            self.heartbeat.begin(now_ns());
+        }
         let result = self.answer(wake, deadlines, sources);
+        // While nobody waits for it.
+        self.engine.prepare();
         self.tally.turns.add(self.heartbeat.end(now_ns()));
         result
+    }
+
+    /// What the ring of urgent records has woken the loop for, before anything else is looked at. The rest of the turn follows.
+    pub(super) fn answer_urgent(&mut self) {
+        self.heartbeat.begin(now_ns());
+        let answered = self.attend(&mut Found::default());
+        self.answered = Some(answered);
     }
 
     fn answer(&mut self, wake: Wake, deadlines: &Deadlines, sources: &mut Sources) -> Result<()> {
@@ -129,7 +141,8 @@ impl Agent {
             Wake::Deadline if deadlines.is_sample_due(now_ns()) => found.by(Cause::Timer),
             _ => {}
         }
-        let mut has_sampled = self.attend(&mut found)?;
+        let mut has_sampled = self.answered.take().unwrap_or(Ok(false))?;
+        has_sampled |= self.attend(&mut found)?;
         self.heartbeat.enter(Part::Message);
         self.take_message(wake, &mut found, sources)?;
         self.heartbeat.enter(Part::Lifecycle);
@@ -139,6 +152,7 @@ impl Agent {
         }
         has_sampled |= self.attend(&mut found)?;
         if has_sampled {
+            self.rescans.come_early(now_ns());
             let node = self.engine.state().node.as_ref();
             let headroom_bytes = node.and_then(|node| node.headroom_bytes);
             if let Some(Wake::Lost(lost)) = sources.arm_usage(headroom_bytes) {
@@ -323,6 +337,10 @@ impl Agent {
         }
         if !sample.node_only {
             self.freshen(received_ns, &mut sample);
+            let failure = &mut self.sample_failure;
+            self.sampler.complete(&mut sample, |error| {
+                failure.get_or_insert_with(|| error.to_string());
+            });
             self.hops.freshened_ns = Some(now_ns());
         }
         self.step(received_ns, EventKind::Sample(sample));
@@ -406,13 +424,8 @@ impl Agent {
     fn find_empty_pods(&mut self, at_ns: u64) -> bool {
         let mut has_ended = false;
         self.leaving.clear();
-        let leaving = self
-            .engine
-            .state()
-            .pods
-            .iter()
-            .filter(|(_, pod)| pod.leaving.is_some() && pod.running);
-        self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
+        let leaving = self.engine.state().leaving().filter(|pod| pod.running);
+        self.leaving.extend(leaving.map(|pod| pod.row.uid.clone()));
         for index in 0..self.leaving.len() {
             let uid = self.leaving[index].clone();
             match self.pods.has_emptied(&uid) {

@@ -394,11 +394,24 @@ impl Sources {
         }
     }
 
-    /// Waits for whatever comes first; of several, for what is most urgent.
-    pub(super) async fn next(&mut self, deadlines: &Deadlines, stop: &mut StopSignals) -> Wake {
+    /// Waits for whatever comes first; of several, for what is most urgent. `urgent` is called as soon as there are urgent records: to give up waiting for
+    /// all the others takes longer than most of what is to be done.
+    pub(super) async fn next(
+        &mut self,
+        deadlines: &Deadlines,
+        stop: &mut StopSignals,
+        urgent: impl FnOnce(),
+    ) -> Wake {
+        let records = async {
+            let wake = self.records.next(Wake::Records).await;
+            if matches!(wake, Wake::Records) {
+                urgent();
+            }
+            wake
+        };
         tokio::select! {
             biased;
-            wake = self.records.next(Wake::Records) => wake,
+            wake = records => wake,
             wake = self.psi.next(Wake::Sample(Cause::PressureStall)) => wake,
             wake = self.stalls.next(Wake::Sample(Cause::PressureStall)) => wake,
             wake = self.usage.next(Wake::Sample(Cause::MemoryEvent)) => wake,
@@ -715,7 +728,7 @@ mod tests {
     /// It is lost once, in words, and then silent; what else there is goes on.
     async fn is_lost_once(mut sources: Sources, name: SourceName, why: &str) {
         let mut stop = StopSignals::catch().unwrap();
-        let wake = sources.next(&FAR, &mut stop).await;
+        let wake = sources.next(&FAR, &mut stop, || {}).await;
         let Wake::Lost(lost) = wake else {
             panic!("{name:?}: {wake:?}");
         };
@@ -729,7 +742,7 @@ mod tests {
             rescan_ns: 0,
             ..FAR
         };
-        let wake = sources.next(&soon, &mut stop).await;
+        let wake = sources.next(&soon, &mut stop, || {}).await;
         assert!(matches!(wake, Wake::Deadline), "{name:?}: {wake:?}");
         let (works, mut other) = watched(|| Ok(()));
         other.write_all(b"x").unwrap();
@@ -740,7 +753,7 @@ mod tests {
             &mut sources.cgroups
         };
         own.watched = Some(works);
-        let wake = sources.next(&FAR, &mut stop).await;
+        let wake = sources.next(&FAR, &mut stop, || {}).await;
         assert!(
             matches!(wake, Wake::Cgroups | Wake::Sample(_)),
             "{name:?}: {wake:?}"

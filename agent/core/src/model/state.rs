@@ -18,7 +18,7 @@ use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::model::remedy::{RemedyState, Stage};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
-use crate::model::unread::{PodReading, Unread};
+use crate::model::unread::PodReading;
 use crate::placement::node::NodePlacement;
 
 /// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
@@ -94,18 +94,59 @@ pub struct NodeState {
     /// [`Breaker`](crate::model::options::Breaker)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retained: Option<Retained>,
-    /// Whether it is known that no pod is on its way out, so that they need not all be looked at again and again before one is chosen. Not saved.
+    /// Which pods are on their way out, so that they need not all be looked at again and again. Not saved.
     #[serde(skip)]
-    pub(crate) none_leaves: Noted,
+    pub(crate) leavers: Leavers,
 }
 
-/// Whether something has been noted that follows from the rest of a state: states are equal with and without it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Noted(pub(crate) bool);
+/// More pods on their way out at one time are looked for among all.
+const LEAVERS_MAX: usize = 8;
 
-impl PartialEq for Noted {
+/// The pods that may be on their way out, by their UIDs, ascending and without a gap: what follows from the rest of a state. States are equal with and without it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leavers {
+    /// No other pod is. Without it they are not known.
+    pub(crate) is_known: bool,
+    uids: [Option<PodUid>; LEAVERS_MAX],
+}
+
+impl PartialEq for Leavers {
     fn eq(&self, _: &Self) -> bool {
         true
+    }
+}
+
+impl Leavers {
+    /// In the order of their UIDs.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &PodUid> {
+        self.uids.iter().flatten()
+    }
+
+    /// One more. Allocates nothing.
+    fn add(&mut self, uid: &PodUid) {
+        if !self.is_known || self.iter().any(|known| known == uid) {
+            return;
+        }
+        let known = self.iter().count();
+        if known == LEAVERS_MAX {
+            self.is_known = false;
+            return;
+        }
+        let at = self.iter().take_while(|known| *known < uid).count();
+        self.uids[at..=known].rotate_right(1);
+        self.uids[at] = Some(uid.clone());
+    }
+
+    /// Forgets all others.
+    fn keep(&mut self, is_kept: impl Fn(&PodUid) -> bool) {
+        let mut kept = 0;
+        for at in 0..LEAVERS_MAX {
+            if let Some(uid) = self.uids[at].take_if(|uid| is_kept(uid)) {
+                self.uids[kept] = Some(uid);
+                kept += 1;
+            }
+        }
+        self.uids[kept..].fill(None);
     }
 }
 
@@ -289,6 +330,22 @@ pub struct Arming {
     pub reported_ns: u64,
 }
 
+/// The pods on their way out, in the order of their UIDs.
+pub(crate) fn leaving_of<'pods>(
+    pods: &'pods mut BTreeMap<PodUid, PodState>,
+    leavers: &Leavers,
+) -> impl Iterator<Item = (&'pods PodUid, &'pods mut PodState)> + use<'pods> {
+    let first = leavers.iter().next();
+    let last = leavers.iter().last();
+    let range = match (leavers.is_known, first.zip(last)) {
+        (false, _) => Some(pods.range_mut::<PodUid, _>(..)),
+        (true, Some((first, last))) => Some(pods.range_mut(first..=last)),
+        (true, None) => None,
+    };
+    let pods = range.into_iter().flatten();
+    pods.filter(|(_, pod)| pod.leaving.is_some())
+}
+
 impl NodeState {
     /// An empty state, for a configuration with this many thresholds.
     pub fn new(thresholds: usize) -> Self {
@@ -303,30 +360,50 @@ impl NodeState {
         self.conditions[condition as usize]
     }
 
-    /// The pods on their way out.
-    pub(crate) fn leaving(&self) -> impl Iterator<Item = &PodState> {
+    /// The pods on their way out, in the order of their UIDs.
+    pub fn leaving(&self) -> impl Iterator<Item = &PodState> {
         let is_leaving = |pod: &&PodState| pod.leaving.is_some();
         debug_assert!(
-            !(self.none_leaves.0 && self.pods.values().any(|pod| pod.leaving.is_some())),
+            !self.leavers.is_known
+                || self.pods.values().filter(is_leaving).count()
+                    == self.known_leavers().filter(is_leaving).count(),
             "whatever lets a pod leave takes note of it"
         );
-        let pods = (!self.none_leaves.0).then(|| self.pods.values());
-        pods.into_iter().flatten().filter(is_leaving)
+        let known = self.leavers.is_known.then(|| self.known_leavers());
+        let all = (!self.leavers.is_known).then(|| self.pods.values());
+        let known = known.into_iter().flatten();
+        known.chain(all.into_iter().flatten()).filter(is_leaving)
     }
 
-    /// The pods on their way out.
+    fn known_leavers(&self) -> impl Iterator<Item = &PodState> {
+        self.leavers.iter().filter_map(|uid| self.pods.get(uid))
+    }
+
+    /// The pods on their way out, in the order of their UIDs.
     pub(crate) fn leaving_mut(&mut self) -> impl Iterator<Item = (&PodUid, &mut PodState)> {
-        let pods = (!self.none_leaves.0).then(|| self.pods.iter_mut());
-        let pods = pods.into_iter().flatten();
-        pods.filter(|(_, pod)| pod.leaving.is_some())
+        leaving_of(&mut self.pods, &self.leavers)
     }
 
-    /// Looks whether a pod is on its way out, where that is not known.
+    /// A pod is on its way out from now on.
+    pub(crate) fn leaves(&mut self, uid: &PodUid) {
+        self.leavers.add(uid);
+    }
+
+    /// Finds out which pods are on their way out, where that is not known, and forgets those that have left.
     pub(crate) fn look_for_leaving(&mut self) {
-        if self.none_leaves.0 {
+        let Self { pods, leavers, .. } = self;
+        if leavers.is_known {
+            let is_leaving = |uid: &PodUid| pods.get(uid).is_some_and(|pod| pod.leaving.is_some());
+            leavers.keep(is_leaving);
             return;
         }
-        self.none_leaves = Noted(self.pods.values().all(|pod| pod.leaving.is_none()));
+        *leavers = Leavers {
+            is_known: true,
+            ..Leavers::default()
+        };
+        for (uid, _) in pods.iter().filter(|(_, pod)| pod.leaving.is_some()) {
+            leavers.add(uid);
+        }
     }
 
     /// Takes in what an event says. Decides nothing.
@@ -464,13 +541,7 @@ impl NodeState {
             }
         }
         if sample.leaders_only {
-            let unread = Unread::of(sample);
-            for pod in self.pods.values_mut() {
-                // So that no pod is ahead of a leader with what it has no more.
-                if let Some(known) = pod.memory.filter(|memory| memory.at_ns != now_ns) {
-                    pod.row.usage = pod.row.usage.min(unread.most_bytes(&known));
-                }
-            }
+            // What that says of the others is in `Lineup::take_in`.
             return;
         }
         for pod in self.pods.values_mut() {
@@ -503,6 +574,30 @@ impl NodeState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leavers_are_in_order_until_there_are_too_many() {
+        let mut leavers = Leavers {
+            is_known: true,
+            ..Leavers::default()
+        };
+        let names = |leavers: &Leavers| leavers.iter().map(ToString::to_string).collect::<Vec<_>>();
+        for name in ["c", "a", "b", "a"] {
+            leavers.add(&name.into());
+        }
+        assert_eq!(names(&leavers), ["a", "b", "c"]);
+        leavers.keep(|uid| uid.as_str() != "b");
+        assert_eq!(names(&leavers), ["a", "c"]);
+        for name in ["h", "g", "f", "e", "d", "b"] {
+            leavers.add(&name.into());
+            assert!(leavers.is_known);
+        }
+        assert_eq!(names(&leavers), ["a", "b", "c", "d", "e", "f", "g", "h"]);
+        leavers.add(&"i".into());
+        assert!(!leavers.is_known, "then all pods are looked at");
+        leavers.keep(|_| false);
+        assert!(names(&leavers).is_empty());
+    }
 
     #[test]
     fn a_state_with_fewer_conditions_is_of_an_earlier_version_and_one_with_more_is_refused() {

@@ -28,6 +28,22 @@ pub struct PodReading {
     pub charged_bytes: Option<u64>,
 }
 
+/// The part of a reading from which bounds follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Charged {
+    usage_bytes: u64,
+    charged_bytes: Option<u64>,
+}
+
+impl Charged {
+    pub(crate) fn of(reading: &PodReading) -> Self {
+        Self {
+            usage_bytes: reading.usage_bytes,
+            charged_bytes: reading.charged_bytes,
+        }
+    }
+}
+
 /// What the bounds may be short of.
 pub const NOISE_BYTES: u64 = 4 << 20;
 
@@ -53,7 +69,7 @@ impl Unread {
     }
 
     /// The most that a pod uses of which this was known.
-    pub(crate) fn most_bytes(&self, known: &PodReading) -> u64 {
+    pub(crate) fn most_bytes(&self, known: &Charged) -> u64 {
         let charged = self.charged_bytes.zip(known.charged_bytes);
         // Less than before: the programs are others.
         let since = charged.and_then(|(now, then)| now.checked_sub(then));

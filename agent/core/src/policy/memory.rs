@@ -8,6 +8,7 @@ pub mod foresight;
 pub mod freshness;
 pub(crate) mod head;
 pub mod leaving;
+pub(crate) mod lineup;
 pub mod on_node;
 pub mod rank;
 pub mod remedies;

@@ -7,6 +7,7 @@ use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
+use crate::model::unread::Charged;
 use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
 use crate::policy::memory::share;
 use crate::policy::memory::view::View;
@@ -38,7 +39,7 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
         rows.extend(pods.map(|pod| {
             let mut row = pod.row.clone();
             if let (Some(unread), Some(known)) = (&unread, &pod.memory) {
-                row.usage = unread.most_bytes(known);
+                row.usage = unread.most_bytes(&Charged::of(known));
             }
             row
         }));

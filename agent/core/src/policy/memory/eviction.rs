@@ -20,7 +20,7 @@ use crate::model::event::Cause;
 #[cfg(doc)]
 use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal};
-use crate::model::state::{Leaving, NodeReclaim, NodeState, Noted};
+use crate::model::state::{Leaving, NodeReclaim, NodeState};
 use crate::model::threshold::{Operator, Threshold};
 use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
@@ -58,6 +58,7 @@ pub(crate) fn decide(
         shorten_grace(config, state, observations, foreseen.as_ref(), decisions);
         if config.local_storage_limits && state.storage_is_new {
             local_storage::decide(config, state, decisions);
+            scratch.lineup.outdate();
         }
         remedies::end_if_resolved(config, state, decisions);
         breaker::end_if_resolved(config, state, foreseen.as_ref());
@@ -270,7 +271,7 @@ pub(crate) fn evict(
     let now_ns = state.now_ns;
     remedies::let_go(state, uid, decisions);
     let available_bytes = leaving::available_bytes(&state.observations);
-    state.none_leaves = Noted(false);
+    state.leaves(uid);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };

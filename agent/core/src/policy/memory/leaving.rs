@@ -13,7 +13,7 @@ use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending, KillReason};
 use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::{Leaving, NodeState, Noted, PodState};
+use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
 use crate::model::units::PodUid;
 use crate::policy::memory::view::View;
 use crate::policy::memory::{breaker, remedies};
@@ -68,11 +68,13 @@ pub(crate) fn decide(
     }
     let mut gone = false;
     let available_bytes = available_bytes(&state.observations);
-    if state.none_leaves.0 {
-        return;
-    }
-    let NodeState { pods, retained, .. } = state;
-    for (uid, pod) in pods {
+    let NodeState {
+        pods,
+        retained,
+        leavers,
+        ..
+    } = state;
+    for (uid, pod) in leaving_of(pods, leavers) {
         let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
         let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
         let Some(leaving) = &mut pod.leaving else {
@@ -116,7 +118,7 @@ pub(crate) fn decide(
 
 fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
-    state.none_leaves = Noted(false);
+    state.leaves(uid);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
@@ -144,7 +146,7 @@ fn is_running(state: &NodeState, uid: &PodUid) -> bool {
 fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
     let now_ns = state.now_ns;
     let available_bytes = available_bytes(&state.observations);
-    state.none_leaves = Noted(false);
+    state.leaves(uid);
     let Some(pod) = state.pods.get_mut(uid) else {
         return;
     };
@@ -218,7 +220,7 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
         return;
     }
     remedies::let_go(state, uid, decisions);
-    state.none_leaves = Noted(false);
+    state.leaves(uid);
     let Some(pod) = state.pods.get_mut(uid).filter(|pod| pod.running) else {
         return;
     };

@@ -18,6 +18,7 @@ use crate::model::threshold::Operator;
 use crate::policy::disk::node_reclaim;
 use crate::policy::memory::disruption::{Budgeting, Preference};
 use crate::policy::memory::foresight;
+use crate::policy::memory::lineup::Lineup;
 use crate::policy::memory::rank::{Place, RankRow};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
@@ -32,6 +33,8 @@ pub(crate) struct Scratch {
     pub(crate) places: Vec<Place>,
     /// The rows of the pods that go.
     pub(crate) chosen: Vec<usize>,
+    /// All pods, as the head of the ranking is found.
+    pub(crate) lineup: Lineup,
     /// What disruption budgets make of them.
     pub(crate) budgeting: Budgeting,
 }
@@ -41,6 +44,7 @@ impl Scratch {
         self.rows.reserve(pods.saturating_sub(self.rows.len()));
         self.places.reserve(pods.saturating_sub(self.places.len()));
         self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
+        self.lineup.reserve(pods);
         self.budgeting.reserve(pods, budgets);
     }
 }
@@ -171,8 +175,13 @@ pub(crate) fn first_known<'scratch>(
     view: &View<'_>,
     scratch: &'scratch mut Scratch,
 ) -> Option<&'scratch RankRow> {
-    let Scratch { rows, places, .. } = scratch;
-    head::fill(view, true, rows, places, |pod| !pod.row.exempt);
+    let Scratch {
+        rows,
+        places,
+        lineup,
+        ..
+    } = scratch;
+    head::fill(view, true, lineup, rows, places, |pod| !pod.row.exempt);
     let first = rows.iter().position(|row| !row.exempt)?;
     let mut leaders = rows[..=first].iter();
     leaders.find(|row| view.is_unread(&row.uid))
@@ -185,12 +194,13 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         rows,
         places,
         chosen,
+        lineup,
         budgeting,
     } = scratch;
     let is_soft = !met.threshold.is_hard();
     let head = if takes_the_first(view.config, met) {
         let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
-        head::fill(view, false, rows, places, goes)
+        head::fill(view, false, lineup, rows, places, goes)
     } else {
         None
     };

@@ -1,0 +1,472 @@
+//! What sets pods apart in the memory ranking, kept ready between two decisions.
+//!
+//! **Problem.** Between a record and a kill all pods are looked at three times: who leads by what is known, who may lead by the bounds of those that were not read,
+//! who goes. What is known of a pod is spread over a tree of large values, and each look computed the same again from it. **Approach.** A table with one short
+//! entry for each pod, in the order of their UIDs. [`Lineup::bring_up_to_date`] makes it when nothing is urgent ([`Engine::prepare`](crate::engine::Engine::prepare)), so that
+//! a look is one pass over memory that is in one place. Whatever may change a pod outdates it ([`Lineup::outdate`]); then the next look makes it anew first.
+//!
+//! A pod whose part depends on the time (it leaves, is stuck, or its eviction was refused) is looked up in the state each time: there are few.
+
+use std::cmp::Ordering;
+
+use crate::model::config::EngineConfig;
+use crate::model::event::{Overused, Sample};
+use crate::model::rank_row::{Nanos, RankRow};
+use crate::model::state::{NodeState, PodState};
+use crate::model::units::PodUid;
+use crate::model::unread::{Charged, Unread};
+use crate::policy::memory::freshness::most_used_bytes;
+use crate::policy::memory::share;
+use crate::policy::memory::view::View;
+
+/// The table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lineup {
+    entries: Vec<Entry>,
+    is_current: bool,
+    /// The arbitrator's list that the entries rest on holds until then, nanoseconds.
+    until_ns: Option<u64>,
+}
+
+/// One pod.
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    uid: PodUid,
+    /// What [`class`] says.
+    class: u64,
+    allowance: Nanos,
+    request: Nanos,
+    stats_known: bool,
+    /// What it uses by what is known.
+    usage: u64,
+    /// From what a bound follows.
+    charged: Option<Charged>,
+    part: Part,
+    shares: (u16, u16),
+}
+
+/// Whether it is ranked, and may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// It has no process.
+    None,
+    /// It is ranked only.
+    Exempt,
+    Candidate,
+    /// Depends on the time.
+    Depends,
+}
+
+/// A pod as the ranking sees it.
+#[derive(Clone, Copy)]
+pub(super) struct Contender<'a> {
+    pub(super) uid: &'a PodUid,
+    pub(super) stats_known: bool,
+    pub(super) usage: u64,
+    /// `overused` and `over_share` as in a [`RankRow`].
+    pub(super) shares: (u16, u16),
+    class: u64,
+    excess: Nanos,
+}
+
+/// Above all that sets classes apart after it.
+const STATS_KNOWN: u64 = 1 << 59;
+const WITHIN_REQUEST: u64 = 1 << 58;
+
+/// All comparators of [`Ranking::Memory`](crate::policy::memory::rank::Ranking::Memory) but what hangs on amounts, and UIDs, as one number that is smaller the
+/// earlier a pod goes.
+fn class(row: &RankRow, (overused, over_share): (u16, u16)) -> u64 {
+    // Moved up by 2^31: the order of i32 as that of u32.
+    let priority = row.priority.cast_unsigned() ^ i32::MIN.cast_unsigned();
+    // 1000 at most, see `RankRow::overused`.
+    let overused = u64::from(1023 - overused.min(1023));
+    let unnamed = u64::from(row.unnamed & 3) << 60;
+    unnamed | overused << 48 | u64::from(priority) << 16 | u64::from(u16::MAX - over_share)
+}
+
+impl Entry {
+    fn of(row: &RankRow, shares: (u16, u16)) -> Self {
+        Self {
+            uid: row.uid.clone(),
+            class: class(row, shares),
+            allowance: row.allowance,
+            request: row.request,
+            stats_known: row.stats_known,
+            usage: row.usage,
+            charged: None,
+            part: match row.exempt {
+                true => Part::Exempt,
+                false => Part::Candidate,
+            },
+            shares,
+        }
+    }
+
+    fn of_pod(config: &EngineConfig, list: Option<&Overused>, pod: &PodState) -> Self {
+        let shares = list.map_or((0, 0), |list| share::of_overuse(config, list, pod));
+        let depends = pod.leaving.is_some() || pod.stuck || pod.refused_until_ns.is_some();
+        let entry = Self::of(&pod.row, shares);
+        let part = match entry.part {
+            _ if !pod.running => Part::None,
+            _ if depends => Part::Depends,
+            part => part,
+        };
+        Self {
+            charged: pod.memory.as_ref().map(Charged::of),
+            part,
+            ..entry
+        }
+    }
+
+    /// What it is compared by before amounts.
+    #[inline(always)]
+    fn class(&self, stats_known: bool, usage: u64) -> u64 {
+        let exceeds_request = stats_known && Nanos::from_units(usage) > self.allowance;
+        self.class
+            | if stats_known { STATS_KNOWN } else { 0 }
+            | if exceeds_request { 0 } else { WITHIN_REQUEST }
+    }
+
+    /// What it is compared by within its class.
+    #[inline(always)]
+    fn excess(&self, stats_known: bool, usage: u64) -> Nanos {
+        if stats_known {
+            Nanos::from_units(usage).minus(self.request)
+        } else {
+            // Two pods without statistics have no usage to compare.
+            Nanos::default()
+        }
+    }
+
+    /// With these figures.
+    fn contender(&self, (stats_known, usage): (bool, u64)) -> Contender<'_> {
+        Contender {
+            uid: &self.uid,
+            stats_known,
+            usage,
+            shares: self.shares,
+            class: self.class(stats_known, usage),
+            excess: self.excess(stats_known, usage),
+        }
+    }
+
+    /// Whether it may be evicted; `None`: it is not ranked.
+    #[inline(always)]
+    fn may_go(&self, view: &View<'_>, may_go: &impl Fn(&PodState) -> bool) -> Option<bool> {
+        match self.part {
+            Part::None => None,
+            Part::Candidate => Some(true),
+            Part::Exempt => Some(false),
+            Part::Depends => {
+                let pod = view.state.pods.get(&self.uid);
+                pod.filter(|pod| view.is_candidate(pod)).map(may_go)
+            }
+        }
+    }
+
+    /// What it uses at most if it was not read.
+    #[inline(always)]
+    fn bound(&self, unread: &Unread) -> u64 {
+        let charged = self.charged.as_ref();
+        charged.map_or(self.usage, |known| unread.most_bytes(known))
+    }
+}
+
+/// A sample of leaders that is ahead: what they use, and bounds for all others.
+pub(super) struct Ahead {
+    /// Where the pods that were read stand, in that order, and what they use at most.
+    leaders: [(usize, u64); LEADERS_MAX],
+    read: usize,
+    unread: Unread,
+}
+
+impl Ahead {
+    /// What pods use, for a pass over all of them in order.
+    fn figures(&self) -> impl FnMut(usize, &Entry) -> (bool, u64) {
+        let mut leaders = self.leaders[..self.read].iter();
+        let mut leader = leaders.next();
+        move |at, entry| match leader {
+            Some((leads_at, used_bytes)) if *leads_at == at => {
+                leader = leaders.next();
+                (true, *used_bytes)
+            }
+            _ => (entry.stats_known, entry.bound(&self.unread)),
+        }
+    }
+}
+
+fn known(_at: usize, entry: &Entry) -> (bool, u64) {
+    (entry.stats_known, entry.usage)
+}
+
+/// The head of the ranking.
+#[derive(Default)]
+pub(super) struct Head<'a> {
+    /// How many pods are ranked.
+    pub(super) ranked: usize,
+    pub(super) first: Option<Contender<'a>>,
+    pub(super) second: Option<Contender<'a>>,
+    /// The first of those that may not go.
+    pub(super) barred: Option<Contender<'a>>,
+}
+
+/// What sets a pod apart but its UID.
+struct Behind {
+    class: u64,
+    excess: Nanos,
+}
+
+impl Behind {
+    /// Everybody is ahead of it.
+    const NOBODY: Self = Self {
+        class: u64::MAX,
+        excess: Nanos(0),
+    };
+
+    fn of(contender: &Contender<'_>) -> Self {
+        Self {
+            class: contender.class,
+            excess: contender.excess,
+        }
+    }
+}
+
+/// A sample with more leaders than that is a matter of the whole ranking.
+const LEADERS_MAX: usize = 8;
+
+impl Contender<'_> {
+    /// `Less`: it goes earlier.
+    fn compare(&self, other: &Self) -> Ordering {
+        let classes = self.class.cmp(&other.class);
+        classes
+            .then_with(|| other.excess.cmp(&self.excess))
+            .then_with(|| self.uid.cmp(other.uid))
+    }
+
+    pub(super) fn is_before(&self, other: Option<&Self>) -> bool {
+        other.is_none_or(|other| self.compare(other).is_lt())
+    }
+
+    /// [`Contender::is_before`] one with a smaller UID.
+    fn overtakes(&self, other: Option<&Self>) -> bool {
+        other.is_none_or(|other| {
+            let is_same_class = self.class == other.class;
+            self.class < other.class || is_same_class && self.excess > other.excess
+        })
+    }
+}
+
+impl Lineup {
+    /// Of these rows alone.
+    #[cfg(test)]
+    pub(super) fn of_rows(rows: &[RankRow]) -> Self {
+        let entry = |row: &RankRow| Entry::of(row, (row.overused, row.over_share));
+        Self {
+            entries: rows.iter().map(entry).collect(),
+            is_current: true,
+            until_ns: None,
+        }
+    }
+
+    pub(crate) fn reserve(&mut self, pods: usize) {
+        self.entries
+            .reserve(pods.saturating_sub(self.entries.len()));
+    }
+
+    /// Pods may be other than it says.
+    pub(crate) fn outdate(&mut self) {
+        self.is_current = false;
+    }
+
+    /// Makes it anew if it is out of date. Allocates nothing if there is room for all pods.
+    pub(crate) fn bring_up_to_date(
+        &mut self,
+        config: &EngineConfig,
+        state: &NodeState,
+        now_ns: u64,
+    ) {
+        let holds = self.until_ns.is_none_or(|until_ns| now_ns < until_ns);
+        if self.is_current && holds {
+            debug_assert!(
+                self.is_of(config, state, now_ns),
+                "whatever changes a pod outdates it"
+            );
+            return;
+        }
+        let list = share::overused(config, state, now_ns);
+        let entry = |pod: &PodState| Entry::of_pod(config, list, pod);
+        self.entries.clear();
+        self.entries.extend(state.pods.values().map(entry));
+        self.until_ns = list.map(|list| list.until_ns);
+        self.is_current = true;
+    }
+
+    /// Whether it says of each pod what a new one would, or that it depends.
+    fn is_of(&self, config: &EngineConfig, state: &NodeState, now_ns: u64) -> bool {
+        let list = share::overused(config, state, now_ns);
+        let mut pods = state.pods.values();
+        let mut entries = self
+            .entries
+            .iter()
+            .filter(|entry| entry.part != Part::Depends || state.pods.contains_key(&entry.uid));
+        let same = pods.all(|pod| {
+            let new = Entry::of_pod(config, list, pod);
+            entries.next().is_some_and(|entry| {
+                let part = match entry.part {
+                    Part::Depends => Part::Depends,
+                    _ => new.part,
+                };
+                *entry == Entry { part, ..new }
+            })
+        });
+        same && entries.next().is_none()
+    }
+
+    /// Takes in what has become of one pod.
+    pub(crate) fn refresh(&mut self, config: &EngineConfig, state: &NodeState, uid: &PodUid) {
+        if !self.is_current {
+            return;
+        }
+        let list = share::overused(config, state, state.now_ns);
+        match (self.find(uid), state.pods.get(uid)) {
+            (Ok(at), Some(pod)) => self.entries[at] = Entry::of_pod(config, list, pod),
+            (Err(_), None) => {}
+            _ => self.outdate(),
+        }
+    }
+
+    fn find(&self, uid: &PodUid) -> Result<usize, usize> {
+        self.entries.binary_search_by(|entry| entry.uid.cmp(uid))
+    }
+
+    /// What a sample of leaders says; `None` if it has too many.
+    pub(super) fn ahead(&self, view: &View<'_>, sample: &Sample) -> Option<Ahead> {
+        let mut ahead = Ahead {
+            leaders: Default::default(),
+            read: 0,
+            unread: Unread::of(sample),
+        };
+        for memory in &sample.pods {
+            let Ok(at) = self.find(&memory.uid) else {
+                continue;
+            };
+            let memory = memory.limited(&sample.node);
+            let used_bytes = most_used_bytes(&memory, view.config.options.availability);
+            *ahead.leaders.get_mut(ahead.read)? = (at, used_bytes);
+            ahead.read += 1;
+        }
+        ahead.leaders[..ahead.read].sort_unstable();
+        Some(ahead)
+    }
+
+    /// Finds the first two pods that may go, and the first of those that may not. `may_go`: whether one that depends on the time may.
+    pub(super) fn head(
+        &self,
+        view: &View<'_>,
+        ahead: Option<&Ahead>,
+        may_go: &impl Fn(&PodState) -> bool,
+    ) -> Head<'_> {
+        match ahead {
+            Some(ahead) => self.head_by(view, may_go, ahead.figures()),
+            None => self.head_by(view, may_go, known),
+        }
+    }
+
+    /// The pods that are ranked, and may not go.
+    pub(super) fn barred(
+        &self,
+        view: &View<'_>,
+        ahead: Option<&Ahead>,
+        may_go: &impl Fn(&PodState) -> bool,
+        mut each: impl FnMut(Contender<'_>),
+    ) {
+        let mut figures = ahead.map(Ahead::figures);
+        for (at, entry) in self.entries.iter().enumerate() {
+            let figures = match &mut figures {
+                Some(figures) => figures(at, entry),
+                None => known(at, entry),
+            };
+            if entry.may_go(view, may_go) == Some(false) {
+                each(entry.contender(figures));
+            }
+        }
+    }
+
+    /// One pass over all pods. Nearly all are behind those that lead already, and most of them by their class.
+    #[inline(always)]
+    fn head_by(
+        &self,
+        view: &View<'_>,
+        may_go: &impl Fn(&PodState) -> bool,
+        mut figures: impl FnMut(usize, &Entry) -> (bool, u64),
+    ) -> Head<'_> {
+        let mut head = Head::default();
+        // Behind them a pod is not among those that are looked for.
+        let (mut last, mut last_barred) = (Behind::NOBODY, Behind::NOBODY);
+        for (at, entry) in self.entries.iter().enumerate() {
+            let (stats_known, usage) = figures(at, entry);
+            let Some(may_go) = entry.may_go(view, may_go) else {
+                continue;
+            };
+            head.ranked += 1;
+            let behind = if may_go { &last } else { &last_barred };
+            let class = entry.class(stats_known, usage);
+            let is_ahead = class < behind.class
+                || class == behind.class && entry.excess(stats_known, usage) > behind.excess;
+            if !is_ahead {
+                continue;
+            }
+            let contender = entry.contender((stats_known, usage));
+            if !may_go {
+                last_barred = Behind::of(&contender);
+                head.barred = Some(contender);
+                continue;
+            }
+            if contender.overtakes(head.first.as_ref()) {
+                head.second = head.first.replace(contender);
+            } else {
+                head.second = Some(contender);
+            }
+            if let Some(second) = &head.second {
+                last = Behind::of(second);
+            }
+        }
+        head
+    }
+
+    /// Follows a sample that the state has taken in. Pods that a sample of leaders has not read have no more than their bounds from now on, so that none is ahead
+    /// of a leader with what it has no more.
+    pub(crate) fn take_in(
+        &mut self,
+        config: &EngineConfig,
+        state: &mut NodeState,
+        sample: &Sample,
+    ) {
+        if sample.node_only {
+            return;
+        }
+        if !sample.leaders_only {
+            self.outdate();
+            return;
+        }
+        for memory in &sample.pods {
+            self.refresh(config, state, &memory.uid);
+        }
+        self.bring_up_to_date(config, state, state.now_ns);
+        let unread = Unread::of(sample);
+        let now_ns = state.now_ns;
+        for entry in &mut self.entries {
+            let bound = entry.bound(&unread);
+            if bound >= entry.usage {
+                continue;
+            }
+            let pod = state.pods.get_mut(&entry.uid);
+            let is_unread =
+                |pod: &&mut PodState| pod.memory.is_some_and(|memory| memory.at_ns != now_ns);
+            if let Some(pod) = pod.filter(is_unread) {
+                pod.row.usage = bound;
+                entry.usage = bound;
+            }
+        }
+    }
+}
