@@ -67,8 +67,8 @@ impl Runtime {
         };
         let configured = runtime.call("Configure", &configure).await;
         let configured = nri::ConfigureResponse::decode(&configured.payload[..]).unwrap();
-        // CREATE_CONTAINER alone: each further event would be one more thing that a container's start waits for.
-        assert_eq!(configured.events, 0b1000);
+        // CREATE_CONTAINER and UPDATE_CONTAINER: each further event would be one more thing that a container's start waits for.
+        assert_eq!(configured.events, 0b1000_1000);
         for more in [true, false] {
             let request = nri::SynchronizeRequest { more };
             let response = runtime.call("Synchronize", &request).await;
@@ -463,6 +463,39 @@ async fn a_container_is_made_where_it_is_placed_and_another_plugins_set_stays() 
         });
         let response = runtime.call("CreateContainer", &creation).await;
         assert_eq!(cpu(&response), texts("", "1"));
+        // A resize in place, which says something of CPUs or nothing.
+        let update = |cpus: &str| nri::UpdateContainerRequest {
+            pod: creation.pod.clone(),
+            container: creation.container.clone(),
+            linux_resources: Some(nri::LinuxResources {
+                cpu: Some(nri::LinuxCpu {
+                    cpus: cpus.to_owned(),
+                    mems: String::new(),
+                }),
+            }),
+        };
+        let updated = |response: &ttrpc::Response| {
+            assert_eq!(response.status, None);
+            let response = nri::UpdateContainerResponse::decode(&response.payload[..]).unwrap();
+            let [update] = &response.update[..] else {
+                return None;
+            };
+            assert_eq!(update.container_id, "id-of-app");
+            let cpu = update.linux.clone()?.resources?.cpu?;
+            Some((cpu.cpus, cpu.mems))
+        };
+        let response = runtime.call("UpdateContainer", &update("")).await;
+        assert_eq!(updated(&response), texts("2-3", "1"));
+        let response = runtime.call("UpdateContainer", &update("5")).await;
+        assert_eq!(updated(&response), texts("", "1"), "by request");
+        // Its set is another plugin's.
+        let uid = "u1".to_owned();
+        let answers = PodAnswers {
+            foreign: ["id-of-app".to_owned()].into(),
+            ..PodAnswers::default()
+        };
+        say(&mut scene.agent, &ToNri::Pod { uid, answers }).await;
+        while updated(&runtime.call("UpdateContainer", &update("")).await).is_some() {}
         // The kubelet has another policy now.
         say(&mut scene.agent, &ToNri::SharedPool { cpus: None }).await;
         while cpu(&runtime.create("u1", "app").await).is_some() {}
