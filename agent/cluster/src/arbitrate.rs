@@ -659,7 +659,8 @@ impl Arbiter {
 
     /// How many holes may be begun: all, or one after the other while nothing shows that pods are placed.
     fn begins(&self, ms: u64) -> usize {
-        if self.scheduler.lives(ms) {
+        // A dry run makes no hole.
+        if self.settings.is_dry || self.scheduler.lives(ms) {
             usize::MAX
         } else {
             usize::from(self.scheduler.may_begin(self.reclaims.begun_ms(), ms))

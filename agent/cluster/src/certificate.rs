@@ -123,7 +123,7 @@ pub fn served(pair: &Pair, clients: Option<&str>) -> Result<Served, String> {
         None => config.with_no_client_auth(),
         Some(authorities) => {
             let verifier = WebPkiClientVerifier::builder_with_provider(
-                Arc::new(authorities_of(authorities)?),
+                Arc::new(self::authorities(authorities)?),
                 provider(),
             );
             let verifier = verifier.build();
@@ -136,16 +136,19 @@ pub fn served(pair: &Pair, clients: Option<&str>) -> Result<Served, String> {
     Ok(Arc::new(config))
 }
 
-/// All of them must be readable, and there must be one: a file that is empty would let nobody in, or everybody.
-fn authorities_of(pem: &str) -> Result<RootCertStore, String> {
+/// Authorities of clients, from PEM. All of them must be readable, and there must be one: a file that is empty would let nobody in, or everybody.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn authorities(pem: &str) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-        let authority = authority.map_err(|error| format!("an authority of clients: {error}"))?;
+        let authority = authority.map_err(|error| error.to_string())?;
         let added = roots.add(authority);
-        added.map_err(|error| format!("an authority of clients: {error}"))?;
+        added.map_err(|error| error.to_string())?;
     }
     if roots.is_empty() {
-        return Err("there is no authority of clients".to_owned());
+        return Err("there is no certificate in it".to_owned());
     }
     Ok(roots)
 }

@@ -58,18 +58,20 @@ impl Settings {
         let Some(path) = &self.client_ca else {
             return Ok(None);
         };
-        let read = |path: &Path| {
-            let mut text = String::new();
-            let file = std::fs::File::open(path)?;
-            file.take(AUTHORITIES_BYTES_MAX).read_to_string(&mut text)?;
-            Ok(text)
-        };
-        let text: Result<String, std::io::Error> = read(path);
-        let text = text.map_err(|error| {
-            format!("the authorities of clients in {path:?}: {error}: correct --webhook-client-ca")
+        let text = read(path).map_err(|error| error.to_string());
+        let text = text.and_then(|text| certificate::authorities(&text).map(|_| text));
+        let text = text.map_err(|why| {
+            format!("the authorities of clients in {path:?}: {why}: correct --webhook-client-ca")
         })?;
         Ok(Some(text))
     }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(AUTHORITIES_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// A review that the loop is to answer. Dropped: there are too many.
@@ -81,7 +83,7 @@ pub(super) struct Asked {
 /// Opens the port and answers from now on.
 ///
 /// # Errors
-/// The port is taken.
+/// The port is taken, or the authorities of clients cannot be used.
 pub(super) async fn start(
     settings: Settings,
     keeper: Keeper,

@@ -699,14 +699,13 @@ async fn all(server: &Arc<Server>, path: &'static str, bodies: Vec<Value>) {
     }
 }
 
-/// What the scheduler says of pods that it cannot place.
-async fn tried(server: &Server, namespace: &str, names: std::ops::Range<u32>) {
-    for at in names {
-        let body = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-            "message": "0/500 nodes are available: 500 Insufficient cpu."}]}});
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{namespace}-{at}/status");
-        server.patch(&path, &body).await;
-    }
+/// What the scheduler says of a pod that it cannot place, in other words each time.
+async fn tried(server: &Server, namespace: &str, pod: &str, times: u32) {
+    let message = format!("0/500 nodes are available: {times} Insufficient cpu.");
+    let body = json!({"status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}});
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/status");
+    server.patch(&path, &body).await;
 }
 
 /// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it to make the objects.
@@ -746,9 +745,11 @@ fn five_hundred_nodes_with_five_thousand_pods() {
         })
         .await;
         pods(&server, "six", 0..50).await;
-        tried(&server, "six", 0..50).await;
         let began = std::time::Instant::now();
+        let mut times = 0;
         until("fifty evictions", async || {
+            times += 1;
+            tried(&server, "six", "six-0", times).await;
             let text = arbitrator.page("/metrics").await;
             let name = "plimsoll_arbitrator_evictions_total{of=\"evicted\"} ";
             let count = text.lines().find_map(|line| line.strip_prefix(name));

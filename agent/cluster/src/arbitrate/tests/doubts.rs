@@ -309,6 +309,16 @@ fn where_nobody_places_pods_one_goes_and_no_other() {
 }
 
 #[test]
+fn a_dry_run_needs_nobody_who_places_pods() {
+    let mut world = World::full(true);
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    assert_eq!(evictions(&world.run(33, true, |_| None)).len(), 5);
+}
+
+#[test]
 fn holes_and_evictions_wait_for_no_other_write() {
     let mut world = World::full(false);
     // Conditions of hundreds of Consumers change in each turn.
