@@ -17,6 +17,8 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// How a program gets into the image: [`release::put`] or [`release::put_here`].
+type Put = fn(&Path, &Path, u32) -> Result<()>;
 /// Of every file: reproducible.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 const ARCHITECTURE: &str = "amd64";
@@ -41,7 +43,7 @@ pub(crate) struct ImageArgs {
 pub(crate) fn run(args: &ImageArgs) -> Result<()> {
     let out = release::out_folder(args.out.as_deref(), "image")?;
     let programs = release::programs(args.programs.as_deref())?;
-    let (digest, archive) = write(&programs, &out)?;
+    let (digest, archive) = write(&programs, &out, release::put)?;
     say(
         "image",
         format_args!(
@@ -55,8 +57,8 @@ pub(crate) fn run(args: &ImageArgs) -> Result<()> {
 }
 
 /// Writes the layout, and beside it the same in one file. Returns the digest of the image's manifest, and that file.
-pub(crate) fn write(programs: &[PathBuf], out: &Path) -> Result<(String, PathBuf)> {
-    let digest = write_layout(programs, out)?;
+pub(crate) fn write(programs: &[PathBuf], out: &Path, put: Put) -> Result<(String, PathBuf)> {
+    let digest = write_layout(programs, out, put)?;
     let archive = out.with_extension("tar");
     let entries = ["blobs", "index.json", "oci-layout"].map(str::to_owned);
     release::archive(out, &entries, &archive)?;
@@ -64,7 +66,7 @@ pub(crate) fn write(programs: &[PathBuf], out: &Path) -> Result<(String, PathBuf
 }
 
 /// Writes the layout, and returns the digest of the image's manifest.
-fn write_layout(programs: &[PathBuf], out: &Path) -> Result<String> {
+fn write_layout(programs: &[PathBuf], out: &Path, put: Put) -> Result<String> {
     let parent = out.parent().context("the layout needs a folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let staging = Folder::inside(parent)?;
@@ -72,7 +74,7 @@ fn write_layout(programs: &[PathBuf], out: &Path) -> Result<String> {
     fs::create_dir(&root)?;
     let mut names: Vec<String> = Vec::new();
     for program in programs {
-        release::put(program, &root, 0o755)?;
+        put(program, &root, 0o755)?;
         let name = program.file_name().context("a program without a name")?;
         names.push(
             name.to_str()
@@ -170,7 +172,7 @@ mod tests {
             path
         });
         let out = dir.path().join("image");
-        let digest = write_layout(&programs, &out).unwrap();
+        let digest = write_layout(&programs, &out, release::put).unwrap();
         (dir, out, digest)
     }
 

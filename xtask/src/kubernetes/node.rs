@@ -185,7 +185,7 @@ fn image_of(programs: &[PathBuf], layout: &Path) -> Result<PathBuf> {
         name.is_some_and(|name| release::PROGRAMS.contains(&name))
     };
     let programs: Vec<PathBuf> = programs.iter().filter(is_released).cloned().collect();
-    Ok(image::write(&programs, layout)?.1)
+    Ok(image::write(&programs, layout, release::put_here)?.1)
 }
 
 /// Adds each file below the folder, under `name`.
