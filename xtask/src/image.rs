@@ -19,6 +19,8 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// [`release::put`], or [`release::put_here`].
+type Put = fn(&Path, &Path, u32) -> Result<()>;
 /// Of every file: reproducible.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
@@ -59,6 +61,8 @@ impl ImageArgs {
 pub(crate) struct Part {
     pub(crate) architecture: Architecture,
     pub(crate) programs: Vec<PathBuf>,
+    /// How each gets into the image.
+    pub(crate) put: Put,
 }
 
 /// Makes the image.
@@ -69,6 +73,7 @@ pub(crate) fn run(args: &ImageArgs) -> Result<()> {
         parts.push(Part {
             architecture,
             programs: release::programs(args.programs.as_deref(), architecture)?,
+            put: release::put,
         });
     }
     let (digest, archive) = write(&parts, &out)?;
@@ -151,7 +156,7 @@ impl Blobs<'_> {
         fs::create_dir(&root)?;
         let mut names: Vec<String> = Vec::new();
         for program in &part.programs {
-            release::put(program, &root, 0o755)?;
+            (part.put)(program, &root, 0o755)?;
             let name = program.file_name().context("a program without a name")?;
             names.push(
                 name.to_str()
@@ -234,6 +239,7 @@ mod tests {
             Part {
                 architecture,
                 programs: programs.into(),
+                put: release::put,
             }
         });
         let out = dir.path().join("image");

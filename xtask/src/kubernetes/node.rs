@@ -192,6 +192,7 @@ fn image_of(programs: &[PathBuf], layout: &Path) -> Result<PathBuf> {
     let part = image::Part {
         architecture: Architecture::Amd64,
         programs: programs.iter().filter(is_released).cloned().collect(),
+        put: release::put_here,
     };
     Ok(image::write(&[part], layout)?.1)
 }

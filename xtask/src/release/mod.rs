@@ -193,7 +193,7 @@ fn build_programs(architecture: Architecture) -> Result<Vec<PathBuf>> {
 
 /// Copies a file that names no folder of this machine.
 pub(crate) fn put(file: &Path, folder: &Path, mode: u32) -> Result<()> {
-    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let bytes = read(file)?;
     if let Some(found) = remap::found_in(&bytes)? {
         bail!(
             "{} contains the path {}: it would be another file in another folder; add the folder to xtask/src/remap.rs",
@@ -201,6 +201,19 @@ pub(crate) fn put(file: &Path, folder: &Path, mode: u32) -> Result<()> {
             found.display()
         );
     }
+    write(file, &bytes, folder, mode)
+}
+
+/// Copies a file that stays on this machine.
+pub(crate) fn put_here(file: &Path, folder: &Path, mode: u32) -> Result<()> {
+    write(file, &read(file)?, folder, mode)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn write(file: &Path, bytes: &[u8], folder: &Path, mode: u32) -> Result<()> {
     let name = file.file_name().context("a file without a name")?;
     let to = folder.join(name);
     fs::write(&to, bytes)
