@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::ebpf;
-use crate::guest::{Guest, released};
+use crate::guest::{Guest, OF_BENCHMARKS, released};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::paths;
@@ -90,11 +90,16 @@ pub(crate) struct ReactionArgs {
     )]
     peers: Vec<Peer>,
     /// Pods on the node, the hog with them
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=500))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pods: u32,
     /// Seconds at rest over which idle cost is measured; 0 leaves it out
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
+    /// Crossings that are no shortage, until each of which is judged; 0 leaves them out
+    #[arg(long, default_value_t = 1000, value_name = "CROSSINGS")]
+    false_alarms: u64,
+    #[command(flatten)]
+    built: Built,
 }
 
 /// The page-fault loop.
@@ -119,7 +124,7 @@ pub(crate) struct SignalsArgs {
         long,
         value_delimiter = ',',
         value_enum,
-        default_value = "hooks,loops,footprint,scrape"
+        default_value = "hooks,loops,footprint,scrape,resident"
     )]
     parts: Vec<SignalsPart>,
     /// Measurements of each loop, in turns
@@ -131,6 +136,16 @@ pub(crate) struct SignalsArgs {
     /// table: for people; json: one object per row
     #[arg(long, value_enum, default_value_t)]
     output: BenchOutput,
+    #[command(flatten)]
+    built: Built,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, Default, Args)]
+struct Built {
+    /// Measure the programs as guest tests run them: without link-time optimisation, built in seconds instead of minutes
+    #[arg(long)]
+    as_tested: bool,
 }
 
 /// A part of `bench signals`.
@@ -144,6 +159,8 @@ enum SignalsPart {
     Footprint,
     /// Time and size of the pages of its HTTP listener with many cgroups
     Scrape,
+    /// What of the agent is resident with many cgroups: code, rings, heap, stacks
+    Resident,
 }
 
 /// A service that uses two thirds of its limit and is throttled in a third of its periods.
@@ -203,20 +220,22 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 .saturating_mul(args.runs);
             let rates: Vec<String> = args.rates.iter().map(u64::to_string).collect();
             let program = format!(
-                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {}",
+                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {} --false-alarms {}",
                 args.runs,
                 rates.join(","),
                 args.thresholds.join(","),
                 names(&args.peers),
                 args.pods,
-                args.idle
+                args.idle,
+                args.false_alarms
             );
             measure(
                 &args.kernel,
                 &args.peers,
                 &program,
-                RAMP_TIME_MAX.saturating_mul(ramps),
+                RAMP_TIME_MAX.saturating_mul(ramps.saturating_add(10)),
                 "reaction",
+                args.built,
             )
         }
         BenchCommand::Cost(args) => {
@@ -227,6 +246,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 &program,
                 RAMP_TIME_MAX.saturating_mul(args.pairs),
                 "cost",
+                Built::default(),
             )
         }
         BenchCommand::Signals(args) => {
@@ -245,6 +265,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 &program,
                 RAMP_TIME_MAX.saturating_mul(args.pairs + 20),
                 "signals",
+                args.built,
             )
         }
         BenchCommand::Burst(args) => {
@@ -257,7 +278,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
             // Each run is measured for as long as it warms up, with and without; emulated, a second is at most some twenty.
             let seconds = args.seconds * 2 * 2 * u64::from(args.runs) * 20;
             let time = RAMP_TIME_MAX.saturating_add(Duration::from_secs(seconds));
-            measure(&args.kernel, &[], &program, time, "burst")
+            measure(&args.kernel, &[], &program, time, "burst", Built::default())
         }
         BenchCommand::Idle(args) => {
             let program = format!(
@@ -272,6 +293,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<u8> {
                 &program,
                 RAMP_TIME_MAX.saturating_mul(10),
                 "idle",
+                Built::default(),
             )
         }
     }
@@ -293,6 +315,7 @@ impl SignalsPart {
             Self::Loops => "loops",
             Self::Footprint => "footprint",
             Self::Scrape => "scrape",
+            Self::Resident => "resident",
         }
     }
 }
@@ -314,6 +337,7 @@ fn measure(
     program: &str,
     time: Duration,
     name: &str,
+    built: Built,
 ) -> Result<u8> {
     let packages: Vec<&str> = peers
         .iter()
@@ -326,9 +350,11 @@ fn measure(
     );
     let guest = Guest::new(kernel.clone());
     // In place of the guests' own build: what is measured is what people run.
-    let exit = released()?
-        .into_iter()
-        .fold(guest, Guest::payload)
+    let guest = match built.as_tested {
+        true => guest.programs(OF_BENCHMARKS),
+        false => released()?.into_iter().fold(guest, Guest::payload),
+    };
+    let exit = guest
         .memory_mb(MEMORY_MB)
         .icount(true)
         .debian_packages(&packages)
