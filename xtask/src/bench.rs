@@ -18,7 +18,7 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) use all::{AllArgs, none_is_worse};
 
 use crate::ebpf;
-use crate::guest::{Guest, released};
+use crate::guest::{Guest, OF_BENCHMARKS, released};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::paths;
@@ -102,11 +102,16 @@ pub(crate) struct ReactionArgs {
     )]
     peers: Vec<Peer>,
     /// Pods on the node, the hog with them
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=500))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pods: u32,
     /// Seconds at rest over which idle cost is measured; 0 leaves it out
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
+    /// Crossings that are no shortage, until each of which is judged; 0 leaves them out
+    #[arg(long, default_value_t = 1000, value_name = "CROSSINGS")]
+    false_alarms: u64,
+    #[command(flatten)]
+    built: Built,
 }
 
 /// The page-fault loop.
@@ -131,7 +136,7 @@ pub(crate) struct SignalsArgs {
         long,
         value_delimiter = ',',
         value_enum,
-        default_value = "hooks,loops,footprint,scrape"
+        default_value = "hooks,loops,footprint,scrape,resident"
     )]
     parts: Vec<SignalsPart>,
     /// Measurements of each loop, in turns
@@ -143,6 +148,16 @@ pub(crate) struct SignalsArgs {
     /// table: for people; json: one object per row
     #[arg(long, value_enum, default_value_t)]
     output: BenchOutput,
+    #[command(flatten)]
+    built: Built,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, Default, Args)]
+struct Built {
+    /// Measure the programs as guest tests run them: without link-time optimisation, built in seconds instead of minutes
+    #[arg(long)]
+    as_tested: bool,
 }
 
 /// A part of `bench signals`.
@@ -156,6 +171,8 @@ enum SignalsPart {
     Footprint,
     /// Time and size of the pages of its HTTP listener with many cgroups
     Scrape,
+    /// What of the agent is resident with many cgroups: code, rings, heap, stacks
+    Resident,
 }
 
 /// A service that uses two thirds of its limit and is throttled in a third of its periods.
@@ -195,6 +212,8 @@ pub(crate) struct TeardownArgs {
     /// Sizes of the evicted pod, MiB; the guest has the largest and 2 GiB more
     #[arg(long, value_delimiter = ',', default_value = "512,2048", value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     sizes: Vec<u64>,
+    #[command(flatten)]
+    built: Built,
 }
 
 /// At rest.
@@ -241,6 +260,7 @@ struct Job {
     program: String,
     /// Beyond the time to boot.
     time: Duration,
+    built: Built,
 }
 
 impl ReactionArgs {
@@ -255,15 +275,17 @@ impl ReactionArgs {
             peers: self.peers.clone(),
             memory_mb: MEMORY_MB,
             program: format!(
-                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {}",
+                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {} --false-alarms {}",
                 self.runs,
                 rates.join(","),
                 self.thresholds.join(","),
                 names(&self.peers),
                 self.pods,
-                self.idle
+                self.idle,
+                self.false_alarms
             ),
-            time: RAMP_TIME_MAX.saturating_mul(ramps),
+            time: RAMP_TIME_MAX.saturating_mul(ramps.saturating_add(10)),
+            built: self.built,
         }
     }
 }
@@ -276,6 +298,7 @@ impl CostArgs {
             memory_mb: MEMORY_MB,
             program: format!("cost --pairs {}", self.pairs),
             time: RAMP_TIME_MAX.saturating_mul(self.pairs),
+            built: Built::default(),
         }
     }
 }
@@ -296,6 +319,7 @@ impl SignalsArgs {
                 self.output.name(),
             ),
             time: RAMP_TIME_MAX.saturating_mul(self.pairs + 20),
+            built: self.built,
         }
     }
 }
@@ -315,6 +339,7 @@ impl BurstArgs {
                 self.output.name()
             ),
             time: RAMP_TIME_MAX.saturating_add(Duration::from_secs(seconds)),
+            built: Built::default(),
         }
     }
 }
@@ -334,6 +359,7 @@ impl TeardownArgs {
             time: RAMP_TIME_MAX
                 .saturating_mul(scenes.saturating_mul(self.runs))
                 .saturating_mul(sizes_gib.saturating_add(1)),
+            built: self.built,
         }
     }
 }
@@ -351,6 +377,7 @@ impl IdleArgs {
                 self.seconds
             ),
             time: RAMP_TIME_MAX.saturating_mul(10),
+            built: Built::default(),
         }
     }
 }
@@ -371,6 +398,7 @@ impl SignalsPart {
             Self::Loops => "loops",
             Self::Footprint => "footprint",
             Self::Scrape => "scrape",
+            Self::Resident => "resident",
         }
     }
 }
@@ -400,10 +428,13 @@ impl Job {
             "bench",
             format_args!("kernel {kernel}, 1 CPU, {memory_mb} MB: {program}"),
         );
+        let guest = Guest::new(kernel.clone());
         // In place of the guests' own build: what is measured is what people run.
-        let exit = released()?
-            .into_iter()
-            .fold(Guest::new(kernel.clone()), Guest::payload)
+        let guest = match self.built.as_tested {
+            true => guest.programs(OF_BENCHMARKS),
+            false => released()?.into_iter().fold(guest, Guest::payload),
+        };
+        let exit = guest
             .memory_mb(memory_mb)
             .icount(true)
             .debian_packages(&packages)

@@ -212,6 +212,13 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Time from the kernel's time stamp of an event to the engine's decision, whatever it is.",
         reactions.map(|(cause, latencies)| ([("cause", cause)], latencies)),
     )?;
+    let seconds = |ns| Value::Float(Duration::from_nanos(ns).as_secs_f64());
+    page.gauge(
+        "plimsoll_longest_reaction",
+        "The longest time from the kernel's time stamp of an event to the engine's decision.",
+        "seconds",
+        reactions.map(|(cause, latencies)| ([("cause", cause)], seconds(latencies.max_ns))),
+    )?;
     page.histogram(
         "plimsoll_eviction_decision",
         "Finished evictions: time from the crossing to the choice of the pod. Evictions without a crossing are not included.",
@@ -236,10 +243,7 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "plimsoll_loop_longest_turn",
         "The longest turn of the loop.",
         "seconds",
-        [(
-            [],
-            Value::Float(Duration::from_nanos(tally.turns.max_ns).as_secs_f64()),
-        )],
+        [([], seconds(tally.turns.max_ns))],
     )?;
     page.counter(
         "plimsoll_output_lines_lost",
@@ -254,7 +258,6 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         [([], Value::Count(tally.cgroup_work_refused))],
     )?;
     let (kills, sum_ns, max_ns) = tally.kill_writes;
-    let seconds = |ns| Value::Float(Duration::from_nanos(ns).as_secs_f64());
     page.counter(
         "plimsoll_cgroup_kill_writes",
         "Writes to cgroup.kill, by the thread that waits for them.",

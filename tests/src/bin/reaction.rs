@@ -34,6 +34,9 @@ struct Arguments {
     /// Seconds at rest over which idle cost is measured; 0: not at all.
     #[arg(long, default_value_t = 60)]
     idle_s: u64,
+    /// Crossings that are no shortage; 0: none.
+    #[arg(long, default_value_t = 0)]
+    false_alarms: u64,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -45,5 +48,6 @@ fn main() -> anyhow::Result<()> {
         peers: arguments.peers,
         pods: arguments.pods,
         idle_s: arguments.idle_s,
+        false_alarms: arguments.false_alarms,
     })
 }

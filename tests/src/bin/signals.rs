@@ -13,7 +13,7 @@ struct Arguments {
         long,
         value_delimiter = ',',
         value_enum,
-        default_value = "hooks,loops,footprint,scrape"
+        default_value = "hooks,loops,footprint,scrape,resident"
     )]
     parts: Vec<Part>,
     /// Pairs of attached and detached.

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::agent::{Agent, EvictionFinished, Options, Records};
 use super::clock::now_ns;
+use super::false_alarms;
 use super::figure::{Figures, Unit, whole};
 use super::memory::{self, mib};
 use super::node::{Node, Running, calm_down};
@@ -69,6 +70,8 @@ pub struct Plan {
     pub pods: u32,
     /// Idle measurement, 0 for none.
     pub idle_s: u64,
+    /// Crossings that are no shortage, 0 for none.
+    pub false_alarms: u64,
 }
 
 /// One run.
@@ -157,6 +160,15 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
             }
         }
     }
+    let mut false_alarms = None;
+    if plan.false_alarms > 0 && plan.peers.contains(&Peer::Plimsoll) {
+        let row = false_alarms::run(plan.false_alarms, plan.pods, |node| {
+            bystanders(node, plan.pods)
+        })?;
+        println!("{}", row.told());
+        writeln!(out, "{}", serde_json::to_string(&row)?)?;
+        false_alarms = Some(row);
+    }
     println!("\n{}", summary(plan, &rows));
     let hops = hop_table(&rows);
     if !hops.is_empty() {
@@ -165,7 +177,11 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     if !idles.is_empty() {
         println!("{}", idle_table(&idles));
     }
-    figures(plan, &rows, &idles).write()
+    let mut figures = figures(plan, &rows, &idles);
+    if let Some(row) = false_alarms {
+        row.put_figures(&mut figures);
+    }
+    figures.write()
 }
 
 /// What a ramp and a rest came to, for reports.
@@ -289,15 +305,7 @@ impl<'plan> System<'plan> {
     fn start(peer: Peer, threshold: &str, plan: &'plan Plan) -> anyhow::Result<Self> {
         let threshold_bytes = quantity_bytes(threshold)?;
         let node = Node::new()?;
-        let mut bystanders = Vec::new();
-        for index in 1..plan.pods {
-            let pod = if index % 2 == 1 {
-                Pod::guaranteed(&format!("bystander-{index}"), "10m", "16Mi")
-            } else {
-                Pod::best_effort(&format!("bystander-{index}"))
-            };
-            bystanders.push(node.hog(&pod, "hold --mb 2")?);
-        }
+        let bystanders = bystanders(&node, plan.pods)?;
         let (mut agent, mut other) = (None, None);
         match peer {
             Peer::None => {}
@@ -415,6 +423,24 @@ impl<'plan> System<'plan> {
             None => None,
         })
     }
+}
+
+/// All pods but one, which grows.
+fn bystanders(node: &Node, pods: u32) -> anyhow::Result<Vec<Running>> {
+    // So that a thousand leave room for it.
+    let held = match pods {
+        ..=500 => "hold --mb 2",
+        _ => "hold --mb 1",
+    };
+    let pod = |index: u32| {
+        let name = format!("bystander-{index}");
+        if index % 2 == 1 {
+            Pod::guaranteed(&name, "10m", "16Mi")
+        } else {
+            Pod::best_effort(&name)
+        }
+    };
+    (1..pods).map(|index| node.hog(&pod(index), held)).collect()
 }
 
 impl Other {

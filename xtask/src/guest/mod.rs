@@ -47,7 +47,7 @@ use crate::setup;
 use self::console::{Lines, status_in};
 use self::cpio::Archive;
 pub(crate) use self::programs::{
-    OF_DEMO, OF_NODE, OF_TESTS, build as build_programs, cluster_tests, released,
+    OF_BENCHMARKS, OF_DEMO, OF_NODE, OF_TESTS, build as build_programs, cluster_tests, released,
 };
 use self::qemu::Running;
 pub(crate) use self::topology::Topology;

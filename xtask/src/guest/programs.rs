@@ -38,6 +38,17 @@ pub(crate) const OF_TESTS: &[&str] = &[
     "guest_tests",
 ];
 
+/// What the benchmarks run that can do without a release.
+pub(crate) const OF_BENCHMARKS: &[&str] = &[
+    "plimsoll",
+    "plimsoll-agent",
+    "hog",
+    "sampler",
+    "reaction",
+    "signals",
+    "teardown",
+];
+
 /// What the demo runs.
 pub(crate) const OF_DEMO: &[&str] = &["plimsoll", "plimsoll-agent", "hog", "sampler", "story"];
 

@@ -1,9 +1,9 @@
 //! What the `signals` program does: what each signal costs and how soon it is seen, on the kernel that it runs on.
 //!
-//! Five parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time per event. [`latency`]:
+//! Six parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time per event. [`latency`]:
 //! from the event to userspace, by kind of record, beside a bare ring buffer and beside polling; and how many records a second arrive
 //! without one being dropped. [`super::cost`]: loops that do nothing but what is hooked, attached against detached. [`footprint`]: the
-//! agent's CPU time and memory with many cgroups. [`scrape`]: what it takes to read its HTTP listener then.
+//! agent's CPU time and memory with many cgroups. [`resident`]: of what that memory is. [`scrape`]: what it takes to read its HTTP listener then.
 //!
 //! Nothing here lists the signals: programs come from the loader, kinds of records from the ABI, and what they serve from the ladder.
 
@@ -11,6 +11,7 @@ pub mod footprint;
 pub mod hooks;
 pub mod latency;
 mod load;
+mod resident;
 pub mod scrape;
 
 use std::fs::File;
@@ -36,6 +37,8 @@ pub enum Part {
     Footprint,
     /// Its HTTP listener with many cgroups.
     Scrape,
+    /// What of it is resident.
+    Resident,
 }
 
 /// How to print.
@@ -116,6 +119,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
             }
             Part::Footprint => footprint::run(&plan.cgroups, &mut rows)?,
             Part::Scrape => scrape::run(&plan.cgroups, &mut rows)?,
+            Part::Resident => resident::run(&plan.cgroups, &mut rows)?,
         }
     }
     rows.figures.write()

@@ -3,24 +3,21 @@
 //! The pods are those of [`super::footprint`], at rest. Pods have series of their own in the metrics: without them the page's size does not depend on
 //! how many there are.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
 use serde::Serialize;
 
 use super::super::agent::Options;
 use super::super::clock::now_ns;
 use super::super::figure::{Unit, whole};
 use super::super::node::Node;
+use super::super::page::{ADDRESS, get};
 use super::super::process::cpu_ns;
 use super::super::table::{aligned, bytes, duration};
 use super::Rows;
 use super::footprint::{SETTLE, sleepers};
 
-const ADDRESS: &str = "127.0.0.1:9186";
 const PAGES: [&str; 3] = ["/metrics", "/metrics/resource", "/stats/summary"];
 /// Times that each page is read.
 const TIMES: usize = 20;
@@ -57,7 +54,7 @@ pub(super) fn run(cgroups: &[u32], rows: &mut Rows) -> anyhow::Result<()> {
             for _ in 0..TIMES {
                 sleep(PAUSE);
                 let start_ns = now_ns();
-                size = get(page)?;
+                size = get(page)?.len();
                 times.push(now_ns() - start_ns);
             }
             let used_ns = cpu_ns(agent.pid())?.saturating_sub(cpu_before_ns);
@@ -83,25 +80,6 @@ pub(super) fn run(cgroups: &[u32], rows: &mut Rows) -> anyhow::Result<()> {
     }
     rows.say(&format!("\n{}", table(&found)));
     Ok(())
-}
-
-/// Reads a page and returns the size of its body.
-fn get(page: &str) -> anyhow::Result<usize> {
-    let mut stream =
-        TcpStream::connect(ADDRESS).with_context(|| format!("connecting to {ADDRESS}"))?;
-    write!(
-        stream,
-        "GET {page} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
-    )?;
-    let mut answer = String::new();
-    stream
-        .read_to_string(&mut answer)
-        .with_context(|| page.to_owned())?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .with_context(|| format!("{page}: half an answer"))?;
-    ensure!(head.starts_with("HTTP/1.1 200"), "{page}: {head}");
-    Ok(body.len())
 }
 
 fn table(rows: &[Row]) -> String {
