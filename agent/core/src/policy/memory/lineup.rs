@@ -278,6 +278,10 @@ impl Lineup {
         self.is_current = false;
     }
 
+    pub(super) fn is_outdated(&self) -> bool {
+        !self.is_current
+    }
+
     /// Makes it anew if it is out of date. Allocates nothing if there is room for all pods.
     pub(crate) fn bring_up_to_date(
         &mut self,
