@@ -259,6 +259,7 @@ impl Server {
             format!("--service-account-signing-key-file={}", file("service.key")),
             "--service-account-issuer=https://127.0.0.1".to_owned(),
             "--authorization-mode=RBAC".to_owned(),
+            "--allow-privileged=true".to_owned(),
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--watch-cache=true".to_owned(),
         ];
