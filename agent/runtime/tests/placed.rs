@@ -69,6 +69,8 @@ impl Agent {
         let socket = dir.path().join("cluster.sock");
         let process = Command::new(program)
             .args(["--kubernetes", "--without", "bpf", "--cluster-uid", "0"])
+            // Whatever this machine's disks have left.
+            .args(["--eviction-hard", "memory.available<1Mi"])
             .args(["--cgroup-root", &containerd.cgroup, "--config"])
             .arg(dir.path().join("config.yaml"))
             .arg("--cluster-socket")
