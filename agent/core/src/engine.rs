@@ -87,7 +87,7 @@ impl Engine {
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         let first = decisions.len();
-        placement::give_up_changed(&mut self.state, event);
+        placement::give_up_changed(&self.config, &mut self.state, event);
         self.state.observe(event, &self.config);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());

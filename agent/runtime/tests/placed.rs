@@ -69,6 +69,8 @@ impl Agent {
         let socket = dir.path().join("cluster.sock");
         let process = Command::new(program)
             .args(["--kubernetes", "--without", "bpf", "--cluster-uid", "0"])
+            // Whatever this machine's disks have left.
+            .args(["--eviction-hard", "memory.available<1Mi"])
             .args(["--cgroup-root", &containerd.cgroup, "--config"])
             .arg(dir.path().join("config.yaml"))
             .arg("--cluster-socket")
@@ -244,6 +246,7 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
     let mut agent = Agent::start(&program, &scene.containerd, &nowhere, first);
     agent.pod(1, None);
     agent.say(&ToAgent::Listed);
+    let cgroup = format!("{}/kubepods/pod{UID}", scene.containerd.cgroup);
     let mut windows = Vec::new();
     for _ in 0..CONTAINERS_WITHOUT {
         attempt += 1;
@@ -257,7 +260,7 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
         let id = run_container(client, pod, sandbox, container, SLEEP).await;
         let since = Instant::now();
         agent.pod(1, Some(&id));
-        while scene.containerd.cpuset_of(&id) != own {
+        while support::cpuset_of(&cgroup, &id) != own {
             std::thread::sleep(POLL);
         }
         windows.push(since.elapsed());

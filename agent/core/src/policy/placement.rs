@@ -76,8 +76,9 @@ pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
         .map_err(|refusal| not_resized(refusal.to_string()))
 }
 
-/// Before the state takes the event in: a pod that comes back with other resources gives up what it has, unless its containers run and only their amounts are others.
-pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {
+/// Before the state takes the event in: a pod that comes back with other resources gives up what it has, unless its containers run and only their amounts are others. Beside a
+/// kubelet it is the same pod whether they run just now or are about to be started again.
+pub(crate) fn give_up_changed(config: &EngineConfig, state: &mut NodeState, event: &Event) {
     let Some(placement) = &mut state.placement else {
         return;
     };
@@ -87,7 +88,7 @@ pub(crate) fn give_up_changed(state: &mut NodeState, event: &Event) {
         && !known.pod.is_unnamed()
         && !pod.is_unnamed()
         && !same_resources(&known.pod, pod)
-        && !(known.running && same_containers(&known.pod, pod))
+        && !((known.running || config.beside_kubelet) && same_containers(&known.pod, pod))
     {
         placement.remove(&pod.uid());
     }

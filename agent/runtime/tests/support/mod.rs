@@ -279,31 +279,15 @@ impl Containerd {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// `cpuset.cpus` of a container.
+    /// `cpuset.cpus` of a container in the cgroup above all pods.
     pub(crate) fn cpuset_of(&self, id: &str) -> String {
-        let text = self.file_of(id, &["cpuset.cpus"]);
-        text.trim().to_owned()
+        cpuset_of(&self.cgroup, id)
     }
 
     /// Its `cpu.weight` or `cpu.shares`.
     pub(crate) fn shares_of(&self, id: &str) -> u64 {
-        let text = self.file_of(id, &["cpu.shares", "cpu.weight"]);
+        let text = file_of(&self.cgroup, id, &["cpu.shares", "cpu.weight"]);
         text.trim().parse().unwrap()
-    }
-
-    /// Of the hierarchy that has it.
-    fn file_of(&self, id: &str, names: &[&str]) -> String {
-        let root = Path::new("/sys/fs/cgroup");
-        let hierarchies = fs::read_dir(root).unwrap().flatten();
-        let hierarchies = hierarchies.map(|entry| entry.path());
-        let mut dirs = hierarchies.chain([root.to_owned()]);
-        let found = dirs.find_map(|hierarchy| {
-            let dir = hierarchy.join(&self.cgroup[1..]).join(id);
-            names
-                .iter()
-                .find_map(|name| fs::read_to_string(dir.join(name)).ok())
-        });
-        found.unwrap()
     }
 
     /// The image's use, as it is listed.
@@ -313,6 +297,27 @@ impl Containerd {
         let image = images.find(|image| image["names"][0] == name)?;
         Some(image["use"].as_str().unwrap().to_owned())
     }
+}
+
+/// `cpuset.cpus` of a container in the cgroup of its pod.
+pub(crate) fn cpuset_of(pod: &str, id: &str) -> String {
+    let text = file_of(pod, id, &["cpuset.cpus"]);
+    text.trim().to_owned()
+}
+
+/// A file of a container's cgroup, of the hierarchy that has it.
+fn file_of(pod: &str, id: &str, names: &[&str]) -> String {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).unwrap().flatten();
+    let hierarchies = hierarchies.map(|entry| entry.path());
+    let mut dirs = hierarchies.chain([root.to_owned()]);
+    let found = dirs.find_map(|hierarchy| {
+        let dir = hierarchy.join(&pod[1..]).join(id);
+        names
+            .iter()
+            .find_map(|name| fs::read_to_string(dir.join(name)).ok())
+    });
+    found.unwrap()
 }
 
 /// A pod in the host's network: none has to be made for it.
