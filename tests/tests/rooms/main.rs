@@ -90,7 +90,6 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
             "api",
             "metrics",
             "certificate",
-            "backoff",
             "arbitrate",
             "report",
             "store",
