@@ -92,7 +92,7 @@ enum Kind {
 /// The themes whose tests load programs into the kernel, read what these say, or act on it by system calls: a processor has a part in nothing else.
 const ARM64_THEMES: &[&str] = &["eviction", "ladder", "last_line", "records", "trace"];
 /// Those that need no fentry.
-const ARM64_OLD_THEMES: &[&str] = &["eviction", "ladder", "trace"];
+const ARM64_OLD_THEMES: &[&str] = &["eviction", "ladder"];
 
 impl Machine {
     fn kind(self) -> Option<Kind> {
