@@ -112,7 +112,7 @@ impl Architecture {
         };
         ensure!(
             file.architecture() == wanted && file.is_little_endian(),
-            "{} is for {:?}, and wanted is {self}: give the programs of that architecture",
+            "{} is built for {:?}, not for {self}: pass programs that are built for {self}",
             program.display(),
             file.architecture()
         );
@@ -176,7 +176,7 @@ mod tests {
         };
         own_is.check(&own).unwrap();
         let error = other.check(&own).unwrap_err().to_string();
-        assert!(error.contains("wanted is"), "{error}");
+        assert!(error.contains("is built for"), "{error}");
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         assert!(own_is.check(&manifest).is_err());
     }

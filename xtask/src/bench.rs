@@ -107,7 +107,7 @@ pub(crate) struct ReactionArgs {
     /// Seconds at rest over which idle cost is measured; 0 leaves it out
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     idle: u64,
-    /// Crossings that are no shortage, until each of which is judged; 0 leaves them out
+    /// Number of false alarms to measure; 0 measures none
     #[arg(long, default_value_t = 1000, value_name = "CROSSINGS")]
     false_alarms: u64,
     #[command(flatten)]

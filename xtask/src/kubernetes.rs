@@ -13,6 +13,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+pub(crate) use build::SourceDropped;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Subcommand;
 

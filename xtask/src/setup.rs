@@ -288,7 +288,7 @@ pub(crate) fn qemu(architecture: Architecture) -> Result<PathBuf> {
 pub(crate) fn cross(architecture: Architecture) -> Result<()> {
     if let Some(tools) = architecture.cross() {
         debian(
-            "a C compiler for another processor",
+            &format!("a cross compiler for {architecture}"),
             &[tools.compiler, tools.archiver],
             &tools.packages,
         )?;

@@ -111,13 +111,13 @@ fn figures(rows: &[Row]) -> Figures {
         let throttled = of().filter_map(|row| ppm(row.throttled, row.periods));
         figures.add(case, "throttled periods, of all", Unit::Ppm, on, throttled);
         let p99 = of().map(|row| whole(row.p99_ns));
-        figures.add(case, "99 % of requests within", Unit::Ns, on, p99);
+        figures.add(case, "99 % of requests within", Unit::Ns, false, p99);
         let neighbours = of().map(|row| whole(row.neighbour_p99_ns));
         figures.add(
             case,
             "99 % of neighbours' requests within",
             Unit::Ns,
-            on,
+            false,
             neighbours,
         );
     }

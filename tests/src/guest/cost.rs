@@ -151,20 +151,23 @@ pub(super) fn put_figures(rows: &[Row], figures: &mut Figures) {
             an_event,
         );
         for (attached, figure) in [
-            (Attached::Agent, "CPU time with the agent, of that without"),
+            (
+                Attached::Agent,
+                "CPU time with the agent, beyond that without",
+            ),
             (
                 Attached::Everything,
-                "CPU time with every program, of that without",
+                "CPU time with every program, beyond that without",
             ),
             (
                 Attached::Session,
-                "CPU time with a tracing session, of that without",
+                "CPU time with a tracing session, beyond that without",
             ),
         ] {
-            let ratios = times(of, attached)
+            let excess = times(of, attached)
                 .zip(times(of, Attached::Nothing))
-                .filter_map(|(on, off)| ppm(on.cpu_ns, off.cpu_ns));
-            figures.add(of.name(), figure, Unit::Ppm, true, ratios);
+                .filter_map(|(on, off)| Some(ppm(on.cpu_ns, off.cpu_ns)? - 1_000_000));
+            figures.add(of.name(), figure, Unit::ExcessPpm, true, excess);
         }
     }
 }

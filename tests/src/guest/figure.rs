@@ -24,6 +24,8 @@ pub enum Unit {
     Count,
     /// Millionths: a ratio, or a share of a CPU.
     Ppm,
+    /// Millionths by which a ratio is above one: what something costs.
+    ExcessPpm,
 }
 
 /// A figure, with its spread over the runs.

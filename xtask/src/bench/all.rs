@@ -172,7 +172,7 @@ pub(crate) struct AllArgs {
     /// Only these kernels: 6.1, 6.12, 7.2
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(EACH))]
     kernels: Vec<String>,
-    /// Put what is measured into the report, in place of comparing; what is not measured stays
+    /// Update the report with what is measured instead of comparing with it
     #[arg(long)]
     accept: bool,
     /// Measure nothing: make the page and its pictures from the report's figures
@@ -198,30 +198,46 @@ pub(super) fn run(args: &AllArgs) -> Result<u8> {
         !chosen.is_empty(),
         "no measurement of --only is made on a kernel of --kernels"
     );
+    // Once: what is accepted changes files of the repository.
+    let revision = revision()?;
     let mut is_good = true;
+    let mut compared = 0;
     for (index, (measurement, kernel)) in chosen.iter().enumerate() {
         let key = measurement.key(kernel);
         say(
             "bench",
             format_args!("{key}: {} of {}", index + 1, chosen.len()),
         );
-        match measure(measurement, kernel) {
+        match measure(measurement, kernel, &revision) {
             Ok(now) if args.accept => {
                 report.runs.insert(key, now);
                 // After each: what comes to its end later, or not at all, costs nothing that was measured.
                 write(&report)?;
             }
-            Ok(now) => is_good &= tell(&key, report.runs.get(&key), &now),
+            Ok(now) => match report.runs.get(&key) {
+                Some(before) => {
+                    compared += 1;
+                    is_good &= tell(&key, before, &now);
+                }
+                None => say(
+                    "bench",
+                    format_args!("{key} is not in the report: --accept puts it there"),
+                ),
+            },
             Err(error) => {
                 is_good = false;
                 say("PROBLEM", format_args!("{key} was not measured: {error:#}"));
             }
         }
     }
+    ensure!(
+        args.accept || compared > 0 || !is_good,
+        "the report has none of these measurements, so nothing was compared: --accept puts them there"
+    );
     Ok(u8::from(!is_good))
 }
 
-fn measure(measurement: &Measurement, kernel: &str) -> Result<Run> {
+fn measure(measurement: &Measurement, kernel: &str, revision: &str) -> Result<Run> {
     let job = measurement.job(kernel)?;
     // Of an earlier run, it would be taken for this one's.
     match fs::remove_file(figures_of(measurement.name, &job.kernel)) {
@@ -239,7 +255,7 @@ fn measure(measurement: &Measurement, kernel: &str) -> Result<Run> {
     let packages = job.peers.iter().filter_map(|peer| peer.debian_package());
     Ok(Run {
         kernel: release,
-        revision: revision()?,
+        revision: revision.to_owned(),
         rustc: output_of(Command::new("rustc").arg("-V"), "install rustup")?
             .trim()
             .to_owned(),
@@ -280,10 +296,19 @@ fn package_version(package: &str) -> String {
 }
 
 /// Says what changed; whether nothing is worse.
-fn tell(key: &str, before: Option<&Run>, now: &Run) -> bool {
-    let (changes, missing) = compare(before, now);
+fn tell(key: &str, before: &Run, now: &Run) -> bool {
+    let (changes, missing) = compare(Some(before), now);
     let mut is_good = true;
     let (mut same, mut new) = (0, 0);
+    if (&before.kernel, &before.rustc) != (&now.kernel, &now.rustc) {
+        say(
+            "bench",
+            format_args!(
+                "{key}: measured with {} and {}, in the report with {} and {}: nothing is judged, put it into the report anew with --accept",
+                now.kernel, now.rustc, before.kernel, before.rustc
+            ),
+        );
+    }
     for (figure, change) in changes {
         let line = |before, now| {
             format!(
@@ -297,6 +322,7 @@ fn tell(key: &str, before: Option<&Run>, now: &Run) -> bool {
         match change {
             Change::Same => same += 1,
             Change::New => new += 1,
+            Change::MadeOtherwise(before, now) => say("differs", line(before, now)),
             Change::Better(before, now) => say("better", line(before, now)),
             Change::Worse(before, now) => {
                 is_good = false;

@@ -30,6 +30,8 @@ pub(super) enum Unit {
     Count,
     /// Millionths.
     Ppm,
+    /// Millionths above one.
+    ExcessPpm,
 }
 
 impl Unit {
@@ -40,6 +42,8 @@ impl Unit {
             Self::Bytes => 64 << 10,
             Self::Count => 0,
             Self::Ppm => 20,
+            // Two neighbours in turn differ by that with nothing in between.
+            Self::ExcessPpm => 2_000,
         }
     }
 }
@@ -125,6 +129,8 @@ pub(super) enum Change {
     Worse(i64, i64),
     /// The report has none.
     New,
+    /// The report's was made with another kernel or compiler: what differs need not be Plimsoll.
+    MadeOtherwise(i64, i64),
 }
 
 /// Compares two medians.
@@ -151,6 +157,8 @@ pub(super) fn compare<'a>(
     fn key(figure: &Figure) -> (&str, &str) {
         (&figure.case, &figure.figure)
     }
+    let is_made_alike =
+        before.is_none_or(|before| before.kernel == now.kernel && before.rustc == now.rustc);
     let known: BTreeMap<_, _> = before
         .iter()
         .flat_map(|run| &run.figures)
@@ -161,9 +169,11 @@ pub(super) fn compare<'a>(
         .iter()
         .filter(|figure| figure.judged)
         .map(|figure| {
-            let change = known.get(&key(figure)).map_or(Change::New, |before| {
-                change(figure.unit, before.median, figure.median)
-            });
+            let change = match known.get(&key(figure)) {
+                None => Change::New,
+                Some(known) if is_made_alike => change(figure.unit, known.median, figure.median),
+                Some(known) => Change::MadeOtherwise(known.median, figure.median),
+            };
             (figure, change)
         })
         .collect();
@@ -253,6 +263,13 @@ mod tests {
             .map(|figure| figure.figure.as_str())
             .collect();
         assert_eq!(missing, ["gone"]);
+        // With another kernel nothing is called worse.
+        let now = Run {
+            kernel: "6.1.1".into(),
+            ..now
+        };
+        let (changes, _) = compare(Some(&before), &now);
+        assert_eq!(changes[0].1, Change::MadeOtherwise(40_000, 50_000));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) fn page(report: &Report) -> String {
             .collect();
         text.push_str(&commands.join(", "));
         text.push_str(".\n");
-        if let Some(figure) = measurement.picture {
+        if let (Some(figure), Some(_)) = (measurement.picture, picture(report, measurement)) {
             let _always_ok = write!(
                 text,
                 "\n![{}: {figure}]({})\n",
@@ -43,6 +43,18 @@ pub(super) fn page(report: &Report) -> String {
             );
         }
         text.push_str(&table(&runs));
+    }
+    let missing: Vec<&str> = MEASUREMENTS
+        .iter()
+        .filter(|it| runs_of(report, it).len() < it.kernels.len())
+        .map(|it| it.name)
+        .collect();
+    if !missing.is_empty() {
+        let _always_ok = write!(
+            text,
+            "\nNot measured on each of its kernels yet, and so not compared there: {}.\n",
+            missing.join(", ")
+        );
     }
     text.push_str(&sources(report));
     text
@@ -130,6 +142,7 @@ pub(super) fn amount(unit: Unit, value: i64) -> String {
         (Unit::Bytes, 1_048_576..=1_073_741_823) => scaled(as_float / 1_048_576.0, "MiB"),
         (Unit::Bytes, _) => scaled(as_float / 1_073_741_824.0, "GiB"),
         (Unit::Count, _) => value.to_string(),
+        (Unit::ExcessPpm, _) => format!("{:.2} %", as_float / 1e4),
         (Unit::Ppm, 0..=99_999) => format!("{:.3} %", as_float / 1e4),
         (Unit::Ppm, _) => format!("{:.4}", as_float / 1e6),
     }
@@ -260,6 +273,7 @@ mod tests {
         assert_eq!(amount(Unit::Bytes, 13 << 20), "13.0 MiB");
         assert_eq!(amount(Unit::Ppm, 1_002_300), "1.0023");
         assert_eq!(amount(Unit::Ppm, 3_050), "0.305 %");
+        assert_eq!(amount(Unit::ExcessPpm, 2_300), "0.23 %");
         assert_eq!(amount(Unit::Count, 0), "0");
     }
 

@@ -42,6 +42,7 @@ pub(crate) const OF_TESTS: &[&str] = &[
 pub(crate) const OF_BENCHMARKS: &[&str] = &[
     "plimsoll",
     "plimsoll-agent",
+    "plimsoll-trace",
     "hog",
     "sampler",
     "reaction",

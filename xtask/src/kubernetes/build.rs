@@ -93,6 +93,21 @@ pub(super) fn into(cache: &Path, folder: &Path, programs: &[&str]) -> Result<()>
     fs::remove_dir_all(&work.0).with_context(|| format!("cannot remove {}", work.0.display()))
 }
 
+/// Nothing can be built any more: no other package has this source.
+#[derive(Debug)]
+pub(crate) struct SourceDropped;
+
+impl std::fmt::Display for SourceDropped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(
+            "Debian's archive has dropped the source of Kubernetes 1.20.2; with etcd and kube-apiserver of another version in a folder DIR: \
+             `cargo xtask kubernetes test --binaries DIR`",
+        )
+    }
+}
+
+impl std::error::Error for SourceDropped {}
+
 /// The folder that everything is built in.
 struct Work(PathBuf);
 
@@ -113,10 +128,9 @@ impl Work {
             .with_context(|| format!("cannot create {}", source.display()))?;
         let archive = Archive::of_machine()?;
         for pinned in apt::pinned("kubernetes-source") {
-            ensure!(
-                archive.unpack(&pinned, cache, &source)? == Archived::Unpacked,
-                "Debian's archive has dropped the source of Kubernetes 1.20.2: give a folder with etcd and kube-apiserver of any version, --binaries DIR"
-            );
+            if archive.unpack(&pinned, cache, &source)? != Archived::Unpacked {
+                return Err(SourceDropped.into());
+            }
         }
         for (purpose, packages) in [
             ("kubernetes-go", &["golang-1.19-go", "golang-1.19-src"][..]),
