@@ -5,6 +5,7 @@
 
 pub mod discovery;
 pub mod split;
+mod token;
 pub mod watch;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use self::token::TokenFile;
 use crate::call::{Answer, Call, Refusal};
 use crate::metrics::Metrics;
 
@@ -55,12 +57,21 @@ pub enum ApiError {
         /// Why.
         error: kube::config::KubeconfigError,
     },
+    /// The file with its token.
+    #[error("cannot take the token in {path:?}: {why}; check the file")]
+    Token {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        why: std::io::Error,
+    },
     /// Its certificates, keys or address.
     #[error("cannot make a client of the configuration: {0}; check its address and certificates")]
     Client(#[from] kube::Error),
 }
 
-async fn client(source: &Source) -> Result<Client, ApiError> {
+/// A client, and the token that it is to send with each request where that is in a file.
+async fn client(source: &Source) -> Result<(Client, Option<TokenFile>), ApiError> {
     let mut config = match source {
         Source::InCluster => Config::incluster()?,
         Source::Kubeconfig(path) => {
@@ -78,7 +89,18 @@ async fn client(source: &Source) -> Result<Client, ApiError> {
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // What is tried again, and when, is decided in `report`; a 429 of a budget is an answer.
     config.default_retry = false;
-    Ok(ClientBuilder::try_from(config)?.build())
+    let user = &mut config.auth_info;
+    let is_alone = user.token.is_none() && user.exec.is_none();
+    let path = user.token_file.take_if(|_| is_alone).map(PathBuf::from);
+    let token = path.map(|path| {
+        let wrong = |why| ApiError::Token {
+            path: path.clone(),
+            why,
+        };
+        TokenFile::new(path.clone()).map_err(wrong)
+    });
+    let token = token.transpose()?;
+    Ok((ClientBuilder::try_from(config)?.build(), token))
 }
 
 /// The API server.
@@ -95,6 +117,7 @@ struct Shared {
 
 struct State {
     client: Client,
+    token: Option<TokenFile>,
     failures: u32,
     renewed: Instant,
 }
@@ -105,9 +128,10 @@ impl Api {
     /// # Errors
     /// [`ApiError`].
     pub async fn new(source: Source, metrics: Arc<Metrics>) -> Result<Self, ApiError> {
-        let client = client(&source).await?;
+        let (client, token) = client(&source).await?;
         let state = State {
             client,
+            token,
             failures: 0,
             renewed: Instant::now(),
         };
@@ -139,8 +163,11 @@ impl Api {
             }
             is_due
         });
-        if is_due && let Ok(client) = client(&self.shared.source).await {
-            self.state(|state| state.client = client);
+        if is_due && let Ok((client, token)) = client(&self.shared.source).await {
+            self.state(|state| {
+                state.client = client;
+                state.token = token;
+            });
         }
     }
 
@@ -152,9 +179,15 @@ impl Api {
         if !call.body.is_empty() {
             request = request.header(http::header::CONTENT_TYPE, call.content.mime());
         }
+        let (client, token) = self.state(|state| {
+            let token = state.token.as_mut().map(TokenFile::header);
+            (state.client.clone(), token)
+        });
+        if let Some(token) = token {
+            request = request.header(http::header::AUTHORIZATION, token);
+        }
         let request = request.body(Body::from(call.body.clone()));
         let request = request.map_err(|error| format!("{}: {error}", call.path))?;
-        let client = self.state(|state| state.client.clone());
         let answer = tokio::time::timeout(CALL_TIMEOUT, client.send(request)).await;
         let answer = match answer {
             Ok(answer) => answer.map_err(|error| chain(&error)),

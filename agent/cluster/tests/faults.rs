@@ -161,7 +161,8 @@ impl Fake {
             }
         });
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("token"), "first").unwrap();
+        // As an editor leaves it.
+        std::fs::write(folder.path().join("token"), "first\n").unwrap();
         Self {
             state,
             port,

@@ -71,6 +71,29 @@ fn a_hard_threshold_kills_in_the_same_step() {
 }
 
 #[test]
+fn the_runner_up_is_a_pod_that_can_go() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    let priority = json!({"priority": 2_000_000_000});
+    node.pod("critical", json!({"memory": "10Mi"}), priority);
+    let next = |node: &Node, signal, uid: &str| {
+        let (config, state) = (node.engine.config(), node.engine.state());
+        RunnerUp::of(config, state, signal, &uid.into()).map(|next| next.pod)
+    };
+    let pods = [
+        ("a", 500, 0, 0),
+        ("critical", 210, 0, 0),
+        ("b", 5, 0, 0),
+        ("c", 1, 0, 0),
+    ];
+    assert_eq!(names(&node.sample(&pods, Sample::default())), ["a"]);
+    // The critical pod is ranked before b, which uses less than its request, and after c by its priority alone.
+    let memory = Signal::MemoryAvailable;
+    assert_eq!(next(&node, memory, "a").unwrap(), "default/b");
+    let processes = Signal::PidAvailable;
+    assert_eq!(next(&node, processes, "c"), None);
+}
+
+#[test]
 fn a_soft_victim_has_its_grace_until_a_hard_threshold_is_met() {
     let hard = hard(Signal::MemoryAvailable, 100 * MI);
     let mut node = beside(vec![soft(300 * MI), hard]);

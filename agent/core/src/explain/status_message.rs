@@ -31,7 +31,7 @@ pub struct ContainerUse<'a> {
     pub usage_bytes: u64,
 }
 
-/// The next pod in the ranking.
+/// The next pod in the ranking that may be evicted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunnerUp {
     /// `namespace/name`.
@@ -41,7 +41,7 @@ pub struct RunnerUp {
 }
 
 impl RunnerUp {
-    /// The one after `uid` in the ranking for `signal`.
+    /// The first after `uid` in the ranking for `signal` that is not exempt from eviction.
     pub fn of(
         config: &EngineConfig,
         state: &NodeState,
@@ -53,7 +53,7 @@ impl RunnerUp {
         verdict::candidates(&View::now(config, state), signal, &mut rows);
         ranking.rank(&mut rows, &mut Vec::new());
         let at = rows.iter().position(|row| row.uid == *uid)?;
-        let next = rows.get(at + 1)?;
+        let next = rows[at + 1..].iter().find(|row| !row.exempt)?;
         Some(Self {
             pod: state.pods.get(&next.uid)?.name.clone(),
             ahead_by: ranking.deciding_comparator(&rows[at], next),
