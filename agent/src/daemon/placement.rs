@@ -326,7 +326,13 @@ fn saved(
     };
     match found {
         Found::Checkpoint(checkpoint) => return Ok(checkpoint.assignments),
-        Found::Damaged(set_aside) => remark(set_aside.to_string()),
+        Found::Damaged(set_aside) => {
+            remark(set_aside.to_string());
+            // What was put aside from a kubelet that runs is older than what is damaged: others may have its CPUs by now.
+            if around.kubelet.is_some() {
+                return Ok(Assignments::default());
+            }
+        }
         Found::Nothing => {}
     }
     // One that runs has given nothing away by now, or nothing is placed. What it had was put aside before its policies were changed.
