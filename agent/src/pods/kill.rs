@@ -10,8 +10,9 @@
 //! **No signal can reach a stranger.** A signal goes only through a pidfd, and only when the pid was listed in the container's
 //! `cgroup.procs` in a read that began after the pidfd had been opened. Let P be the process behind the pidfd. If P is alive at that
 //! read, the pid is P's own, so the listed process is P. If P is dead by then, a signal through its pidfd gets ESRCH, whoever has its
-//! pid now. The read is by a new open file, because v1 gives one open file the same list again for a second (kernel/cgroup/cgroup-v1.c,
-//! `cgroup_pidlist_start`).
+//! pid now. On v2 a read from the beginning of the file begins a new walk of the cgroup's processes (kernel/cgroup/cgroup.c, `__cgroup_procs_start`), so
+//! the file that is open already serves. On v1 it is a new open file, because one open file gives the same list again for a second
+//! (kernel/cgroup/cgroup-v1.c, `cgroup_pidlist_start`).
 //!
 //! **Which way.** v2 since 5.14 has `cgroup.kill`, which is atomic, also against forks. On v1, and before 5.14, each process is
 //! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter.

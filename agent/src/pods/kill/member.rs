@@ -2,11 +2,12 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, fstatfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -23,6 +24,8 @@ const PROCS_CHUNK_BYTES: usize = 4096;
 /// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
 const PROCS_CHUNKS_MAX: usize = 8192;
 const PROCS_FILE: &CStr = c"cgroup.procs";
+/// Of a file system of cgroup v2 (include/uapi/linux/magic.h, `CGROUP2_SUPER_MAGIC`).
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
 #[derive(Debug)]
 pub(super) enum Leader {
@@ -51,8 +54,10 @@ pub(super) struct Processes {
     /// For errors.
     path: Arc<Path>,
     dir: OwnedFd,
-    /// Never read; keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes nothing.
-    _procs_pin: OwnedFd,
+    /// Keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes nothing.
+    procs: OwnedFd,
+    /// A read of `procs` from its beginning lists the processes as they are then: on v2, not on v1.
+    pub(super) lists_anew: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -142,10 +147,15 @@ impl Processes {
     /// [`FileError::Vanished`] when the cgroup is gone.
     pub(super) fn of(dir: OwnedFd, path: Arc<Path>) -> Result<Self, FileError> {
         let procs = open_procs(&dir).map_err(|errno| file_error(&path, errno))?;
+        let lists_anew = fstatfs(&procs).is_ok_and(|file_system| {
+            // The field's type is not the same on all machines.
+            u64::try_from(file_system.f_type).is_ok_and(|magic| magic == CGROUP2_MAGIC)
+        });
         Ok(Self {
             path,
             dir,
-            _procs_pin: procs,
+            procs,
+            lists_anew,
         })
     }
 
@@ -159,7 +169,7 @@ impl Processes {
     /// Returns whether the process got the signal.
     fn signal(&self, pid: Pid, pidfd: &OwnedFd, signal: Signal) -> Result<bool, FileError> {
         // The pidfd is older than this read: see the module's proof.
-        if is_spared(pid) || !self.is_listed(pid)? {
+        if is_spared(pid) || !self.is_listed_anew(pid)? {
             return Ok(false);
         }
         match pidfd_send_signal(pidfd, signal) {
@@ -258,18 +268,45 @@ impl Processes {
         Ok(is_listed)
     }
 
+    /// The same, without opening the file again where it lists anew, and without reading on after the process. Opening it, and being told where it ends,
+    /// is most of what SIGTERM takes.
+    pub(super) fn is_listed_anew(&self, wanted: Pid) -> Result<bool, FileError> {
+        if !self.lists_anew {
+            return self.is_listed(wanted);
+        }
+        let mut is_listed = false;
+        let mut pids = PidParser::default();
+        self.for_each_chunk_of(&self.procs, &mut |chunk| {
+            self.feed(&mut pids, chunk, &mut |pid| is_listed |= pid == wanted)?;
+            Ok(if is_listed {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
+        })?;
+        pids.end(&mut |pid| is_listed |= pid == wanted);
+        Ok(is_listed)
+    }
+
     /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is left out.
     pub(super) fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
         let mut pids = PidParser::default();
-        self.for_each_chunk(&mut |chunk| {
-            pids.feed(chunk, f).map_err(|line| FileError::Malformed {
-                path: Arc::clone(&self.path),
-                line,
-                expected: "a pid on each line of cgroup.procs",
-            })
-        })?;
+        self.for_each_chunk(&mut |chunk| self.feed(&mut pids, chunk, f))?;
         pids.end(f);
         Ok(())
+    }
+
+    fn feed(
+        &self,
+        pids: &mut PidParser,
+        chunk: &[u8],
+        f: &mut dyn FnMut(Pid),
+    ) -> Result<(), FileError> {
+        pids.feed(chunk, f).map_err(|line| FileError::Malformed {
+            path: Arc::clone(&self.path),
+            line,
+            expected: "a pid on each line of cgroup.procs",
+        })
     }
 
     /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts.
@@ -282,26 +319,41 @@ impl Processes {
         Ok(lines)
     }
 
-    /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are listed in the cgroup that
-    /// is the root of its domain, which is the pod's own or one below that (Documentation/admin-guide/cgroup-v2.rst, "Threads").
+    /// Opens `cgroup.procs` and reads it.
     fn for_each_chunk(
         &self,
         f: &mut dyn FnMut(&[u8]) -> Result<(), FileError>,
     ) -> Result<(), FileError> {
         let procs = open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))?;
+        self.for_each_chunk_of(&procs, &mut |chunk| {
+            f(chunk).map(|()| ControlFlow::Continue(()))
+        })
+    }
+
+    /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are listed in the cgroup that
+    /// is the root of its domain, which is the pod's own or one below that (Documentation/admin-guide/cgroup-v2.rst, "Threads").
+    fn for_each_chunk_of(
+        &self,
+        procs: &OwnedFd,
+        f: &mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>, FileError>,
+    ) -> Result<(), FileError> {
         let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
+        let mut offset = 0;
         for _ in 0..PROCS_CHUNKS_MAX {
             let read = loop {
-                match rustix::io::read(&procs, &mut buffer) {
+                match rustix::io::pread(procs, &mut buffer, offset) {
                     Err(Errno::INTR) => {}
                     read => break read,
                 }
             };
-            match read {
-                Ok(([], _)) => return Ok(()),
-                Ok((chunk, _)) => f(chunk)?,
-                Err(Errno::OPNOTSUPP) => return Ok(()),
+            let chunk = match read {
+                Ok(([], _)) | Err(Errno::OPNOTSUPP) => return Ok(()),
+                Ok((chunk, _)) => chunk,
                 Err(errno) => return Err(file_error(&self.path, errno)),
+            };
+            offset += chunk.len() as u64;
+            if f(chunk)?.is_break() {
+                return Ok(());
             }
         }
         Ok(())

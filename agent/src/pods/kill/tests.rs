@@ -1,4 +1,4 @@
-use super::member::{BATCH, PidParser};
+use super::member::{BATCH, PidParser, Processes};
 use super::*;
 use crate::host::cgroup::cgroup_id;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
@@ -403,4 +403,29 @@ fn tasks_count_for_a_pod_with_too_many_cgroups() {
     }
     pod_kill.refresh().unwrap();
     assert_eq!(pod_kill.count_processes().unwrap(), 4711);
+}
+
+#[test]
+fn a_file_that_lists_anew_is_asked_again_without_being_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("cgroup.procs");
+    // More than one read can take, and the last is cut in two by its end.
+    let many: String = (1000..3000).map(|pid| format!("{pid}\n")).collect();
+    std::fs::write(&file, &many).unwrap();
+    let opened = std::fs::File::open(dir.path()).unwrap();
+    let mut processes = Processes::of(opened.into(), Arc::from(dir.path())).unwrap();
+    assert!(!processes.lists_anew, "no file of cgroup v2");
+    processes.lists_anew = true;
+    let is_listed = |pid| {
+        processes
+            .is_listed_anew(Pid::from_raw(pid).unwrap())
+            .unwrap()
+    };
+    assert!(is_listed(1000) && is_listed(1819) && is_listed(2999));
+    assert!(!is_listed(100) && !is_listed(3000));
+    std::fs::write(&file, "77\n78").unwrap();
+    assert!(is_listed(77) && is_listed(78) && !is_listed(1000));
+    // Only an open file still knows it.
+    std::fs::remove_file(&file).unwrap();
+    assert!(is_listed(77));
 }
