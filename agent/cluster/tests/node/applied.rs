@@ -190,15 +190,30 @@ async fn uninstall(machine: &Machine) {
     let folder = folder.to_string_lossy();
     assert!(machine.kubectl(&["apply", "-k", &folder]));
     is_rolled_out(machine).await;
-    assert!(machine.kubectl(&["delete", "-k", &folder, "--timeout=15m"]));
+    let first = [
+        "--namespace",
+        "plimsoll",
+        "delete",
+        "daemonset/plimsoll",
+        "--cascade=foreground",
+        "--timeout=15m",
+    ];
+    assert!(machine.kubectl(&first));
+    let left = conditions(machine).await;
+    assert!(left.is_empty(), "{left:#?}");
+    assert!(machine.kubectl(&[
+        "delete",
+        "-k",
+        &folder,
+        "--ignore-not-found",
+        "--timeout=15m"
+    ]));
     until("the namespace to go", async || {
         let path = "/api/v1/namespaces/plimsoll";
         machine.server.get(path).await.is_none().then_some(())
     })
     .await;
     machine.say("uninstalled");
-    let left = conditions(machine).await;
-    assert!(left.is_empty(), "{left:#?}");
     let held = machine.held();
     assert!(held.is_empty(), "{held:?}");
     tokio::time::sleep(Duration::from_secs(1)).await;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_cluster::call::{Answer, Call};
 use serde_json::{Value, json};
@@ -26,6 +26,8 @@ const CONTAINERD: &str = "/run/containerd/containerd.sock";
 const CGROUPS: &str = "/sys/fs/cgroup/kubepods";
 /// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
 const HEADROOM_MIB: u64 = 200;
+/// How long after the cgroup's end the API may be without the reason, before it is taken for lost: the kubelet has had its last word then.
+pub(crate) const LAST_WORD: Duration = Duration::from_secs(15);
 
 /// Takes memory as soon as it is asked to.
 pub(crate) const LEAK: [&str; 5] = ["/hog", "ramp", "--rate-mb-s", "25", "--wait-usr1"];
@@ -446,6 +448,7 @@ impl Machine {
     pub(crate) async fn is_evicted(&self, pod: &Pod) {
         let heeds_status = self.kubelet_heeds_status().await;
         let mut seen = Value::Null;
+        let mut ended = None::<Instant>;
         until("the API to show the eviction", async || {
             assert_eq!(pod.processes(), [""; 0], "a container was started again");
             match self
@@ -458,11 +461,16 @@ impl Machine {
                 Answer::Refused(refusal) if refusal.code == 404 && !heeds_status => return Some(()),
                 _ => return None,
             }
-            let is_shown =
-                seen["status"]["reason"] == "Evicted" && seen["status"]["phase"] == "Failed";
-            (heeds_status && is_shown && !pod.cgroup.exists()).then_some(())
+            if !heeds_status || pod.cgroup.exists() {
+                return None;
+            }
+            let had_last_word = ended.get_or_insert_with(Instant::now).elapsed() >= LAST_WORD;
+            (is_shown(&seen["status"]) || had_last_word && keeps_its_story(&seen)).then_some(())
         })
         .await;
+        if heeds_status && !is_shown(&seen["status"]) {
+            notes::note(format!("{}: the kubelet has dropped the reason", pod.name));
+        }
         self.say(&format!("the API shows it: {}", shown(&seen)));
         let annotation = seen["metadata"]["annotations"]["plimsoll.dev/evicted"].as_str();
         // Where the object is deleted, nobody may have looked in between.
@@ -504,6 +512,20 @@ impl Machine {
         let restarts = &seen["status"]["containerStatuses"][0]["restartCount"];
         self.say(&format!("{restarts} starts were refused or made"));
     }
+}
+
+/// Phase and reason of an evicted pod that the API shows.
+pub(crate) fn is_shown(status: &Value) -> bool {
+    status["phase"] == "Failed" && status["reason"] == "Evicted"
+}
+
+/// What every evicted pod keeps, be its reason dropped or not.
+pub(crate) fn keeps_its_story(pod: &Value) -> bool {
+    let status = &pod["status"];
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    status["phase"] == "Failed"
+        && pod["metadata"]["annotations"]["plimsoll.dev/evicted"].is_string()
+        && conditions.any(|one| one["type"] == "DisruptionTarget")
 }
 
 /// Phase, reason and conditions.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::machine::{Machine, Pod, agent_log};
+use super::machine::{LAST_WORD, Machine, Pod, agent_log, is_shown, keeps_its_story};
 use super::support::server::pod_path;
 use super::support::{notes, run, until};
 use super::{fs, machine};
@@ -27,17 +27,17 @@ struct Times {
     /// Of the last process of its containers.
     gone: f64,
     /// `Failed` and `Evicted` in the API, the first time.
-    shown: f64,
-    /// The same, from then on for good.
-    stands: f64,
+    shown: Option<f64>,
+    /// The same, from then on for good; `None` where the kubelet has dropped the reason, as it may.
+    stands: Option<f64>,
     cgroup_gone: f64,
     /// Starts that the hold refused: each counts as a restart.
     refused: u64,
 }
 
 impl Times {
-    fn after(self, from: impl Fn(Self) -> f64, to: impl Fn(Self) -> f64) -> f64 {
-        to(self) - from(self)
+    fn after_decision(&self, to: f64) -> f64 {
+        to - self.decided
     }
 }
 
@@ -61,6 +61,9 @@ fn step(line: &Value, name: &str) -> f64 {
 
 /// `median [least..most]`, of seconds.
 fn spread(mut all: Vec<f64>) -> String {
+    if all.is_empty() {
+        return "none".to_owned();
+    }
     all.sort_by(f64::total_cmp);
     let middle = all.len() / 2;
     let median = match all.len() % 2 {
@@ -71,36 +74,41 @@ fn spread(mut all: Vec<f64>) -> String {
     format!("{median:.3} s [{:.3}..{last:.3}] of {}", all[0], all.len())
 }
 
-fn note_spread(what: &str, times: &[Times], of: impl Fn(&Times) -> f64) {
-    notes::note(format!(
-        "{what}: {}",
-        spread(times.iter().map(of).collect())
-    ));
+/// Of those that have it.
+fn note_spread(what: &str, times: &[Times], of: impl Fn(&Times) -> Option<f64>) {
+    let all = times.iter().filter_map(of).collect();
+    notes::note(format!("{what}: {}", spread(all)));
 }
 
 /// Follows a pod that leaks since `from` until its cgroup has gone and the API shows its end.
 async fn follow(machine: &Machine, pod: &Pod, from: f64) -> Times {
     let mut times = Times::default();
-    let (mut is_shown, mut was_killed) = (false, false);
+    let (mut was_killed, mut ended) = (false, None::<Instant>);
     let started = Instant::now();
-    while times.cgroup_gone == 0.0 || !is_shown {
-        assert!(started.elapsed() < Duration::from_secs(1200), "{times:?}");
+    loop {
         let is_empty = pod.processes().is_empty();
         assert!(is_empty || !was_killed, "a container was started in place");
         was_killed |= is_empty;
         let seen = machine.server.get(&pod_path(&pod.name)).await;
-        let status = seen.map(|seen| seen["status"].clone()).unwrap_or_default();
-        let is_now = status["phase"] == "Failed" && status["reason"] == "Evicted";
+        let seen = seen.unwrap_or_default();
+        let in_time = started.elapsed() < Duration::from_secs(600);
+        assert!(in_time, "{times:?} {:#}", seen["status"]);
         let at = uptime() - from;
-        if is_now && !is_shown {
-            times.stands = at;
-            if times.shown == 0.0 {
-                times.shown = at;
-            }
+        if is_shown(&seen["status"]) {
+            times.shown.get_or_insert(at);
+            times.stands.get_or_insert(at);
+        } else {
+            times.stands = None;
         }
-        is_shown = is_now;
-        if times.cgroup_gone == 0.0 && !pod.cgroup.exists() {
+        if ended.is_none() && !pod.cgroup.exists() {
             times.cgroup_gone = at;
+            ended = Some(Instant::now());
+        }
+        if let Some(ended) = ended
+            && keeps_its_story(&seen)
+            && (times.stands.is_some() || ended.elapsed() >= LAST_WORD)
+        {
+            break;
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -141,18 +149,18 @@ fn evictions() {
             all.push(follow(machine, &pod, from).await);
             delete(machine, &pod).await;
         }
-        note_spread("leak to decision", &all, |one| one.decided);
+        note_spread("leak to decision", &all, |one| Some(one.decided));
         note_spread("decision to hog gone", &all, |one| {
-            one.after(|it| it.decided, |it| it.gone)
+            Some(one.after_decision(one.gone))
         });
         note_spread("decision to Failed/Evicted in the API", &all, |one| {
-            one.after(|it| it.decided, |it| it.shown)
+            one.shown.map(|at| one.after_decision(at))
         });
         note_spread("decision to Failed/Evicted for good", &all, |one| {
-            one.after(|it| it.decided, |it| it.stands)
+            one.stands.map(|at| one.after_decision(at))
         });
         note_spread("decision to cgroup removed", &all, |one| {
-            one.after(|it| it.decided, |it| it.cgroup_gone)
+            Some(one.after_decision(one.cgroup_gone))
         });
         let refused: Vec<u64> = all.iter().map(|one| one.refused).collect();
         notes::note(format!("starts that the hold refused: {refused:?}"));
@@ -202,19 +210,31 @@ fn evictions_without_the_api_server() {
             }
             let mut left: Vec<(&Pod, Times)> =
                 pods.iter().map(|pod| (pod, Times::default())).collect();
-            let is_over = |(_, it): &(&Pod, Times)| it.shown > 0.0 && it.cgroup_gone > 0.0;
-            while !left.iter().all(is_over) {
+            let limit = Instant::now() + Duration::from_secs(600);
+            loop {
+                let mut are_over = true;
                 for (pod, times) in &mut left {
                     assert_eq!(pod.processes(), [""; 0], "a container was started again");
-                    let status = machine.server.seen(&pod.name).await["status"].clone();
-                    let is_shown = status["phase"] == "Failed" && status["reason"] == "Evicted";
-                    if is_shown && times.shown == 0.0 {
-                        times.shown = uptime() - back;
+                    let seen = machine.server.seen(&pod.name).await;
+                    let at = uptime() - back;
+                    if is_shown(&seen["status"]) {
+                        times.shown.get_or_insert(at);
+                        times.stands.get_or_insert(at);
+                    } else {
+                        times.stands = None;
                     }
                     if times.cgroup_gone == 0.0 && !pod.cgroup.exists() {
-                        times.cgroup_gone = uptime() - back;
+                        times.cgroup_gone = at;
                     }
+                    let had_last_word = at - times.cgroup_gone >= LAST_WORD.as_secs_f64();
+                    are_over &= times.cgroup_gone > 0.0
+                        && keeps_its_story(&seen)
+                        && (times.stands.is_some() || had_last_word);
                 }
+                if are_over {
+                    break;
+                }
+                assert!(Instant::now() < limit, "{left:?}");
                 tokio::time::sleep(LOOK).await;
             }
             for (pod, times) in left {
@@ -224,17 +244,24 @@ fn evictions_without_the_api_server() {
                 delete(machine, pod).await;
             }
         }
-        note_spread("API server away: leak to decision", &all, |one| one.decided);
+        note_spread("API server away: leak to decision", &all, |one| {
+            Some(one.decided)
+        });
         note_spread("API server away: decision to hog gone", &all, |one| {
-            one.after(|it| it.decided, |it| it.gone)
+            Some(one.after_decision(one.gone))
         });
         note_spread(
             "API server back to Failed/Evicted in the API",
             &back_to,
             |one| one.shown,
         );
+        note_spread(
+            "API server back to Failed/Evicted for good",
+            &back_to,
+            |one| one.stands,
+        );
         note_spread("API server back to cgroup removed", &back_to, |one| {
-            one.cgroup_gone
+            Some(one.cgroup_gone)
         });
         notes::note(format!(
             "API server away: starts that the hold refused: {refused:?}"
