@@ -10,9 +10,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Parser};
 
-use super::figures::{Change, Report, Run, WORSE_PERCENT, committed, compare, read_figures};
+use super::figures::{
+    Change, Report, Run, WORSE_PERCENT, committed, compare, is_made_alike, read_figures,
+};
 use super::page::{amount, page, picture};
-use super::{BenchCommand, Job, figures_of};
+use super::{BenchCommand, Built, Job, figures_of};
 use crate::apt;
 use crate::paths;
 use crate::process::output_of;
@@ -153,6 +155,7 @@ pub(crate) fn none_is_worse() -> Result<()> {
         only: Vec::new(),
         kernels: Vec::new(),
         accept: false,
+        built: Built { as_tested: true },
         page: false,
     };
     ensure!(
@@ -175,6 +178,8 @@ pub(crate) struct AllArgs {
     /// Update the report with what is measured instead of comparing with it
     #[arg(long)]
     accept: bool,
+    #[command(flatten)]
+    built: Built,
     /// Measure nothing: make the page and its pictures from the report's figures
     #[arg(long, conflicts_with_all = ["only", "kernels", "accept"])]
     page: bool,
@@ -208,7 +213,7 @@ pub(super) fn run(args: &AllArgs) -> Result<u8> {
             "bench",
             format_args!("{key}: {} of {}", index + 1, chosen.len()),
         );
-        match measure(measurement, kernel, &revision) {
+        match measure(measurement, kernel, args.built, &revision) {
             Ok(now) if args.accept => {
                 report.runs.insert(key, now);
                 // After each: what comes to its end later, or not at all, costs nothing that was measured.
@@ -237,8 +242,11 @@ pub(super) fn run(args: &AllArgs) -> Result<u8> {
     Ok(u8::from(!is_good))
 }
 
-fn measure(measurement: &Measurement, kernel: &str, revision: &str) -> Result<Run> {
-    let job = measurement.job(kernel)?;
+fn measure(measurement: &Measurement, kernel: &str, built: Built, revision: &str) -> Result<Run> {
+    let job = Job {
+        built,
+        ..measurement.job(kernel)?
+    };
     // Of an earlier run, it would be taken for this one's.
     match fs::remove_file(figures_of(measurement.name, &job.kernel)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -259,6 +267,7 @@ fn measure(measurement: &Measurement, kernel: &str, revision: &str) -> Result<Ru
         rustc: output_of(Command::new("rustc").arg("-V"), "install rustup")?
             .trim()
             .to_owned(),
+        as_tested: built.as_tested,
         packages: packages.map(package_version).collect(),
         figures,
     })
@@ -300,12 +309,21 @@ fn tell(key: &str, before: &Run, now: &Run) -> bool {
     let (changes, missing) = compare(Some(before), now);
     let mut is_good = true;
     let (mut same, mut new) = (0, 0);
-    if (&before.kernel, &before.rustc) != (&now.kernel, &now.rustc) {
+    if !is_made_alike(before, now) {
+        let with = |run: &Run| {
+            let build = if run.as_tested {
+                "as tested"
+            } else {
+                "released"
+            };
+            format!("{}, {}, {build}", run.kernel, run.rustc)
+        };
         say(
             "bench",
             format_args!(
-                "{key}: measured with {} and {}, in the report with {} and {}: nothing is judged, put it into the report anew with --accept",
-                now.kernel, now.rustc, before.kernel, before.rustc
+                "{key}: measured with {}; the report has it with {}. Nothing is judged: --accept puts it into the report anew",
+                with(now),
+                with(before)
             ),
         );
     }

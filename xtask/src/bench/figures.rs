@@ -72,6 +72,8 @@ pub(super) struct Run {
     pub(super) revision: String,
     /// `rustc -V`.
     pub(super) rustc: String,
+    /// Whether it was the build of the guests' tests, without link-time optimisation, and not the released one.
+    pub(super) as_tested: bool,
     /// Debian packages of other systems in the guest, with their versions.
     pub(super) packages: Vec<String>,
     pub(super) figures: Vec<Figure>,
@@ -129,7 +131,7 @@ pub(super) enum Change {
     Worse(i64, i64),
     /// The report has none.
     New,
-    /// The report's was made with another kernel or compiler: what differs need not be Plimsoll.
+    /// The report's was made with another kernel, compiler or build: what differs need not be Plimsoll.
     MadeOtherwise(i64, i64),
 }
 
@@ -149,6 +151,11 @@ fn change(unit: Unit, before: i64, now: i64) -> Change {
     }
 }
 
+/// Whether what differs between two runs is a change of Plimsoll.
+pub(super) fn is_made_alike(one: &Run, other: &Run) -> bool {
+    one.kernel == other.kernel && one.rustc == other.rustc && one.as_tested == other.as_tested
+}
+
 /// Each judged figure of a run beside the report's; and those of the report that the run lacks.
 pub(super) fn compare<'a>(
     before: Option<&'a Run>,
@@ -157,8 +164,7 @@ pub(super) fn compare<'a>(
     fn key(figure: &Figure) -> (&str, &str) {
         (&figure.case, &figure.figure)
     }
-    let is_made_alike =
-        before.is_none_or(|before| before.kernel == now.kernel && before.rustc == now.rustc);
+    let is_made_alike = before.is_none_or(|before| is_made_alike(before, now));
     let known: BTreeMap<_, _> = before
         .iter()
         .flat_map(|run| &run.figures)
@@ -208,6 +214,7 @@ mod tests {
             kernel: "6.1.0".into(),
             revision: "abc".into(),
             rustc: "rustc 1.95".into(),
+            as_tested: false,
             packages: Vec::new(),
             figures,
         }

@@ -151,7 +151,7 @@ pub(super) fn amount(unit: Unit, value: i64) -> String {
 /// What was measured with what: without it no figure can be repeated.
 fn sources(report: &Report) -> String {
     let mut text = String::from(
-        "\n## Made with\n\n| measurement | kernel | revision | compiler | other systems |\n|---|---|---|---|---|\n",
+        "\n## Made with\n\n| measurement | kernel | revision | compiler | build | other systems |\n|---|---|---|---|---|---|\n",
     );
     for (key, run) in &report.runs {
         let packages = if run.packages.is_empty() {
@@ -161,8 +161,15 @@ fn sources(report: &Report) -> String {
         };
         let _always_ok = writeln!(
             text,
-            "| {key} | {} | {} | {} | {packages} |",
-            run.kernel, run.revision, run.rustc
+            "| {key} | {} | {} | {} | {} | {packages} |",
+            run.kernel,
+            run.revision,
+            run.rustc,
+            if run.as_tested {
+                "as tested"
+            } else {
+                "released"
+            }
         );
     }
     text
@@ -233,6 +240,7 @@ mod tests {
             kernel: "6.1.0-50".into(),
             revision: "abc".into(),
             rustc: "rustc 1.95.0".into(),
+            as_tested: true,
             packages: vec!["earlyoom_1.7-1".into()],
             figures: vec![
                 figure("plimsoll, memory.available<1Gi", 50_000_000, true),
@@ -251,7 +259,9 @@ mod tests {
             "| plimsoll, memory.available&lt;1Gi | hog gone | 50.0 ms [49.0 ms..50.0 ms] |"
         ));
         assert!(page.contains("`cargo xtask bench reaction --kernel 6.1 "));
-        assert!(page.contains("| peers/6.1 | 6.1.0-50 | abc | rustc 1.95.0 | earlyoom_1.7-1 |"));
+        assert!(page.contains(
+            "| peers/6.1 | 6.1.0-50 | abc | rustc 1.95.0 | as tested | earlyoom_1.7-1 |"
+        ));
         assert!(!page.contains("bench cost --kernel"), "{page}");
     }
 

@@ -48,6 +48,9 @@ pub(crate) const OF_BENCHMARKS: &[&str] = &[
     "reaction",
     "signals",
     "teardown",
+    "cost",
+    "burst",
+    "service",
 ];
 
 /// What the demo runs.
