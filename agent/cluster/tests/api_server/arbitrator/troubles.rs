@@ -203,12 +203,24 @@ fn resources_of_an_earlier_and_of_a_later_version() {
     run(async {
         let earlier = |object: &mut Value| {
             let schema = &mut object["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-            if let Some(spec) = schema.pointer_mut("/properties/spec/properties") {
-                let fields = spec.as_object_mut().unwrap();
-                for field in ["unlimited", "reclaim"] {
-                    fields.remove(field).unwrap();
-                }
+            // Of the two resources the one that has them.
+            let Some(spec) = schema.pointer_mut("/properties/spec") else {
+                return;
+            };
+            let later = ["unlimited", "reclaim"];
+            let Some(fields) = spec["properties"].as_object_mut() else {
+                return;
+            };
+            if !fields.contains_key(later[0]) {
+                return;
             }
+            for field in later {
+                fields.remove(field).unwrap();
+            }
+            // A rule on a field that is not there is refused.
+            let rules = spec["x-kubernetes-validations"].as_array_mut().unwrap();
+            let names = |rule: &Value| rule["rule"].as_str().unwrap_or_default().to_owned();
+            rules.retain(|rule| !later.iter().any(|field| names(rule).contains(field)));
         };
         let Some(server) = installed_with(earlier).await else {
             return;
