@@ -27,6 +27,9 @@ const PROCS_FILE: &CStr = c"cgroup.procs";
 /// Of a file system of cgroup v2 (include/uapi/linux/magic.h, `CGROUP2_SUPER_MAGIC`).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
+/// Takes a part of `cgroup.procs`, and says whether it wants more.
+type OfChunk<'f> = &'f mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>, FileError>;
+
 #[derive(Debug)]
 pub(super) enum Leader {
     /// No process has been seen in the container yet.
@@ -332,11 +335,7 @@ impl Processes {
 
     /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are listed in the cgroup that
     /// is the root of its domain, which is the pod's own or one below that (Documentation/admin-guide/cgroup-v2.rst, "Threads").
-    fn for_each_chunk_of(
-        &self,
-        procs: &OwnedFd,
-        f: &mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>, FileError>,
-    ) -> Result<(), FileError> {
+    fn for_each_chunk_of(&self, procs: &OwnedFd, f: OfChunk<'_>) -> Result<(), FileError> {
         let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
         let mut offset = 0;
         for _ in 0..PROCS_CHUNKS_MAX {
