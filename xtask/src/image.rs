@@ -30,7 +30,7 @@ const CREATED: &str = "1970-01-01T00:00:00Z";
 Examples:
   cargo xtask image                                            target/image and target/image.tar, for amd64 and arm64
   cargo xtask image --arch arm64                               for arm64 alone
-  ctr --namespace k8s.io images import target/image.tar        onto a node, as docker.io/library/plimsoll:VERSION
+  ctr --namespace k8s.io images import target/image.tar        onto a node, as plimsoll:VERSION
   skopeo copy --all oci:target/image docker://REGISTRY/plimsoll:VERSION   to a registry")]
 pub(crate) struct ImageArgs {
     /// For which processors (repeatable): amd64, arm64 [default: both]
@@ -100,6 +100,13 @@ pub(crate) fn write(parts: &[Part], out: &Path) -> Result<(String, PathBuf)> {
     Ok((digest, archive))
 }
 
+/// A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came. What a name without a
+/// registry stands for is fixed in the grammar of image names.
+fn whole_name() -> String {
+    let registry = ["docker", "io"].join(".");
+    format!("{registry}/library/plimsoll:{VERSION}")
+}
+
 /// Writes the layout, and returns the digest of the image's index.
 fn write_layout(parts: &[Part], out: &Path) -> Result<String> {
     let parent = out.parent().context("the layout needs a folder")?;
@@ -124,8 +131,7 @@ fn write_layout(parts: &[Part], out: &Path) -> Result<String> {
     };
     image["annotations"] = json!({
         "org.opencontainers.image.ref.name": VERSION,
-        // A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came.
-        "io.containerd.image.name": format!("docker.io/library/plimsoll:{VERSION}"),
+        "io.containerd.image.name": whole_name(),
     });
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [image]});
     fs::write(layout.join("index.json"), index.to_string())?;
@@ -330,7 +336,8 @@ mod tests {
         let index = fs::read_to_string(out.join("index.json")).unwrap();
         let index: Value = serde_json::from_str(&index).unwrap();
         let name = &index["manifests"][0]["annotations"]["io.containerd.image.name"];
-        assert_eq!(*name, format!("docker.io/library/plimsoll:{VERSION}"));
+        assert_eq!(*name, whole_name());
+        assert!(whole_name().ends_with(&format!("/library/plimsoll:{VERSION}")));
         let base = include_str!("../../deploy/base/kustomization.yaml");
         let daemon_set = include_str!("../../deploy/base/daemonset.yaml");
         assert!(base.contains(&format!("- name: plimsoll\n    newTag: {VERSION}")));
