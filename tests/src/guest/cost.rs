@@ -187,14 +187,14 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Vec<Row>> {
     let _bystander = node.hog(&bystander, "hold --mb 2")?;
     // Once before, so that the first measurement finds what the others find.
     for &of in &plan.loops {
-        run_loop(&node, &pod, of)?;
+        node.hog_says::<Ran>(&pod, &of.arguments())?;
     }
     let mut rows = Vec::new();
     for _ in 0..plan.pairs {
         for attached in Attached::ALL {
             let running = Running::start(&node, attached)?;
             for &of in &plan.loops {
-                let ran = run_loop(&node, &pod, of)?;
+                let ran = node.hog_says::<Ran>(&pod, &of.arguments())?;
                 rows.push(Row { of, attached, ran });
             }
             running.stop(&node)?;
@@ -287,25 +287,6 @@ impl Running {
         }
         Ok(())
     }
-}
-
-fn run_loop(node: &Node, pod: &Pod, of: Loop) -> anyhow::Result<Ran> {
-    let output = Command::new(program("plimsoll"))
-        .arg("exec")
-        .arg("-f")
-        .arg(node.manifest(pod))
-        .args(["-c", "main", "--"])
-        .arg(program("hog"))
-        .args(of.arguments())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("starting plimsoll exec")?;
-    ensure!(
-        output.status.success(),
-        "the loop ended with {}",
-        output.status
-    );
-    serde_json::from_slice(&output.stdout).context("the loop's line")
 }
 
 /// Time per event, and the ratios of the medians.

@@ -51,7 +51,7 @@ impl Row {
 
     /// For people.
     pub(super) fn told(&self) -> String {
-        let time = |ns| duration(i64::try_from(ns).unwrap_or(i64::MAX));
+        let time = |ns| duration(whole(ns));
         format!(
             "false alarms with {} pods: {} crossings, judged after {} on average, half of them within {}, the longest after {}",
             self.pods,

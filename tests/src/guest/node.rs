@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use plimsoll::kernel::PinOwner;
+use serde::de::DeserializeOwned;
 
 use super::agent::{Agent, Options};
 use super::cgroup;
@@ -186,6 +187,34 @@ impl Node {
             self.condition(pod, &running)
         );
         Ok(running)
+    }
+
+    /// Runs a hog as the container of a pod to its end, and reads the JSON line that it prints.
+    ///
+    /// # Errors
+    /// It fails, or says something else.
+    pub fn hog_says<T: DeserializeOwned>(
+        &self,
+        pod: &Pod,
+        arguments: &[String],
+    ) -> anyhow::Result<T> {
+        let output = Command::new(program("plimsoll"))
+            .arg("exec")
+            .arg("-f")
+            .arg(self.manifest(pod))
+            .args(["-c", "main", "--"])
+            .arg(program("hog"))
+            .args(arguments)
+            .stderr(Stdio::inherit())
+            .output()
+            .context("starting plimsoll exec")?;
+        ensure!(
+            output.status.success(),
+            "hog {} ended with {}",
+            arguments.join(" "),
+            output.status
+        );
+        serde_json::from_slice(&output.stdout).context("the hog's line")
     }
 
     /// What a pod's process is doing, what its cgroup holds and what it printed.

@@ -6,7 +6,6 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -18,7 +17,6 @@ use super::figure::{Figures, Unit, ppm, whole};
 use super::memory::{self, mib};
 use super::node::{Node, calm_down};
 use super::pod::Pod;
-use super::process::program;
 use super::table::{aligned, since, times};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -184,37 +182,23 @@ fn evict(kind: Kind, mb: u64) -> anyhow::Result<Row> {
 fn unmap(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<Unmapped> {
     let pod = Pod::burstable("unmaps", "8Mi");
     node.write(&pod)?;
-    let mut command = Command::new(program("plimsoll"));
-    command
-        .arg("exec")
-        .arg("-f")
-        .arg(node.manifest(&pod))
-        .args(["-c", "main", "--"])
-        .arg(program("hog"))
-        .args(["unmap", "--mb", &mb.to_string()])
-        .stderr(Stdio::inherit());
+    let mut arguments = vec!["unmap".to_owned(), "--mb".to_owned(), mb.to_string()];
     if kind == Kind::Shared {
-        command.arg("--shared");
+        arguments.push("--shared".to_owned());
     }
-    let output = command.output().context("starting plimsoll exec")?;
-    ensure!(
-        output.status.success(),
-        "the process that unmaps ended with {}",
-        output.status
-    );
+    let unmapped = node.hog_says(&pod, &arguments)?;
     fs::remove_file(node.manifest(&pod))?;
-    serde_json::from_slice(&output.stdout).context("what the process that unmaps says")
+    Ok(unmapped)
 }
 
 fn line(row: &Row) -> String {
-    let time = |ns: Option<i64>| times(ns);
     format!(
         "{}, {} MiB: gone {}, back {}, unmapped {}",
         row.kind.name(),
         row.mb,
-        time(row.gone_ns()),
-        time(row.back_ns()),
-        time(i64::try_from(row.unmap_ns).ok())
+        times(row.gone_ns()),
+        times(row.back_ns()),
+        times([whole(row.unmap_ns)])
     )
 }
 

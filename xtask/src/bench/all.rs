@@ -306,7 +306,7 @@ fn package_version(package: &str) -> String {
 
 /// Says what changed; whether nothing is worse.
 fn tell(key: &str, before: &Run, now: &Run) -> bool {
-    let (changes, missing) = compare(Some(before), now);
+    let (changes, missing) = compare(before, now);
     let mut is_good = true;
     let (mut same, mut new) = (0, 0);
     if !is_made_alike(before, now) {

@@ -158,16 +158,16 @@ pub(super) fn is_made_alike(one: &Run, other: &Run) -> bool {
 
 /// Each judged figure of a run beside the report's; and those of the report that the run lacks.
 pub(super) fn compare<'a>(
-    before: Option<&'a Run>,
+    before: &'a Run,
     now: &'a Run,
 ) -> (Vec<(&'a Figure, Change)>, Vec<&'a Figure>) {
     fn key(figure: &Figure) -> (&str, &str) {
         (&figure.case, &figure.figure)
     }
-    let is_made_alike = before.is_none_or(|before| is_made_alike(before, now));
+    let is_made_alike = is_made_alike(before, now);
     let known: BTreeMap<_, _> = before
+        .figures
         .iter()
-        .flat_map(|run| &run.figures)
         .map(|figure| (key(figure), figure))
         .collect();
     let changes = now
@@ -253,7 +253,7 @@ mod tests {
             figure("added", 1, true),
             figure("peer", 9, false),
         ]);
-        let (changes, missing) = compare(Some(&before), &now);
+        let (changes, missing) = compare(&before, &now);
         let changes: Vec<_> = changes
             .into_iter()
             .map(|(figure, change)| (figure.figure.as_str(), change))
@@ -275,7 +275,7 @@ mod tests {
             kernel: "6.1.1".into(),
             ..now
         };
-        let (changes, _) = compare(Some(&before), &now);
+        let (changes, _) = compare(&before, &now);
         assert_eq!(changes[0].1, Change::MadeOtherwise(40_000, 50_000));
     }
 

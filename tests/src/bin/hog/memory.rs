@@ -106,19 +106,20 @@ pub(crate) fn flap(bytes: usize, half: Duration, log: &Log) -> ! {
 /// Takes memory, gives it back at once, and says how long that took.
 pub(crate) fn unmap(mb: usize, shared: bool) -> anyhow::Result<()> {
     let ns = if shared {
-        let file = files::memfd(mb)?;
-        let before_ns = now_ns();
-        drop(file);
-        now_ns() - before_ns
+        time_of_drop(files::memfd(mb)?)
     } else {
         let mut memory = Memory::default();
         memory.grow_to(mb << 20);
-        let before_ns = now_ns();
-        drop(memory);
-        now_ns() - before_ns
+        time_of_drop(memory)
     };
     println!(r#"{{"bytes":{},"ns":{ns}}}"#, mb << 20);
     Ok(())
+}
+
+fn time_of_drop<T>(held: T) -> u64 {
+    let before_ns = now_ns();
+    drop(held);
+    now_ns() - before_ns
 }
 
 /// Memory is taken from the node of the CPU that touches it first, unless that node is full. A binding without that exception
