@@ -32,6 +32,13 @@ const UP_VARIABLE: &str = "PLIMSOLL_KUBERNETES_UP";
 const VERSION: &str = "1.20.2";
 /// What the tests with an API server need of a folder of binaries.
 const PROGRAMS: &[&str] = &["etcd", "kube-apiserver"];
+/// What is built for them: the tests with a scheduler are left out where a folder has none.
+const PROGRAMS_OF_CLUSTER: &[&str] = &[
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+];
 /// What those with a node need.
 const PROGRAMS_OF_NODE: &[&str] = &["etcd", "kube-apiserver", "kubelet"];
 
@@ -52,7 +59,7 @@ pub(crate) enum KubernetesCommand {
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Binaries {
     /// A folder with etcd, kube-apiserver and (for `node`) kubelet of one version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some
-    /// 14 CPU minutes each]. Tests that need kube-scheduler and kube-controller-manager are left out where it has none
+    /// minutes]. Tests that need kube-scheduler and kube-controller-manager are left out where it has none
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
 }
@@ -82,27 +89,33 @@ fn missing(folder: &Path, programs: &[&'static str]) -> Vec<&'static str> {
 /// Whether the cache has the binaries.
 pub(crate) fn is_built() -> Result<bool> {
     let folder = paths::cache()?.join("kubernetes").join(VERSION);
-    Ok(missing(&folder, PROGRAMS).is_empty())
+    Ok(missing(&folder, PROGRAMS_OF_CLUSTER).is_empty())
 }
 
-/// The folder with etcd and kube-apiserver, which are built when there are none.
+/// The folder with the programs of a cluster without nodes: `given`, or the cache, where they are built when there are none.
 pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
-    found_with(given, PROGRAMS)
+    given.map_or_else(
+        || built(PROGRAMS_OF_CLUSTER),
+        |folder| has(folder, PROGRAMS),
+    )
 }
 
-fn found_with(given: Option<&Path>, programs: &[&'static str]) -> Result<PathBuf> {
-    if let Some(folder) = given {
-        if let Some(name) = missing(folder, programs).first() {
-            bail!(
-                "{} has no {name}: --binaries takes a folder with {}",
-                folder.display(),
-                programs.join(", ")
-            );
-        }
-        return folder
-            .canonicalize()
-            .with_context(|| format!("cannot resolve {}", folder.display()));
+/// `folder`, if it has `programs`.
+fn has(folder: &Path, programs: &[&'static str]) -> Result<PathBuf> {
+    if let Some(name) = missing(folder, programs).first() {
+        bail!(
+            "{} has no {name}: --binaries takes a folder with {}",
+            folder.display(),
+            programs.join(", ")
+        );
     }
+    folder
+        .canonicalize()
+        .with_context(|| format!("cannot resolve {}", folder.display()))
+}
+
+/// The folder of the cache, once it has `programs`.
+fn built(programs: &[&'static str]) -> Result<PathBuf> {
     let cache = paths::cache()?.join("kubernetes");
     let folder = cache.join(VERSION);
     if !missing(&folder, programs).is_empty() {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{Binaries, PROGRAMS_OF_NODE, found_with};
+use super::{Binaries, PROGRAMS_OF_NODE, built, has};
 use crate::architecture::Architecture;
 use crate::guest::{GuestExit, OF_NODE, UmlGuest, build_programs, cluster_tests};
 use crate::interrupt::Folder;
@@ -75,7 +75,11 @@ impl NodeArgs {
 
 /// Boots the guest; every ten seconds a line says which test runs.
 pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<GuestExit> {
-    let binaries = found_with(args.binaries.binaries.as_deref(), PROGRAMS_OF_NODE)?;
+    let given = args.binaries.binaries.as_deref();
+    let binaries = given.map_or_else(
+        || built(PROGRAMS_OF_NODE),
+        |folder| has(folder, PROGRAMS_OF_NODE),
+    )?;
     let mut payload = Vec::new();
     for name in PROGRAMS_OF_NODE {
         payload.push(((*name).to_owned(), binaries.join(name)));
