@@ -7,8 +7,8 @@ use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::chain::World;
 use plimsoll_core::kube::admission::object::{LimitRange, Object, ResourceQuota};
 use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject};
+use plimsoll_core::kube::admission::resource_quota::cluster::Cluster;
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
-use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
 use serde_json::{Value, from_value, json};
 
 /// Quotas of the namespace; every other one is for terminating pods, which none of these are.

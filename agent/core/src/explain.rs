@@ -16,8 +16,7 @@ mod usage;
 
 pub use eviction::{
     EvictionExplanation, ExplainError, ExplainedCondition, ExplainedOveruse, ExplainedShare,
-    ExplainedSignal, ExplainedThreshold, LeavingPod, NotRanked, NotRankedReason, OverLocalStorage,
-    SignalChoice, headroom,
+    ExplainedSignal, ExplainedThreshold, LeavingPod, OverLocalStorage, SignalChoice, headroom,
 };
 pub use kubelet::{Difference, KubeletAnswer};
 pub use limit_defaults::{LimitDefault, LimitDefaults, ScoreChange};
@@ -27,7 +26,7 @@ pub use placement::{
     PlacementExplanation, PlacementNotExplained, PodPlacement, placement, placement_of,
 };
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut, find as find_pod};
-pub use ranking::{Candidate, ExplainedRanking, Place, Standing};
+pub use ranking::{Candidate, ExplainedRanking, NotRanked, NotRankedReason, Place, Standing};
 pub use status_message::{ContainerUse, RunnerUp, StatusMessage};
 pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

@@ -1,13 +1,12 @@
 //! What the engine sees, which pods it would evict, and what the kubelet would do instead.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::explain::kubelet::{self, KubeletAnswer};
-use crate::explain::pod::{ExplainedPod, find};
-use crate::explain::{Candidate, ExplainedRanking, NoSuchPod};
+use crate::explain::pod::{ExplainedPod, NoSuchPod, find};
+use crate::explain::ranking::{Candidate, ExplainedRanking, NotRanked, NotRankedReason};
 use crate::kube::admission::object::LimitRange;
 use crate::kube::admission::standing::QuotaUse;
 use crate::kube::cluster_link::OverusedNamespace;
@@ -21,7 +20,6 @@ use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
 use crate::policy::memory::candidates;
 use crate::policy::memory::foresight;
-use crate::policy::memory::rank::RankRow;
 use crate::policy::memory::share;
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Scratch};
@@ -216,51 +214,6 @@ pub struct ExplainedOveruse {
     pub namespaces: Vec<OverusedNamespace>,
 }
 
-/// A pod that is not ranked.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NotRanked {
-    /// `namespace/name`.
-    pub pod: String,
-    /// Its identity.
-    pub uid: PodUid,
-    /// Why.
-    pub why: NotRankedReason,
-}
-
-/// Why a pod is not ranked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum NotRankedReason {
-    /// It has no processes: nothing would come back.
-    NotRunning,
-    /// It was evicted and killed, and is still there.
-    Stuck,
-}
-
-impl NotRankedReason {
-    /// Of a pod that is not among the candidates.
-    pub(crate) fn of(pod: &PodState) -> Self {
-        let killed = pod
-            .leaving
-            .is_some_and(|leaving| leaving.kill_tried_ns.is_some());
-        if pod.stuck || pod.running && killed {
-            Self::Stuck
-        } else {
-            Self::NotRunning
-        }
-    }
-}
-
-impl fmt::Display for NotRankedReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NotRunning => "no processes, so nothing to reclaim",
-            Self::Stuck => "killed, and still there",
-        })
-    }
-}
-
 /// Why there is no explanation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ExplainError {
@@ -350,7 +303,7 @@ impl EvictionExplanation {
         });
         let ranked: Vec<Candidate> = rows
             .into_iter()
-            .filter_map(|row| Some(candidate(state.pods.get(&row.uid)?, row)))
+            .filter_map(|row| Some(Candidate::new(state.pods.get(&row.uid)?, row)))
             .collect();
         let of = |uid: &PodUid| ranked.iter().find(|candidate| candidate.row.uid == *uid);
         let not_ranked: Vec<NotRanked> = {
@@ -421,15 +374,6 @@ fn counting<'state>(
         Passes::First => !state.passed || known.met,
         Passes::Later => state.passed,
     })
-}
-
-pub(crate) fn candidate(pod: &PodState, row: RankRow) -> Candidate {
-    Candidate {
-        pod: pod.name.clone(),
-        qos_class: pod.pod.qos_class(),
-        exempt: pod.exemption(),
-        row,
-    }
 }
 
 fn signals(config: &EngineConfig, state: &NodeState) -> Vec<ExplainedSignal> {

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::explain::eviction::candidate;
-use crate::explain::{Candidate, ExplainedRanking};
+use crate::explain::ranking::{Candidate, ExplainedRanking};
 use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
 use crate::model::signal::{Signal, memory};
@@ -66,7 +65,7 @@ pub(crate) fn answer(
         .pods
         .values()
         .filter(|pod| !pod.removed)
-        .map(|pod| candidate(pod, candidates::row(config, state, pod, row.resource)))
+        .map(|pod| Candidate::new(pod, candidates::row(config, state, pod, row.resource)))
         .collect();
     all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
     let first = all.iter().find(|candidate| candidate.exempt.is_none());

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::explain::eviction::NotRankedReason;
 use crate::explain::limit_defaults::LimitDefaults;
-use crate::explain::{Candidate, ExplainedRanking, Place, Standing};
+use crate::explain::ranking::{Candidate, ExplainedRanking, NotRankedReason, Place, Standing};
 use crate::kube::pod::Exemption;
 use crate::kube::qos::QosClass;
 use crate::model::signal::Resource;

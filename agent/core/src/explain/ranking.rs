@@ -1,9 +1,12 @@
 //! A ranking with its reasons: each pod's figures, whether it can be chosen, and what sets it apart from its neighbour.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::Exemption;
 use crate::kube::qos::QosClass;
+use crate::model::state::PodState;
 use crate::model::units::PodUid;
 use crate::policy::memory::rank::{Comparator, RankRow, Ranking};
 
@@ -18,6 +21,62 @@ pub struct Candidate {
     pub exempt: Option<Exemption>,
     /// What it is ranked by.
     pub row: RankRow,
+}
+
+impl Candidate {
+    pub(super) fn new(pod: &PodState, row: RankRow) -> Self {
+        Self {
+            pod: pod.name.clone(),
+            qos_class: pod.pod.qos_class(),
+            exempt: pod.exemption(),
+            row,
+        }
+    }
+}
+
+/// A pod that is not ranked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotRanked {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its identity.
+    pub uid: PodUid,
+    /// Why.
+    pub why: NotRankedReason,
+}
+
+/// Why a pod is not ranked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NotRankedReason {
+    /// It has no processes: nothing would come back.
+    NotRunning,
+    /// It was evicted and killed, and is still there.
+    Stuck,
+}
+
+impl NotRankedReason {
+    /// Of a pod that is not among the candidates.
+    pub(super) fn of(pod: &PodState) -> Self {
+        let killed = pod
+            .leaving
+            .is_some_and(|leaving| leaving.kill_tried_ns.is_some());
+        if pod.stuck || pod.running && killed {
+            Self::Stuck
+        } else {
+            Self::NotRunning
+        }
+    }
+}
+
+impl fmt::Display for NotRankedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NotRunning => "no processes, so nothing to reclaim",
+            Self::Stuck => "killed, and still there",
+        })
+    }
 }
 
 /// Where a pod stands.

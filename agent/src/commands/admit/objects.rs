@@ -8,9 +8,8 @@ use plimsoll_core::kube::admission::chain::{Admitted, World};
 use plimsoll_core::kube::admission::object::Object;
 use plimsoll_core::kube::admission::object_meta::ObjectMeta;
 use plimsoll_core::kube::admission::request::Refusal;
-use plimsoll_core::kube::admission::resource_quota::claims::DeviceClasses;
+use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceClasses};
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
-use plimsoll_core::kube::admission::resource_quota::evaluator::Cluster;
 use plimsoll_core::kube::time::Time;
 
 use super::{AdmitError, check_stdin};

@@ -11,10 +11,11 @@ use plimsoll_core::kube::admission::object::{
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
 use plimsoll_core::kube::admission::request::{Operation, Request};
+use plimsoll_core::kube::admission::resource_quota::cluster::Cluster;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, LimitedResource,
 };
-use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
+use plimsoll_core::kube::admission::resource_quota::evaluator::Evaluator;
 use plimsoll_core::kube::admission::resource_quota::recalculate::{self, Counted};
 use plimsoll_core::kube::admission::resource_quota::scope::Facts;
 use plimsoll_core::kube::admission::resource_quota::{EnforcedQuota, Plugin};

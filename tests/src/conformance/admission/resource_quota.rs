@@ -2,11 +2,11 @@
 
 use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::object::{DeviceClass, ResourceQuota, ResourceQuotaStatus};
-use plimsoll_core::kube::admission::resource_quota::claims::DeviceClasses;
+use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceClasses};
 use plimsoll_core::kube::admission::resource_quota::configuration::{
     Configuration, ConfigurationError,
 };
-use plimsoll_core::kube::admission::resource_quota::evaluator::{Cluster, Evaluator};
+use plimsoll_core::kube::admission::resource_quota::evaluator::Evaluator;
 use plimsoll_core::kube::admission::resource_quota::scope::Facts;
 use plimsoll_core::kube::admission::resource_quota::{
     self, Charge, Conflict, EnforcedQuota, Plugin, QuotaStore, validate,

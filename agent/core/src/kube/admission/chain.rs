@@ -16,8 +16,8 @@ use super::object::{GroupResource, LimitRange, Object, PriorityClass, ResourceQu
 use super::pod_object::{MILLI, MoreStatus};
 use super::priority::{self, CLASS_KIND, Gates};
 use super::request::{Phase, Refusal, Request};
+use super::resource_quota::cluster::Cluster;
 use super::resource_quota::configuration::Configuration;
-use super::resource_quota::evaluator::Cluster;
 use super::resource_quota::recalculate::{Counted, Counts};
 use super::resource_quota::{Charge, Charges, Conflict, EnforcedQuota, Plugin, QuotaStore};
 use super::{Admission, claim_rules, limit_range::validate as range_rules, pod_rules};

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::object_meta::{ObjectMeta, null_as_default};
-use super::resource_rules::RESTART_CONTAINER;
 use crate::kube::pod::{AnySource, Container, Pod, Resources};
 use crate::kube::resources::ResourceList;
 
 /// The operating system whose pods have no pod-level resources.
 pub const WINDOWS: &str = "windows";
+
+/// The resize policy that restarts the container.
+pub const RESTART_CONTAINER: &str = "RestartContainer";
 
 /// A pod. Both parts are read from the same document.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -7,9 +7,9 @@ use super::field::{FieldError, json_text, quoted};
 use super::names;
 use super::object_meta::Scope;
 use super::pod_object::{
-    ClaimReference, MoreContainer, MoreSpec, PodObject, ResizePolicy, WINDOWS,
+    ClaimReference, MoreContainer, MoreSpec, PodObject, RESTART_CONTAINER, ResizePolicy, WINDOWS,
 };
-use super::resource_rules::{self, Options, Owner, RESTART_CONTAINER};
+use super::resource_rules::{self, Options, Owner};
 use crate::kube::pod::{CONFIG_MIRROR_ANNOTATION, Container, Resources};
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{self, CPU, MEMORY, ResourceList, is_huge_pages};

@@ -5,9 +5,11 @@
 
 pub mod check;
 pub mod claims;
+pub mod cluster;
 pub mod configuration;
 pub mod enforced;
 pub mod evaluator;
+pub mod pods;
 pub mod recalculate;
 pub mod scope;
 pub mod usage;
@@ -16,9 +18,10 @@ pub mod validate;
 use super::Admission;
 use super::request::{Operation, Phase, Refusal, Request};
 use crate::kube::quantity::Quantity;
+use cluster::Cluster;
 use configuration::Configuration;
 pub use enforced::EnforcedQuota;
-use evaluator::{Cluster, Evaluator};
+use evaluator::Evaluator;
 pub use usage::{Charge, Charges, Usage};
 
 /// How often a write that conflicted is tried again.

@@ -7,15 +7,13 @@ use std::fmt;
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
-use super::pod_object::{ClaimReference, ResizePolicy};
+use super::pod_object::{ClaimReference, RESTART_CONTAINER, ResizePolicy};
 use crate::kube::pod::Resources;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{
     CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_pod_level_resource,
 };
 
-/// The resize policy that restarts the container.
-pub const RESTART_CONTAINER: &str = "RestartContainer";
 /// The resize policies that there are.
 const RESIZE_POLICIES: [&str; 2] = ["NotRequired", RESTART_CONTAINER];
 /// The resources that a resize changes.

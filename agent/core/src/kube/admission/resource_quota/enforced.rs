@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use super::Charge;
-use super::evaluator::{Cluster, Evaluator};
+use super::cluster::Cluster;
+use super::evaluator::Evaluator;
 use super::scope::{Facts, Prepared, SelectorError};
 use super::usage::Known;
 use crate::kube::admission::object::{ResourceQuota, Scope};

@@ -5,39 +5,19 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::claims::{self, DeviceClasses};
-use super::usage::{Known, Usage};
+use super::claims;
+use super::cluster::{Cluster, is_extended_request};
+use super::pods::pod_usage;
+use super::usage::{Known, Usage, one};
 use crate::kube::admission::Admission;
-use crate::kube::admission::names::{self, REQUESTS_PREFIX};
+use crate::kube::admission::names::REQUESTS_PREFIX;
 use crate::kube::admission::object::{
-    GroupResource, Object, PersistentVolumeClaim, ResourceClaim, STORAGE, Service,
+    GroupResource, Object, PersistentVolumeClaim, STORAGE, Service,
 };
-use crate::kube::admission::pod_object::PodObject;
 use crate::kube::admission::request::{Operation, Request};
 use crate::kube::pod::Container;
 use crate::kube::quantity::{Format, Quantity};
-use crate::kube::resources::{
-    self, CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, is_huge_pages,
-};
-use crate::kube::time::Time;
-
-/// What else is in the cluster.
-#[derive(Debug, Clone, Default)]
-pub struct Cluster {
-    /// The time; pods that should be gone by then do not count.
-    pub now: Time,
-    /// The device classes.
-    pub device_classes: DeviceClasses,
-    /// Pods that own claims.
-    pub pods: Vec<PodObject>,
-    /// All claims for devices.
-    pub resource_claims: Vec<ResourceClaim>,
-}
-
-/// One piece.
-pub(super) fn one() -> Quantity {
-    Quantity::from_value(1, Format::DecimalSI)
-}
+use crate::kube::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages};
 
 /// What counts objects of one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,12 +52,6 @@ const CLAIM_NAMES: [&str; 2] = ["persistentvolumeclaims", "requests.storage"];
 
 /// What precedes these where they are of one storage class.
 const CLASS_INFIX: &str = ".storageclass.storage.k8s.io/";
-
-/// Whether a name in a quota is that of requests for an extended resource.
-pub(super) fn is_extended_request(name: &str) -> bool {
-    name.starts_with(REQUESTS_PREFIX)
-        && (!names::is_native(name) || name.starts_with(claims::REQUESTS_CLASS_PREFIX))
-}
 
 impl Evaluator {
     /// The evaluator of a resource.
@@ -254,64 +228,6 @@ fn sets(container: &Container, name: &str) -> bool {
             .requests
             .contains_key(name.strip_prefix(REQUESTS_PREFIX).unwrap_or(name)),
     }
-}
-
-/// What a pod counts. One that has ended, or should be gone, counts only as an object.
-pub fn pod_usage(pod: &PodObject, now: Time) -> Usage {
-    if has_ended(pod, now) {
-        return Usage::new(vec![(Cow::Borrowed("count/pods"), one())]);
-    }
-    let effective = pod.with_effective_resources();
-    let requests = resources::pod_requests(&effective, Scope::ALL);
-    let limits = resources::pod_limits(&effective, Scope::ALL);
-    let mut known = [const { None }; _];
-    let mut others = Vec::new();
-    let mut set = |name: Known, amount: Quantity| {
-        if let Some(known) = known.get_mut(name as usize) {
-            *known = Some(amount);
-        }
-    };
-    set(Known::CountPods, one());
-    set(Known::Pods, one());
-    for (name, request) in requests {
-        let (bare, as_request) = match name.as_str() {
-            CPU => (Known::Cpu, Known::RequestsCpu),
-            MEMORY => (Known::Memory, Known::RequestsMemory),
-            EPHEMERAL_STORAGE => (Known::EphemeralStorage, Known::RequestsEphemeralStorage),
-            _ => {
-                let as_request = || Cow::Owned(format!("{REQUESTS_PREFIX}{name}"));
-                if is_huge_pages(&name) {
-                    others.push((as_request(), request.clone()));
-                    others.push((Cow::Owned(name), request));
-                } else if names::is_extended(&name) || name.starts_with(claims::CLASS_PREFIX) {
-                    others.push((as_request(), request));
-                }
-                continue;
-            }
-        };
-        set(bare, request.clone());
-        set(as_request, request);
-    }
-    for (name, limit) in limits {
-        let as_limit = match name.as_str() {
-            CPU => Known::LimitsCpu,
-            MEMORY => Known::LimitsMemory,
-            EPHEMERAL_STORAGE => Known::LimitsEphemeralStorage,
-            _ => continue,
-        };
-        set(as_limit, limit);
-    }
-    Usage::with_known(known, others)
-}
-
-/// Whether a pod has ended, or its time to do so is over (the opposite of `QuotaV1Pod`).
-fn has_ended(pod: &PodObject, now: Time) -> bool {
-    let meta = pod.meta();
-    let overdue = meta
-        .deletion_timestamp
-        .zip(meta.deletion_grace_period_seconds);
-    matches!(pod.more.status.phase.as_str(), "Failed" | "Succeeded")
-        || overdue.is_some_and(|(deletion, grace)| now > deletion.after(grace))
 }
 
 fn claim_usage(claim: &PersistentVolumeClaim) -> ResourceList {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::evaluator::{Cluster, Evaluator};
+use super::cluster::Cluster;
+use super::evaluator::Evaluator;
 use super::scope;
 use super::usage::Usage;
 use crate::kube::admission::object::{GroupResource, Object, ResourceQuota};

@@ -7,8 +7,13 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::kube::quantity::Quantity;
+use crate::kube::quantity::{Format, Quantity};
 use crate::kube::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList};
+
+/// One piece.
+pub(super) fn one() -> Quantity {
+    Quantity::from_value(1, Format::DecimalSI)
+}
 
 /// A name that nearly every quota is about, so that it is found without comparing texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
