@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent};
 use plimsoll_core::kube::pod::{
-    CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, ContainerStatus,
+    CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, ContainerStatus,
     LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod, PodSpec, PodStatus,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -22,8 +22,6 @@ use crate::clock::unix_ms_of;
 pub const EVICTED_ANNOTATION: &str = "plimsoll.dev/evicted";
 /// What the kubelet, and so we, give as the reason of an evicted pod.
 pub const EVICTED_REASON: &str = "Evicted";
-/// The cgroup of a mirror pod carries this instead of the API's UID.
-const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// Annotations that decisions read.
 const ANNOTATIONS: [&str; 5] = [
     CONFIG_SOURCE_ANNOTATION,
@@ -118,10 +116,20 @@ struct ApiMeta {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct ApiOwner {
+    api_version: String,
+    kind: String,
+    name: String,
     uid: String,
     controller: Option<bool>,
+}
+
+impl ApiOwner {
+    /// As the kubelet names the node in its mirror pods (`CreateMirrorPod` in pkg/kubelet/pod/mirror_client.go, since 1.17).
+    fn is_node(&self, name: &str) -> bool {
+        self.api_version == "v1" && self.kind == "Node" && self.name == name
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -191,7 +199,11 @@ impl SeenPod {
             let statuses = statuses.unwrap_or_default();
             statuses.into_iter().map(|status| status.kept).collect()
         };
-        let pod = Pod {
+        let owners = owner_references.unwrap_or_default();
+        let owner = owners
+            .into_iter()
+            .find(|owner| owner.controller == Some(true));
+        let mut pod = Pod {
             metadata,
             spec,
             status: PodStatus {
@@ -201,6 +213,9 @@ impl SeenPod {
                 ephemeral_container_statuses: kept(status.ephemeral_container_statuses),
             },
         };
+        if !(pod.is_mirror() && owner.as_ref().is_some_and(|owner| owner.is_node(node))) {
+            pod.clear_static();
+        }
         let frame = ToAgent::Pod {
             pod: Box::new(pod),
             is_leaving: is_deleting || phase.is_terminal(),
@@ -208,10 +223,6 @@ impl SeenPod {
         let json = serde_json::to_vec(&frame).map_err(|_| NotTaken::Garbage)?;
         let body = FRAMING.body(&json).map_err(|_| NotTaken::TooLarge)?;
         let frame = FRAMING.frame(body).map_err(|_| NotTaken::TooLarge)?;
-        let owners = owner_references.unwrap_or_default();
-        let owner = owners
-            .into_iter()
-            .find(|owner| owner.controller == Some(true));
         Ok(Self {
             uid,
             namespace,
@@ -305,6 +316,37 @@ pub(crate) mod tests {
 
     fn read(pod: &Value) -> Result<SeenPod, NotTaken> {
         SeenPod::read(pod.to_string().as_bytes(), "node-1", false)
+    }
+
+    fn pod_of(seen: &SeenPod) -> Pod {
+        match serde_json::from_slice(&seen.frame[LENGTH_BYTES..]) {
+            Ok(ToAgent::Pod { pod, .. }) => *pod,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_what_a_node_owns_is_the_image_of_a_static_pod() {
+        let node = json!([{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n", "controller": true}]);
+        let other = json!([{"apiVersion": "v1", "kind": "Node", "name": "node-2", "uid": "n", "controller": true}]);
+        let not_controller =
+            json!([{"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "n"}]);
+        let source = json!({"kubernetes.io/config.source": "file"});
+        let mirror = json!({"kubernetes.io/config.source": "file", "kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h"});
+        for (annotations, owners, is_static) in [
+            (&mirror, &node, true),
+            (&mirror, &other, false),
+            (&mirror, &not_controller, false),
+            (&mirror, &json!([]), false),
+            (&source, &node, false),
+        ] {
+            let mut pod = api_pod("u1", "1");
+            pod["metadata"]["annotations"] = annotations.clone();
+            pod["metadata"]["ownerReferences"] = owners.clone();
+            let pod = pod_of(&read(&pod).unwrap());
+            assert_eq!(pod.is_static(), is_static, "{annotations} {owners}");
+            assert_eq!(pod.is_critical(), is_static, "{annotations} {owners}");
+        }
     }
 
     #[test]

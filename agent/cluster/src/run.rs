@@ -344,10 +344,12 @@ impl Loop {
             Heard::Missed(why) => return self.missed(&why),
             Heard::List => self.pods.list(),
             Heard::Object(object) => {
-                if let Change::Frame(frame) = self.pods.saw(&object)
-                    && was_listed
-                {
-                    self.send_to_agent(vec![frame]);
+                let Change { displaced, frame } = self.pods.saw(&object);
+                let gone = displaced.into_iter().map(|uid| ToAgent::PodGone { uid });
+                let gone = gone.filter_map(|frame| link::encode(&frame));
+                let batch: Batch = gone.chain(frame).collect();
+                if was_listed && !batch.is_empty() {
+                    self.send_to_agent(batch);
                 }
                 self.want_budgets();
             }

@@ -11,13 +11,13 @@ use crate::pod::{NotTaken, SeenPod};
 /// Bytes of all frames that are kept.
 const BYTES_MAX: usize = 16 << 20;
 
-/// What came of a pod that was seen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
-    /// The agent knows all that it reads of it.
-    None,
-    /// To be sent.
-    Frame(Arc<[u8]>),
+/// What the agent is to be told of a pod that was seen.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Change {
+    /// Ended pods that made room for it.
+    pub displaced: Vec<PodUid>,
+    /// The pod; `None` if the agent knows all that it reads of it.
+    pub frame: Option<Arc<[u8]>>,
 }
 
 /// Pods that were not taken, by reason.
@@ -31,6 +31,8 @@ pub struct Dropped {
     pub other_node: u64,
     /// Beyond [`PODS_MAX`] or [`BYTES_MAX`].
     pub too_many: u64,
+    /// Ended, and taken out again because a pod that has not ended needed the room.
+    pub ended: u64,
 }
 
 /// The pods.
@@ -110,7 +112,7 @@ impl Store {
             Ok(pod) => self.take(pod),
             Err(why) => {
                 self.not_taken(why);
-                Change::None
+                Change::default()
             }
         }
     }
@@ -125,25 +127,46 @@ impl Store {
     }
 
     fn take(&mut self, pod: SeenPod) -> Change {
+        let mut displaced = Vec::new();
+        while !self.has_room_for(&pod) {
+            let Some(uid) = self.least_needed().filter(|_| !pod.phase.is_terminal()) else {
+                self.dropped.too_many += 1;
+                return Change {
+                    displaced,
+                    frame: None,
+                };
+            };
+            self.gone(&uid);
+            self.dropped.ended += 1;
+            displaced.push(uid);
+        }
         let known = self.pods.get(&pod.uid);
         let known_bytes = known.map_or(0, |known| known.frame.len());
-        let bytes = self.bytes - known_bytes + pod.frame.len();
-        if (known.is_none() && self.pods.len() >= PODS_MAX) || bytes > BYTES_MAX {
-            self.dropped.too_many += 1;
-            return Change::None;
-        }
         if let Some(listing) = &mut self.listing {
             listing.insert(pod.uid.clone());
         }
         let frame = pod.frame.clone();
         let is_new = known.is_none_or(|known| known.frame != frame);
-        self.bytes = bytes;
+        self.bytes = self.bytes - known_bytes + frame.len();
         self.pods.insert(pod.uid.clone(), pod);
-        if is_new {
-            Change::Frame(frame)
-        } else {
-            Change::None
+        Change {
+            displaced,
+            frame: is_new.then_some(frame),
         }
+    }
+
+    fn has_room_for(&self, pod: &SeenPod) -> bool {
+        let known = self.pods.get(&pod.uid);
+        let known_bytes = known.map_or(0, |known| known.frame.len());
+        (known.is_some() || self.pods.len() < PODS_MAX)
+            && self.bytes - known_bytes + pod.frame.len() <= BYTES_MAX
+    }
+
+    /// Of the pods that have ended, one of which no eviction is told. Whoever may create pods can leave ended ones on a node, as many as he likes: they keep no name from one that runs.
+    fn least_needed(&self) -> Option<PodUid> {
+        let ended = self.pods.values().filter(|pod| pod.phase.is_terminal());
+        let least = ended.min_by_key(|pod| pod.has_evicted_reason || pod.evicted.is_some());
+        least.map(|pod| pod.uid.clone())
     }
 
     /// A watch shows that an object is gone. Returns its UID if it was known.
@@ -188,9 +211,9 @@ mod tests {
     #[test]
     fn only_what_decisions_read_goes_to_the_agent() {
         let mut store = Store::new("node-1", false);
-        assert!(matches!(store.saw(&pod("u1", "1")), Change::Frame(_)));
+        assert!(store.saw(&pod("u1", "1")).frame.is_some());
         // A heartbeat of the status.
-        assert_eq!(store.saw(&pod("u1", "2")), Change::None);
+        assert_eq!(store.saw(&pod("u1", "2")), Change::default());
         assert_eq!(&*store.get(&"u1".into()).unwrap().resource_version, "2");
     }
 
@@ -231,10 +254,36 @@ mod tests {
             too_large: 0,
             other_node: 1,
             too_many: 5,
+            ended: 0,
         };
         assert_eq!((store.iter().count(), store.dropped), (PODS_MAX, expected));
         // Those that are known may still change.
-        assert_eq!(store.saw(&pod("u0", "2")), Change::None);
+        assert_eq!(store.saw(&pod("u0", "2")), Change::default());
         assert_eq!(&*store.get(&"u0".into()).unwrap().resource_version, "2");
+    }
+
+    #[test]
+    fn ended_pods_make_room_for_one_that_runs() {
+        let mut store = Store::new("node-1", false);
+        let ended = |uid: &str, reason: &str| {
+            let mut pod = api_pod(uid, "1");
+            pod["status"]["phase"] = "Failed".into();
+            pod["status"]["reason"] = reason.into();
+            pod.to_string().into_bytes()
+        };
+        store.saw(&ended("a", "Evicted"));
+        for at in 1..PODS_MAX {
+            store.saw(&ended(&format!("u{at}"), "OutOfcpu"));
+        }
+        // One that has ended displaces none.
+        assert_eq!(store.saw(&ended("z", "OutOfcpu")), Change::default());
+        let change = store.saw(&pod("runs", "1"));
+        assert!(change.frame.is_some());
+        assert_eq!(change.displaced, ["u1".into()]);
+        assert!(store.get(&"a".into()).is_some() && store.get(&"u1".into()).is_none());
+        assert_eq!(store.saw_gone(&pod("u1", "2")), None);
+        assert_eq!((store.dropped.ended, store.dropped.too_many), (1, 1));
+        let bytes: usize = store.iter().map(|pod| pod.frame.len()).sum();
+        assert_eq!((store.iter().count(), store.bytes), (PODS_MAX, bytes));
     }
 }

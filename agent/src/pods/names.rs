@@ -34,8 +34,6 @@ pub const CRUN_CONTAINER: &str = "container";
 pub const CRIO: &str = "crio-";
 /// Digits of a container's id: what containerd, CRI-O and Docker make.
 const ID_DIGITS: usize = 64;
-/// Digits of the UID of a static pod: a hash, without dashes (`applyDefaults` in pkg/kubelet/config/common.go).
-const STATIC_UID_DIGITS: usize = 32;
 /// Levels below the mount, or below `--cgroup-root`, at which the tree is looked for.
 const LEVELS_MAX: usize = 4;
 /// Directories that are looked at for it.
@@ -125,11 +123,6 @@ pub fn container_name<'pod>(pod: &'pod Pod, directory: &str) -> Option<&'pod str
     let mut statuses = pod.status.containers();
     let status = statuses.find(|status| status.id() == Some(id))?;
     Some(&status.name)
-}
-
-/// Whether only a static pod has such a UID.
-pub fn is_static(uid: &PodUid) -> bool {
-    uid.as_str().len() == STATIC_UID_DIGITS && is_hex(uid.as_str())
 }
 
 fn is_hex(text: &str) -> bool {

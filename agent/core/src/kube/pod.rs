@@ -428,6 +428,17 @@ impl Pod {
             .contains_key(CONFIG_MIRROR_ANNOTATION)
     }
 
+    /// Takes off what says that the pod is static, or the image of one. For a pod of the API that is neither: whoever creates pods can write it there.
+    pub fn clear_static(&mut self) {
+        for key in [
+            CONFIG_SOURCE_ANNOTATION,
+            CONFIG_MIRROR_ANNOTATION,
+            CONFIG_HASH_ANNOTATION,
+        ] {
+            self.metadata.annotations.remove(key);
+        }
+    }
+
     /// Why evictions skip it, if they do (`types.IsCriticalPod`, which asks in this order).
     pub fn exemption(&self) -> Option<Exemption> {
         if self.is_static() {

@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+/// Of a static pod's UID.
+const STATIC_DIGITS: usize = 32;
+
 /// A pod's identity: `metadata.uid`, or `<namespace>_<name>` for a manifest without one.
 ///
 /// Ordered by its bytes. Rankings use that order as their last tie-break, so it never depends on where a pod was read
@@ -30,6 +33,12 @@ impl PodUid {
     /// The text, as used in the pod's cgroup name.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Whether only a static pod has such a UID: the hash of its manifest (`applyDefaults` in pkg/kubelet/config/common.go), where the API server gives dashes.
+    pub fn is_static(&self) -> bool {
+        let mut bytes = self.0.bytes();
+        bytes.len() == STATIC_DIGITS && bytes.all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     }
 }
 
@@ -54,6 +63,18 @@ impl From<&str> for PodUid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_static_pod_has_a_hash() {
+        for (uid, is_static) in [
+            ("0123456789abcdef0123456789abcdef", true),
+            ("0123456789ABCDEF0123456789ABCDEF", false),
+            ("0123456789abcdef0123456789abcde", false),
+            ("3f6b1a52-9c1e-4f39-8a31-0b7f5e2d8c11", false),
+        ] {
+            assert_eq!(PodUid::from(uid).is_static(), is_static, "{uid}");
+        }
+    }
 
     #[test]
     fn uid_is_plain_text_in_json() {

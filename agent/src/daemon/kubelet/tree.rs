@@ -7,7 +7,6 @@ use plimsoll_core::model::units::PodUid;
 
 use super::{NAMES_WITHIN_NS, PODS_MAX};
 use crate::daemon::{Agent, now_ns};
-use crate::pods::names;
 
 impl Agent {
     /// Whether the API server has named the pods that are there, or has had its time.
@@ -47,7 +46,7 @@ impl Agent {
                 refused += 1;
                 continue;
             }
-            let is_static = names::is_static(&pod.uid);
+            let is_static = pod.uid.is_static();
             if !has_names && !is_static {
                 continue;
             }

@@ -182,8 +182,6 @@ fn each_runtime_names_its_containers() {
     ] {
         assert_eq!(container_id(&name), None, "{name}");
     }
-    assert!(is_static(&PodUid::from(STATIC)));
-    assert!(!is_static(&PodUid::from(UID)));
 }
 
 #[test]

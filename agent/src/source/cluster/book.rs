@@ -56,9 +56,43 @@ impl<K: Ord> Shelf<K> {
     }
 }
 
+/// The pods, by the UIDs of their cgroups.
+#[derive(Debug, Default)]
+struct Pods {
+    shelf: Shelf<PodUid>,
+    /// The UIDs of cgroups by those of the API, of static pods: as many as there are pods, at most.
+    mirrors: BTreeMap<PodUid, PodUid>,
+}
+
+impl Pods {
+    /// Gives a pod the UID of its cgroup, which it keeps: of the image of a static pod, the hash of that. The first image stays until it is gone. A pod that only says that
+    /// it is one is nobody's image, and keeps its own UID.
+    fn name(&self, pod: &mut Pod, of_api: &PodUid) -> PodUid {
+        let is_known = |uid: &PodUid| self.shelf.sizes.contains_key(uid);
+        let hash = pod.metadata.annotations.get(CONFIG_HASH_ANNOTATION);
+        let hash = hash.filter(|_| pod.is_mirror() && !is_known(of_api));
+        let hash = hash.map(|hash| PodUid::from(hash.as_str()));
+        let new = hash.filter(|uid| uid.is_static() && !is_known(uid));
+        let Some(uid) = self.mirrors.get(of_api).cloned().or(new) else {
+            pod.clear_static();
+            return of_api.clone();
+        };
+        pod.metadata.uid = Some(uid.clone());
+        uid
+    }
+
+    fn put(&mut self, of_api: PodUid, uid: &PodUid, bytes: usize) -> Result<(), String> {
+        self.shelf.put(uid.clone(), bytes, PODS_MAX)?;
+        if of_api != *uid {
+            self.mirrors.insert(of_api, uid.clone());
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Listing {
-    pods: Shelf<PodUid>,
+    pods: Pods,
     budgets: Shelf<Arc<str>>,
     found: ClusterChange,
 }
@@ -66,10 +100,8 @@ struct Listing {
 /// All of it.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    pods: Shelf<PodUid>,
+    pods: Pods,
     budgets: Shelf<Arc<str>>,
-    /// The UIDs of cgroups by those of the API, of static pods.
-    mirrors: BTreeMap<PodUid, PodUid>,
     /// A list that is not complete.
     listing: Option<Box<Listing>>,
 }
@@ -77,7 +109,7 @@ pub(super) struct Book {
 impl Book {
     /// The UID of the cgroup.
     pub(super) fn uid(&self, of_api: &PodUid) -> PodUid {
-        self.mirrors.get(of_api).unwrap_or(of_api).clone()
+        self.pods.mirrors.get(of_api).unwrap_or(of_api).clone()
     }
 
     /// The connection is gone: its list will never be complete.
@@ -103,8 +135,8 @@ impl Book {
             ToAgent::Pod { pod, is_leaving } => self.pod(*pod, is_leaving, bytes),
             ToAgent::Budget { budget } => self.budget(*budget, bytes),
             ToAgent::PodGone { uid } => {
-                let uid = self.mirrors.remove(&uid).unwrap_or(uid);
-                if !self.pods.take(&uid) {
+                let uid = self.pods.mirrors.remove(&uid).unwrap_or(uid);
+                if !self.pods.shelf.take(&uid) {
                     return Err("PodGone for a pod that is not known".to_owned());
                 }
                 Ok(Some(ClusterChange {
@@ -138,26 +170,12 @@ impl Book {
             check(name)?;
         }
         pod.metadata.annotations.remove(UNNAMED_ANNOTATION);
-        let hash = pod.metadata.annotations.get(CONFIG_HASH_ANNOTATION);
-        let mirrored = hash.filter(|_| pod.is_mirror()).cloned();
-        let uid = match mirrored {
-            Some(hash) => {
-                check(&hash)?;
-                PodUid::new(hash)
-            }
-            None => of_api.clone(),
-        };
         let pods = match &mut self.listing {
             Some(listing) => &mut listing.pods,
             None => &mut self.pods,
         };
-        pods.put(uid.clone(), bytes, PODS_MAX)?;
-        if uid != of_api {
-            // As many as there are pods, at most.
-            self.mirrors.retain(|_, known| *known != uid);
-            self.mirrors.insert(of_api, uid.clone());
-            pod.metadata.uid = Some(uid);
-        }
+        let uid = pods.name(&mut pod, &of_api);
+        pods.put(of_api, &uid, bytes)?;
         let pod = Arc::new(pod.with_defaults());
         Ok(self.found(|change| change.pods.push(ClusterPod { pod, is_leaving })))
     }
@@ -199,12 +217,11 @@ impl Book {
             budgets,
             mut found,
         } = *listing;
-        let gone = |uid: &&PodUid| !pods.sizes.contains_key(*uid);
-        found.gone = self.pods.sizes.keys().filter(gone).cloned().collect();
+        let gone = |uid: &&PodUid| !pods.shelf.sizes.contains_key(*uid);
+        found.gone = self.pods.shelf.sizes.keys().filter(gone).cloned().collect();
         let gone = |key: &&Arc<str>| !budgets.sizes.contains_key(*key);
         found.budgets_gone = self.budgets.sizes.keys().filter(gone).cloned().collect();
         found.is_list = true;
-        self.mirrors.retain(|_, uid| pods.sizes.contains_key(uid));
         (self.pods, self.budgets) = (pods, budgets);
         Ok(found)
     }

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 
 use plimsoll_core::kube::cluster_link::{FRAMING, PODS_MAX};
+use plimsoll_core::kube::pod::Exemption;
 use serde_json::{Value, json};
 
 use super::*;
@@ -119,6 +120,9 @@ fn uids(change: &ClusterChange) -> Vec<String> {
         .collect()
 }
 
+/// The UID of a static pod's cgroup.
+const HASH: &str = "0123456789abcdef0123456789abcdef";
+
 fn intent(uid: &str) -> EvictionIntent {
     EvictionIntent {
         uid: uid.into(),
@@ -146,17 +150,17 @@ fn a_list_replaces_what_was_known_and_a_mirror_has_the_uid_of_its_cgroup() {
     client.say(&pod("a"));
     let mut mirror = pod("of-the-api");
     mirror["pod"]["metadata"]["annotations"] = json!({
-        "kubernetes.io/config.mirror": "0123", "kubernetes.io/config.hash": "0123", "plimsoll.dev/unnamed": ""});
+        "kubernetes.io/config.mirror": HASH, "kubernetes.io/config.hash": HASH, "plimsoll.dev/unnamed": ""});
     client.say(&mirror);
     client.say(&json!({"type": "listed"}));
     let change = scene.change();
     assert_eq!(
         (uids(&change), change.is_list),
-        (vec!["a".to_owned(), "0123".to_owned()], true)
+        (vec!["a".to_owned(), HASH.to_owned()], true)
     );
     assert!(!change.pods[1].pod.is_unnamed());
     client.say(&json!({"type": "pod_gone", "uid": "of-the-api"}));
-    assert_eq!(scene.change().gone, [PodUid::from("0123")]);
+    assert_eq!(scene.change().gone, [PodUid::from(HASH)]);
     client.say(&pod("b"));
     assert_eq!(uids(&scene.change()), ["b"]);
     // A list that is cut off says nothing.
@@ -172,6 +176,48 @@ fn a_list_replaces_what_was_known_and_a_mirror_has_the_uid_of_its_cgroup() {
         (uids(&change), change.gone),
         (vec!["b".to_owned()], vec!["a".into()])
     );
+}
+
+/// Whoever creates pods can write these annotations, and the UIDs of others can be read.
+#[test]
+fn no_pod_says_of_itself_that_it_is_static_or_another_one() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    let with = |uid: &str, annotations: Value| {
+        let mut pod = pod(uid);
+        pod["pod"]["metadata"]["annotations"] = annotations;
+        pod
+    };
+    let image = |of: &str| json!({"kubernetes.io/config.mirror": of, "kubernetes.io/config.hash": of, "kubernetes.io/config.source": "file"});
+    client.say(&json!({"type": "list"}));
+    client.say(&pod("victim"));
+    client.say(&with("mirror", image(HASH)));
+    client.say(&json!({"type": "listed"}));
+    let listed = scene.change();
+    assert_eq!(uids(&listed), ["victim", HASH]);
+    assert_eq!(listed.pods[1].pod.exemption(), Some(Exemption::Static));
+    for (uid, annotations) in [
+        (
+            "says-static",
+            json!({"kubernetes.io/config.source": "file"}),
+        ),
+        ("says-mirror", json!({"kubernetes.io/config.mirror": "x"})),
+        ("of-the-victim", image("victim")),
+        ("second-mirror", image(HASH)),
+        // It becomes no other one, either.
+        ("victim", image("0123456789abcdef0123456789abcde0")),
+    ] {
+        client.say(&with(uid, annotations));
+        let change = scene.change();
+        assert_eq!(uids(&change), [uid]);
+        assert_eq!(change.pods[0].pod.exemption(), None, "{uid}");
+        if uid != "victim" {
+            client.say(&json!({"type": "pod_gone", "uid": uid}));
+            assert_eq!(scene.change().gone, [PodUid::from(uid)]);
+        }
+    }
+    client.say(&with("mirror", json!({})));
+    assert_eq!(uids(&scene.change()), [HASH]);
 }
 
 #[test]
