@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, FromArgMatches as _, ValueEnum};
 
 use crate::architecture::Architecture;
+use crate::busybox;
 use crate::guest::{Guest, GuestEnd, OF_DEMO, build_programs};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
@@ -185,7 +186,7 @@ fn prepare(args: &DemoArgs) -> Result<Vec<PathBuf>> {
     setup::qemu(Architecture::Amd64)?;
     thread::scope(|scope| {
         let kernel = scope.spawn(|| {
-            setup::busybox(Architecture::Amd64)?;
+            busybox::fetched(Architecture::Amd64)?;
             args.kernel.boot(Architecture::Amd64)
         });
         let programs = match &args.programs {

@@ -17,11 +17,11 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::apt::{self, Suite};
 use crate::architecture::Architecture;
+use crate::busybox;
 use crate::interrupt::Folder;
 use crate::lock::Lock;
 use crate::paths;
 use crate::progress::say;
-use crate::setup;
 
 /// Where an arm64 boot image has its magic number (Documentation/arch/arm64/booting.rst).
 const ARM64_MAGIC: std::ops::Range<usize> = 0x38..0x3c;
@@ -212,7 +212,7 @@ impl Package {
             return Ok(boot);
         }
         // Before the lock, which it takes too. This machine's: it unpacks modules.
-        let busybox = setup::busybox(Architecture::Amd64)?;
+        let busybox = busybox::fetched(Architecture::Amd64)?;
         let _lock = Lock::take(&self.cache)?;
         match (self.cached()?, refresh) {
             (Cached::Whole(boot), false) => Ok(boot),

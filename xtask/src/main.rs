@@ -4,6 +4,7 @@
 mod apt;
 mod architecture;
 mod bench;
+mod busybox;
 mod conformance;
 mod demo;
 mod deny;

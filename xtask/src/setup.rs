@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use object::{Object as _, ObjectSection as _};
 
-use crate::apt::{self, Suite};
+use crate::apt::Suite;
 use crate::architecture::Architecture;
+use crate::busybox;
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
@@ -32,7 +32,7 @@ pub(crate) const NIGHTLY_PINNED: &str = "nightly-2026-05-20";
 pub(crate) fn all(refresh: bool) -> Result<()> {
     // First: it is what may need the user.
     qemu(Architecture::Amd64)?;
-    busybox(Architecture::Amd64)?;
+    busybox::fetched(Architecture::Amd64)?;
     let nightly = nightly()?;
     bpf_linker()?;
     for kernel in Kernel::ALL {
@@ -355,46 +355,4 @@ fn debian(name: &str, programs: &[&str], packages: &[&str]) -> Result<()> {
 fn is_root() -> Result<bool> {
     let uid = output_of(Command::new("id").arg("-u"), "coreutils are missing")?;
     Ok(uid.trim() == "0")
-}
-
-/// A statically linked busybox: this machine's where it is of this architecture, else Debian's, unpacked into the cache.
-pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
-    let is_it = |path: &PathBuf| is_static(path) && architecture.check(path).is_ok();
-    if let Some(own) = in_path("busybox").filter(is_it) {
-        return Ok(own);
-    }
-    let cache = paths::cache()?;
-    let purpose = architecture.of("busybox");
-    let folder = cache.join(&purpose);
-    let find = || {
-        ["bin/busybox", "usr/bin/busybox"]
-            .map(|name| folder.join(name))
-            .into_iter()
-            .find(is_it)
-    };
-    if let Some(cached) = find() {
-        return Ok(cached);
-    }
-    let _lock = Lock::take(&cache)?;
-    if let Some(cached) = find() {
-        return Ok(cached);
-    }
-    let suite = ("bookworm", architecture);
-    apt::unpack_pinned(&cache, suite, &purpose, &folder, |_| {
-        Ok(vec!["busybox-static".to_owned()])
-    })?;
-    find().with_context(|| {
-        format!("Debian's busybox-static holds no static busybox for {architecture}")
-    })
-}
-
-/// Whether the file is a program that runs without a dynamic loader.
-fn is_static(path: &Path) -> bool {
-    let Ok(bytes) = fs::read(path) else {
-        return false;
-    };
-    object::File::parse(bytes.as_slice()).is_ok_and(|file| {
-        file.sections()
-            .all(|section| section.name() != Ok(".interp"))
-    })
 }

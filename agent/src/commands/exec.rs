@@ -50,7 +50,7 @@ use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
 use crate::pods::cgroup::{ApplyError, CreateError};
 use crate::serve::control::STATE_DIR;
-use crate::storage::usage::{Places, RuntimeLayers};
+use crate::storage::places::{Places, RuntimeLayers};
 use crate::storage::{KUBELET_DIR, LOGS_DIR};
 use volumes::VolumeError;
 

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use super::HostRoot;
 use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
-use super::lock::{FlockError, Holders, flock_within};
+use super::flock::{FlockError, Holders, flock_within};
 use super::processes::start_ticks;
 use super::state_dir;
 

@@ -19,6 +19,7 @@ pub mod clock;
 pub mod companion;
 pub mod cpuset;
 pub mod file;
+pub mod flock;
 pub mod handover;
 pub mod irq;
 pub mod knobs;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RawMode};
 use rustix::io::Errno;
 
-use super::lock::{FlockError, LOCK_FILE, flock_within, with_open};
+use super::flock::{FlockError, flock_within, with_open};
 use crate::host::shown::Show as _;
 
 /// Of the directory.
@@ -34,6 +34,8 @@ const ENTRIES_MAX: usize = 4096;
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// How long a file of an earlier version is waited for, before it is replaced, or left to the process of ours that holds it.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(1);
+/// The lock file's name in the state directory. It is empty.
+pub const LOCK_FILE: &str = "agent.lock";
 /// The file by which room is tried, and its size: about what the ledgers take.
 pub const ROOM_FILE: &str = "room";
 const ROOM_BYTES: usize = 64 << 10;

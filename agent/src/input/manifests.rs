@@ -12,8 +12,10 @@
 
 pub mod admission;
 mod budgets;
+mod files;
 mod gather;
 mod limits;
+mod metadata;
 pub(crate) mod objects;
 mod pods;
 mod schema;
@@ -39,8 +41,9 @@ use limits::ManifestLimit;
 use pods::{Parsed, parse};
 
 pub use budgets::ManifestBudget;
-pub(crate) use gather::read_or_stdin;
-pub use gather::{STDIN, gather};
+pub use files::STDIN;
+pub(crate) use files::read_or_stdin;
+pub use gather::gather;
 pub use watch::{Departures, ManifestWatch, WatchError};
 
 /// Size of one manifest file, at most.

@@ -36,7 +36,7 @@ use super::identity::Fnv;
 use super::manifest::Manifest;
 use super::{HookKind, HookReport, HookState, Unavailable};
 
-use crate::host::lock::{FlockError, Holders, flock_within};
+use crate::host::flock::{FlockError, Holders, flock_within};
 use crate::host::shown::Show as _;
 use crate::host::state_dir::is_at;
 

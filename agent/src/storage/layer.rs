@@ -18,7 +18,7 @@ use rustix::process::Pid;
 
 use super::descent::OPEN_DIRECTORY;
 use super::mountinfo::{RootMount, root_mount};
-use super::usage::{Places, mountinfo};
+use super::places::{Places, mountinfo};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::file::read_text;
 use crate::host::processes::start_ticks;

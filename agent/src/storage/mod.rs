@@ -17,6 +17,7 @@ pub mod filesystem;
 mod layer;
 pub mod mountinfo;
 mod observer;
+pub mod places;
 pub mod reclaim;
 pub mod remove;
 pub mod runtime;
@@ -44,10 +45,11 @@ use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::directories::PodDirs;
 use filesystem::{FileSystems, LAYER_DIRS};
+use places::{Places, RuntimeLayers};
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
 use runtime::{FreeOrder, RuntimeSettings, RuntimeSpace};
 use surveyor::Surveyor;
-use usage::{DirectoryReport, Places};
+use usage::DirectoryReport;
 
 /// Entries of directories that one slice looks at: some milliseconds.
 pub const SLICE_ENTRIES: u32 = 1_000;
@@ -288,7 +290,7 @@ fn places(settings: &StorageSettings) -> Places {
         kubelet_dir: settings.kubelet_dir.clone(),
         logs_dir: settings.logs_dir.clone(),
         layer_roots: layer_roots(settings),
-        runtime_layers: usage::RuntimeLayers::default(),
+        runtime_layers: RuntimeLayers::default(),
     }
 }
 

@@ -20,8 +20,8 @@ use tokio::sync::mpsc::Sender;
 
 use super::StorageEvent;
 use super::filesystem::FileSystems;
+use super::places::RuntimeLayers;
 use super::reclaim::Reclaimed;
-use super::usage::RuntimeLayers;
 use crate::host::boundary;
 use crate::host::clock::now_ns;
 use crate::host::shown::line;

@@ -12,8 +12,9 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 
 use super::observer::Figures;
+use super::places::Places;
 use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
-use super::usage::{Places, PodSurvey, Survey};
+use super::usage::{PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
 use crate::host::boundary;
 use crate::host::cgroup::CgroupMounts;

@@ -37,6 +37,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::architecture::Architecture;
+use crate::busybox;
 use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
 use crate::opportunity::Opportunity;
@@ -467,7 +468,7 @@ impl Guest {
             b"root:x:0:\nnogroup:x:65534:\n".to_vec(),
             false,
         );
-        archive.copy("bin/busybox", &setup::busybox(self.architecture)?)?;
+        archive.copy("bin/busybox", &busybox::fetched(self.architecture)?)?;
         for module in &boot.modules {
             let name = file_name(module)?;
             archive.copy(&format!("{MODULES}/{name}"), module)?;

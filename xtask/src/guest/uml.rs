@@ -20,11 +20,12 @@ use super::cpio::Archive;
 use super::{Guest, GuestExit, packages};
 use crate::apt;
 use crate::architecture::Architecture;
+use crate::busybox;
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::lock::Lock;
+use crate::paths;
 use crate::process::{in_path, output_of};
-use crate::{paths, setup};
 
 /// PID 1.
 const INIT: &str = include_str!("uml.sh");
@@ -120,7 +121,7 @@ impl UmlGuest {
             "00000000000000000000000000000001\n",
             false,
         );
-        archive.copy("bin/busybox", &setup::busybox(Architecture::Amd64)?)?;
+        archive.copy("bin/busybox", &busybox::fetched(Architecture::Amd64)?)?;
         archive.copy(&format!("lib/modules/{MODULE}"), &kernel.join(MODULE))?;
         packages::install(&self.packages, &mut archive)?;
         for (name, path) in &self.payload {

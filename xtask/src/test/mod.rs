@@ -25,8 +25,8 @@ use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
 use crate::{
-    bench, demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup, simulate,
-    stress,
+    bench, busybox, demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup,
+    simulate, stress,
 };
 
 /// Jobs at a time: what a small machine has CPUs for.
@@ -117,7 +117,7 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     setup::nightly_clippy(&setup::nightly()?)?;
     setup::bpf_linker()?;
     if !quick {
-        setup::busybox(Architecture::Amd64)?;
+        busybox::fetched(Architecture::Amd64)?;
         for kernel in Kernel::ALL {
             kernel.boot(Architecture::Amd64)?;
         }
@@ -195,7 +195,7 @@ fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
 /// What the guests of the other processor need. Now, because building for one guest makes every other one wait.
 fn arm64(guests: &[PlannedGuest]) -> Result<()> {
     setup::qemu(Architecture::Arm64)?;
-    setup::busybox(Architecture::Arm64)?;
+    busybox::fetched(Architecture::Arm64)?;
     for guest in guests.iter().filter(|guest| guest.is_arm64()) {
         guest.kernel()?.boot(Architecture::Arm64)?;
     }

@@ -28,7 +28,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::host::lock::{FlockError, Holders, flock_within};
+use crate::host::flock::{FlockError, Holders, flock_within};
 use crate::host::shown::Show as _;
 use crate::host::state_dir;
 

@@ -15,7 +15,7 @@ use plimsoll_core::kube::pod::{Container, Pod};
 
 use crate::host::shown::Show as _;
 use crate::pods::directories::VolumePlugin;
-use crate::storage::usage::Places;
+use crate::storage::places::Places;
 
 /// What the name of a volume's variable starts with.
 pub const VARIABLE_PREFIX: &str = "PLIMSOLL_VOLUME_";
@@ -159,7 +159,7 @@ pub(super) fn open_log(
 mod tests {
     use super::*;
     use crate::host::HostRoot;
-    use crate::storage::usage::RuntimeLayers;
+    use crate::storage::places::RuntimeLayers;
     use std::io::Write;
 
     fn places(root: &Path) -> Places {

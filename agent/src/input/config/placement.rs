@@ -6,17 +6,21 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::resources::{CPU, ResourceList};
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::ReservedMemory;
 use plimsoll_core::placement::node::{
     CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings,
 };
 
 use super::rules;
-use super::settings::NodeSettings;
 use super::tree::Tree;
 
 /// The fields that have been checked, with their defaults.
-pub(super) fn placement(tree: Tree<'_>, node: &NodeSettings) -> PlacementSettings {
+pub(super) fn placement(
+    tree: Tree<'_>,
+    reserved_system_cpus: CpuSet,
+    reserved: [&ResourceList; 2],
+) -> PlacementSettings {
     let text = |field: &str| tree.text(field).unwrap_or_default().to_owned();
     PlacementSettings {
         cpu_manager_policy: match tree.text("cpuManagerPolicy") {
@@ -27,8 +31,8 @@ pub(super) fn placement(tree: Tree<'_>, node: &NodeSettings) -> PlacementSetting
             .labels("cpuManagerPolicyOptions")
             .filter_map(|(name, text, _)| Some((name.to_owned(), rules::go_bool(text)?)))
             .collect(),
-        reserved_system_cpus: node.reserved_cpus,
-        reserved_cpu_count: reserved_cpus([&node.kube_reserved, &node.system_reserved]),
+        reserved_system_cpus,
+        reserved_cpu_count: reserved_cpus(reserved),
         memory_manager_policy: match tree.text("memoryManagerPolicy") {
             Some("Static") => MemoryManagerPolicy::Static,
             _ => MemoryManagerPolicy::None,

@@ -9,8 +9,8 @@ use super::document::{Node, Origin, Value};
 use super::kubelet::{DEFAULT_EVICTION_HARD, FIELDS};
 use super::plimsoll;
 use super::resolve::Effective;
-use super::rules::GATES;
 use super::schema::{self, Class, Field, Shape};
+use super::tree::GATES;
 use super::tree::Tree;
 
 /// Feature gates that change eviction, QoS, OOM handling or placement in the kubelet and are not acted on, with their defaults in 1.36.

@@ -282,6 +282,16 @@ fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
     })
 }
 
+impl Config {
+    /// Puts file and flags together and validates the result.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with everything that is wrong.
+    pub fn new(file: ConfigFile, flags: &EvictionFlags) -> Result<Self, ConfigError> {
+        Ok(Effective::new(file, flags)?.config)
+    }
+}
+
 impl ConfigFile {
     /// Reads a text that came from `path`.
     ///

@@ -9,7 +9,6 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, is_huge_pages};
 use plimsoll_core::placement::cpu_set::CpuSet;
 
@@ -19,14 +18,6 @@ use super::tree::Tree;
 
 /// Resource name of process IDs in reservations (`pkg/kubelet/stats/pidlimit`).
 pub const PIDS: &str = "pid";
-
-/// Feature gates that Plimsoll reads, with their defaults in 1.36 (`pkg/features/kube_features.go`).
-pub const GATES: [(&str, bool); 4] = [
-    ("CustomCPUCFSQuotaPeriod", true),
-    ("MemoryQoS", false),
-    ("NodeSwap", true),
-    ("QOSReserved", false),
-];
 
 /// Items of `enforceNodeAllocatable` (`pkg/kubelet/types/constants.go`).
 pub const ENFORCEMENTS: [&str; 6] = [
@@ -318,9 +309,4 @@ pub(super) fn go_bool(text: &str) -> Option<bool> {
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
         _ => None,
     }
-}
-
-/// The amount of a resource list that has been checked.
-pub(super) fn quantity(text: &str) -> Option<Quantity> {
-    Quantity::parse(text).ok()
 }

@@ -12,13 +12,10 @@ use plimsoll_core::placement::node::PlacementSettings;
 use plimsoll_core::policy::memory::rank::ImageFsLayout;
 
 use super::document::Value;
-use super::flags::EvictionFlags;
 use super::placement::placement;
 use super::plimsoll::{PlimsollOptions, namespace_shares};
-use super::resolve::Effective;
 use super::rules;
-use super::tree::Tree;
-use super::{ConfigError, ConfigFile};
+use super::tree::{Tree, quantity};
 
 /// The configuration, validated.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,14 +96,6 @@ pub struct StorageSettings {
 }
 
 impl Config {
-    /// Puts file and flags together and validates the result.
-    ///
-    /// # Errors
-    /// [`ConfigError::Invalid`] with everything that is wrong.
-    pub fn new(file: ConfigFile, flags: &EvictionFlags) -> Result<Self, ConfigError> {
-        Ok(Effective::new(file, flags)?.config)
-    }
-
     /// For the engine, on a node with its file systems laid out like this.
     ///
     /// # Errors
@@ -162,7 +151,11 @@ pub(super) fn config(
             namespace_shares: namespace_shares(tree.0.get("plimsoll")),
             ..EngineConfig::default()
         },
-        placement: placement(tree, &node),
+        placement: placement(
+            tree,
+            node.reserved_cpus,
+            [&node.kube_reserved, &node.system_reserved],
+        ),
         cpu_reconcile_period_ns: ns("cpuManagerReconcilePeriod"),
         node,
         cgroups: CgroupSettings {
@@ -245,7 +238,7 @@ fn node(tree: Tree<'_>) -> NodeSettings {
     if !reserved_cpus.is_empty() {
         // `run` in cmd/kubelet/app/server.go.
         kube_reserved.remove(CPU);
-        if let Some(cpus) = rules::quantity(&reserved_cpus.len().to_string()) {
+        if let Some(cpus) = quantity(&reserved_cpus.len().to_string()) {
             system_reserved.insert(CPU.to_owned(), cpus);
         }
     }

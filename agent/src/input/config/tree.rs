@@ -7,7 +7,14 @@ use plimsoll_core::kube::quantity::Quantity;
 
 use super::document::{Node, Origin, Value};
 use super::problem::Problem;
-use super::rules::{self, GATES};
+
+/// Feature gates that Plimsoll reads, with their defaults in 1.36 (`pkg/features/kube_features.go`).
+pub(super) const GATES: [(&str, bool); 4] = [
+    ("CustomCPUCFSQuotaPeriod", true),
+    ("MemoryQoS", false),
+    ("NodeSwap", true),
+    ("QOSReserved", false),
+];
 
 /// A map of fields.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +75,7 @@ impl<'a> Tree<'a> {
     }
 
     pub(crate) fn quantity(self, field: &str) -> Option<Quantity> {
-        rules::quantity(self.text(field)?)
+        quantity(self.text(field)?)
     }
 
     pub(crate) fn object(self, field: &str) -> Option<Tree<'a>> {
@@ -118,7 +125,7 @@ impl<'a> Tree<'a> {
         field: &str,
     ) -> impl Iterator<Item = (&'a str, Quantity, Origin)> + use<'a> {
         self.labels(field)
-            .filter_map(|(name, text, origin)| Some((name, rules::quantity(text)?, origin)))
+            .filter_map(|(name, text, origin)| Some((name, quantity(text)?, origin)))
     }
 
     /// Whether a feature gate of [`GATES`] is on.
@@ -128,4 +135,9 @@ impl<'a> Tree<'a> {
             .and_then(|gates| gates.bool(name));
         set.unwrap_or_else(|| GATES.iter().any(|(known, on)| *known == name && *on))
     }
+}
+
+/// The amount of a resource list that has been checked.
+pub(super) fn quantity(text: &str) -> Option<Quantity> {
+    Quantity::parse(text).ok()
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::budget::{DisruptionBudget, IntOrPercent, LabelOperator};
 
-use super::pods::check_metadata;
+use super::metadata::check_metadata;
 use super::schema::{self, Field, Finding, Kind, METADATA, join};
 use crate::input::yaml::Node;
 

@@ -8,27 +8,9 @@ use std::sync::Arc;
 
 use plimsoll_core::model::units::PodUid;
 
+use super::files::{STDIN, manifests_in, read_or_stdin};
 use super::pods::{Parsed, parse};
-use super::{Bounds, ManifestError, ManifestPod, is_manifest, read_text, text_of, unreadable};
-
-/// The name of standard input among the paths.
-pub const STDIN: &str = "-";
-
-/// The text of a file, or of `stdin` for [`STDIN`], and what messages call it.
-pub(crate) fn read_or_stdin(
-    path: &Path,
-    stdin: impl Read,
-    bytes_max: u64,
-) -> (Arc<Path>, Result<String, ManifestError>) {
-    if path.as_os_str() == STDIN {
-        let name = Arc::from(Path::new("standard input"));
-        let text = text_of(&name, stdin, bytes_max);
-        return (name, text);
-    }
-    let file = Arc::from(path);
-    let text = read_text(&file, bytes_max);
-    (file, text)
-}
+use super::{Bounds, ManifestError, ManifestPod, read_text};
 
 /// Reads all of `paths`, in which [`STDIN`] stands for `stdin`. In a directory the same files are read as by `plimsoll run`.
 ///
@@ -94,19 +76,6 @@ pub fn gather(paths: &[PathBuf], mut stdin: impl Read) -> (Vec<ManifestPod>, Vec
         }
     }
     (pods, errors)
-}
-
-pub(super) fn manifests_in(dir: &Arc<Path>) -> Result<Vec<Arc<Path>>, ManifestError> {
-    let failed = |error: std::io::Error| unreadable(dir, &error);
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if is_manifest(&path) && path.is_file() {
-            files.push(Arc::from(path));
-        }
-    }
-    files.sort_unstable();
-    Ok(files)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use plimsoll_core::kube::admission::request::Refusal;
 use plimsoll_core::kube::pod::DEFAULT_NAMESPACE;
 
 use super::ManifestError;
+use super::metadata::check_metadata;
 use super::objects::{self, Item, Source};
-use super::pods::check_metadata;
 use super::schema::{Finding, join};
 use crate::host::shown::Show as _;
 use crate::input::yaml::Node;

@@ -20,7 +20,7 @@ use plimsoll_core::kube::pod::DEFAULT_NAMESPACE;
 use plimsoll_core::kube::quantity::Quantity;
 use serde::de::DeserializeOwned;
 
-use super::gather::{STDIN, manifests_in, read_or_stdin};
+use super::files::{STDIN, manifests_in, read_or_stdin};
 use super::schema::{self, Field, Finding, Kind, METADATA, join};
 use super::{Bounds, ManifestError, read_text};
 use crate::host::shown::Show as _;

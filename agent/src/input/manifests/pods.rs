@@ -7,15 +7,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_core::kube::pod::{
-    DEFAULT_NAMESPACE, Pod, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL,
-};
+use plimsoll_core::kube::pod::{Pod, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources;
 use serde::Deserialize as _;
 
 use super::budgets::{ManifestBudget, budget_of};
 use super::limits::{self, ManifestLimit};
+use super::metadata::{check_metadata, is_dns_label, is_dns_subdomain};
 use super::objects::is_owner;
 use super::schema::{self, Finding, join};
 use super::{Bounds, ManifestError, ManifestPod};
@@ -28,8 +27,6 @@ const SYSTEM_NODE_CRITICAL_PRIORITY: i32 = SYSTEM_CRITICAL_PRIORITY + 1000;
 const USER_PRIORITY_MAX: i64 = 1_000_000_000;
 /// `DefaultTerminationGracePeriodSeconds` of the API.
 const GRACE_PERIOD_S: i64 = 30;
-/// Longest file name on Linux, less `pod`: the UID is part of the cgroup's name.
-const UID_BYTES_MAX: usize = 252;
 
 /// What a file gave.
 #[derive(Debug, Clone, Default)]
@@ -187,22 +184,13 @@ fn kind_of<'document>(document: &'document Node, path: &str) -> Result<&'documen
     }
 }
 
-/// Checks `metadata`.
-pub(super) fn check_metadata(document: &Node, path: &str, findings: &mut Vec<Finding>) {
-    let mut check = Check {
-        findings: std::mem::take(findings),
-    };
-    check.metadata(document, path);
-    *findings = check.findings;
-}
-
 /// The pod, and the document without its status.
 fn pod_of(document: &Node, path: &str) -> Result<(Pod, serde_json::Value), Vec<Finding>> {
     let mut check = Check {
         findings: Vec::new(),
     };
     schema::check(document, schema::POD, path, &mut check.findings);
-    check.metadata(document, path);
+    check_metadata(document, path, &mut check.findings);
     check.spec(document, path);
     if !check.findings.is_empty() {
         check.findings.sort_by_key(|finding| finding.line);
@@ -259,49 +247,6 @@ impl Check {
             field,
             what: what.into(),
         });
-    }
-
-    fn metadata(&mut self, document: &Node, path: &str) {
-        let path = join(path, "metadata");
-        let metadata = document.get("metadata");
-        let text = |name: &str| {
-            metadata
-                .and_then(|node| node.get(name))
-                .and_then(|node| Some((node.line, node.text()?)))
-        };
-        match text("name") {
-            None | Some((_, "")) => {
-                let line = metadata.map_or(document.line, |node| node.line);
-                self.add(line, join(&path, "name"), "missing; it needs a name");
-            }
-            Some((line, name)) if !is_dns_subdomain(name) => {
-                let what = format!(
-                    "{name:?} is not a name; use lower-case letters, digits, '-' and '.', at most 253, a letter or digit at both ends"
-                );
-                self.add(line, join(&path, "name"), what);
-            }
-            Some(_) => {}
-        }
-        if let Some((line, namespace)) = text("namespace")
-            .filter(|(_, namespace)| !namespace.is_empty() && !is_dns_label(namespace))
-        {
-            let what = format!(
-                "{namespace:?} is not a namespace; use lower-case letters, digits and '-', at most 63 (default: {DEFAULT_NAMESPACE})"
-            );
-            self.add(line, join(&path, "namespace"), what);
-        }
-        let is_safe = |uid: &str| {
-            uid.len() <= UID_BYTES_MAX
-                && uid
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-        };
-        if let Some((line, uid)) = text("uid").filter(|(_, uid)| !is_safe(uid)) {
-            let what = format!(
-                "{uid:?} cannot name a cgroup; use letters, digits, '-', '_' and '.', or leave it out"
-            );
-            self.add(line, join(&path, "uid"), what);
-        }
     }
 
     fn spec(&mut self, document: &Node, path: &str) {
@@ -577,36 +522,6 @@ fn is_overcommitable(name: &str) -> bool {
 /// `helper.IsIntegerResourceName`.
 fn is_whole(name: &str) -> bool {
     name.contains('/')
-}
-
-/// RFC 1123 label.
-fn is_dns_label(name: &str) -> bool {
-    let is_end = |byte: Option<&u8>| {
-        byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-    };
-    let bytes = name.as_bytes();
-    bytes.len() <= 63
-        && is_end(bytes.first())
-        && is_end(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
-}
-
-/// RFC 1123 subdomain: labels with dots between; only the whole has a length limit.
-fn is_dns_subdomain(name: &str) -> bool {
-    let is_part = |part: &str| {
-        let is_end = |byte: Option<&u8>| {
-            byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-        };
-        let bytes = part.as_bytes();
-        is_end(bytes.first())
-            && is_end(bytes.last())
-            && bytes
-                .iter()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(is_part)
 }
 
 #[cfg(test)]

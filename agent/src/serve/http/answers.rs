@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::{Method, StatusCode};
 
-use super::server::{Asked, Pages};
+use super::server::{Asked, PLAIN, Pages};
 use crate::host::clock::wall;
 use crate::host::processes::process_cost;
 use crate::kernel::stats::RunMeter;
@@ -37,8 +37,6 @@ pub const PATHS: [(&str, &str); 5] = [
 
 /// In this time the loop answers unless it is stuck: it is real-time, and a turn takes milliseconds.
 const LOOP_BOUND: Duration = Duration::from_secs(2);
-
-pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,12 +20,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::answers::PLAIN;
 use super::{ListenError, Reply};
 use crate::serve::serving::{
     ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
 };
 
+pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 /// More than any scraper sends.
 const HEADERS_MAX: usize = 64;
 /// To one client too many.

@@ -31,8 +31,8 @@ use crate::pods;
 use crate::pods::directories::VolumePlugin;
 use crate::storage::descent::OPEN_DIRECTORY;
 use crate::storage::mountinfo::{has_mount_at_or_below, has_mount_inside, inside};
+use crate::storage::places::{Places, mountinfo};
 use crate::storage::remove::{Removal, open_beneath};
-use crate::storage::usage::{Places, mountinfo};
 use crate::storage::walk::Walk;
 
 /// Directories of pods that one request looks at.

@@ -4,8 +4,8 @@ use std::os::unix::fs::symlink;
 use super::*;
 use crate::host::HostRoot;
 use crate::host::shown::Show as _;
+use crate::storage::places::RuntimeLayers;
 use crate::storage::reclaim::AGE_MIN;
-use crate::storage::usage::RuntimeLayers;
 
 /// A machine in a directory.
 struct Machine {
