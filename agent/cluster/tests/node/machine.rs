@@ -112,7 +112,7 @@ impl Machine {
         };
         fs::create_dir_all(STATIC_PODS).unwrap();
         machine.start_kubelet();
-        machine.is_ready().await;
+        machine.is_ready_after(&Value::Null).await;
         machine.say(&format!(
             "the node is ready, kubelet {}",
             machine.kubelet_version().await
@@ -123,16 +123,21 @@ impl Machine {
         Some(machine)
     }
 
-    /// Waits until the kubelet says so.
-    pub(crate) async fn is_ready(&self) {
-        let node = format!("/api/v1/nodes/{NODE}");
+    /// Waits until the kubelet says that the node is ready, at another time than this one.
+    async fn is_ready_after(&self, heartbeat: &Value) {
         until("the node to be ready", async || {
-            let node = self.server.get(&node).await?;
-            let conditions = node["status"]["conditions"].as_array()?;
-            let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == "True";
-            conditions.iter().find(is_ready).map(|_| ())
+            let ready = self.ready().await?;
+            let is_new = ready["lastHeartbeatTime"] != *heartbeat;
+            (is_new && ready["status"] == "True").then_some(())
         })
         .await;
+    }
+
+    /// The node's condition `Ready`.
+    async fn ready(&self) -> Option<Value> {
+        let node = self.server.get(&format!("/api/v1/nodes/{NODE}")).await?;
+        let mut conditions = node["status"]["conditions"].as_array()?.iter();
+        conditions.find(|one| one["type"] == "Ready").cloned()
     }
 
     /// Takes the threshold anew, for the agent that is started next: what runs on the node, and what tests have left, is not what leaks.
@@ -247,11 +252,12 @@ impl Machine {
     /// Starts the kubelet anew with these lines in its configuration, and returns what it had.
     pub(crate) async fn restart_kubelet_with(&mut self, config: String) -> String {
         self.stop_kubelet();
+        let ready = until("the node's condition", async || self.ready().await).await;
         let before = std::mem::replace(&mut self.kubelet_config, config);
         // A kubelet does not start on the state of another policy.
         let _none = fs::remove_file(CPU_MANAGER_STATE);
         self.start_kubelet();
-        self.is_ready().await;
+        self.is_ready_after(&ready["lastHeartbeatTime"]).await;
         before
     }
 
@@ -608,13 +614,17 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// The cgroups below it.
+    /// The cgroups of its containers; with crun and systemd processes are one further down.
     fn groups(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.cgroup).into_iter().flatten().flatten();
-        entries
-            .map(|entry| entry.path())
-            .filter(|path| path.is_dir())
-            .collect()
+        let below = |path: &PathBuf| {
+            let entries = fs::read_dir(path).into_iter().flatten().flatten();
+            entries
+                .map(|entry| entry.path())
+                .filter(|path| path.is_dir())
+        };
+        let containers: Vec<PathBuf> = below(&self.cgroup).collect();
+        let nested: Vec<PathBuf> = containers.iter().flat_map(below).collect();
+        [containers, nested].concat()
     }
 
     /// The cgroup of its sandbox, by what runs in it.
@@ -778,6 +788,7 @@ authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 ";
 
+/// Its last table goes on with what makes the containers.
 const CONTAINERD_CONFIG: &str = "\
 version = 2
 [plugins.\"io.containerd.grpc.v1.cri\"]
@@ -785,14 +796,9 @@ version = 2
   [plugins.\"io.containerd.grpc.v1.cri\".cni]
     bin_dir = \"/run\"
     conf_dir = \"/run/cni\"
-";
-
-/// Added to it where systemd makes the cgroups.
-const SYSTEMD_DRIVER: &str = "\
   [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]
     runtime_type = \"io.containerd.runc.v2\"
     [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]
-      SystemdCgroup = true
 ";
 
 async fn start_containerd(folder: &Path) -> Process {
@@ -800,11 +806,12 @@ async fn start_containerd(folder: &Path) -> Process {
     // Its presence makes the node ready. All pods here are on the node's network.
     let network = json!({"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]});
     fs::write("/run/cni/10-none.conflist", network.to_string()).unwrap();
-    let driver = match has_systemd_driver() {
-        true => SYSTEMD_DRIVER,
-        false => "",
-    };
-    fs::write("/run/containerd.toml", [CONTAINERD_CONFIG, driver].concat()).unwrap();
+    let runtime = std::env::var("PLIMSOLL_OCI_RUNTIME").unwrap();
+    let config = format!(
+        "{CONTAINERD_CONFIG}      BinaryName = \"{runtime}\"\n      SystemdCgroup = {}\n",
+        has_systemd_driver()
+    );
+    fs::write("/run/containerd.toml", config).unwrap();
     let process = start(
         "/usr/bin/containerd",
         &["--config", "/run/containerd.toml"],

@@ -465,7 +465,12 @@ fn n_a_held_pod_starts_nothing() {
                 &status["lastState"]["terminated"],
             ];
             let messages = states.map(|state| state["message"].as_str().unwrap_or_default());
-            let words = ["resource temporarily unavailable", "unable to start unit"];
+            // cgroupfs; runc and crun with systemd, which does not say why.
+            let words = [
+                "esource temporarily unavailable",
+                "unable to start unit",
+                "systemd unit",
+            ];
             let is_refusal = |message: &&str| words.iter().any(|words| message.contains(words));
             messages.into_iter().find(is_refusal).map(str::to_owned)
         })

@@ -141,7 +141,7 @@ fn memory_cpu_and_calls() {
                 let until = Instant::now() + BUSY;
                 while Instant::now() < until {
                     let name = format!("passing-{count}-{come_and_gone}");
-                    make(machine, &[name.clone()]).await;
+                    make(machine, std::slice::from_ref(&name)).await;
                     machine.server.delete(&pod_path(&name)).await;
                     come_and_gone += 1;
                 }

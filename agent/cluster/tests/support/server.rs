@@ -342,23 +342,28 @@ impl Server {
         }
     }
 
-    /// As the administrator; what comes must be a success. A server that is too slow to answer is asked again: it may have done what it was asked to.
+    /// As the administrator; what comes must be a success. A server that is too slow is asked again: it may have done what it was asked to.
     pub(crate) async fn must(&self, call: &Call) -> Value {
         let what = format!("{} {}", call.verb.name(), call.path);
         let mut was_lost = false;
         until(&what, async || match self.admin.call(call).await {
             Answer::Done(body) => Some(serde_json::from_slice(&body).unwrap()),
-            Answer::Lost(_) => {
-                was_lost = true;
-                None
-            }
             Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
                 let body: Value = serde_json::from_slice(&call.body).unwrap();
                 let name = body["metadata"]["name"].as_str()?;
                 self.get(&format!("{}/{name}", call.path)).await
             }
-            Answer::Refused(refusal) if was_lost && refusal.code == 404 => Some(Value::Null),
-            other @ Answer::Refused(_) => panic!("{what}: {other:?}"),
+            Answer::Refused(refusal)
+                if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
+            {
+                Some(Value::Null)
+            }
+            // 504: it has given up, and does not know what became of it.
+            Answer::Refused(refusal) if refusal.code != 504 => panic!("{what}: {refusal:?}"),
+            Answer::Lost(_) | Answer::Refused(_) => {
+                was_lost = true;
+                None
+            }
         })
         .await
     }
