@@ -15,7 +15,7 @@ use super::{container, machine};
 
 const COUNTS: [usize; 3] = [0, 50, 110];
 /// Made at a time: a node starts them one after the other.
-const AT_ONCE: usize = 10;
+const AT_ONCE: usize = 5;
 /// Nothing is measured so soon after the last pod has started.
 const SETTLE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(300);

@@ -351,7 +351,8 @@ impl Server {
             Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
                 let body: Value = serde_json::from_slice(&call.body).unwrap();
                 let name = body["metadata"]["name"].as_str()?;
-                self.get(&format!("{}/{name}", call.path)).await
+                let path = call.path.split('?').next()?;
+                self.get(&format!("{path}/{name}")).await
             }
             Answer::Refused(refusal)
                 if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
