@@ -1,7 +1,23 @@
 #!/bin/busybox sh
-# PID 1 of a kernel that is a process (uml.rs): mounts what a node has, runs /cmd, says its exit status on the console, powers off.
-/bin/busybox --install -s /bin
+# PID 1 of a kernel that is a process (uml.rs): mounts what a node has, runs /cmd, says its exit status on the console, powers off. With systemd among the
+# packages that becomes PID 1, and /cmd a unit of it.
 export PATH=/bin:/payload:/usr/bin:/usr/sbin:/sbin HOME=/tmp TERM=linux
+
+run() {
+    cd /payload
+    sh /cmd </dev/null
+    status=$?
+    dmesg >/out/dmesg.log
+    # The blank line first: the command may have left the cursor in the middle of one.
+    echo
+    echo "@@PLIMSOLL-STATUS $status@@"
+    sync
+    sleep 0.2
+    poweroff -f
+}
+
+[ $$ = 1 ] || run
+/bin/busybox --install -s /bin
 # As systemd has it: a pod may ask for the mounts that come later.
 mount --make-rshared /
 mount -t proc proc /proc
@@ -26,12 +42,15 @@ ip addr add 10.0.2.15/32 dev lo
 hostname node-1
 echo 1 >/proc/sys/vm/overcommit_memory
 
-cd /payload
-sh /cmd </dev/null
-status=$?
-# The blank line first: the command may have left the cursor in the middle of one.
-echo
-echo "@@PLIMSOLL-STATUS $status@@"
-sync
-sleep 0.2
-poweroff -f
+[ -x /lib/systemd/systemd ] || run
+mkdir -p /run/systemd/system
+cat >/run/systemd/system/command.service <<UNIT
+[Unit]
+DefaultDependencies=no
+[Service]
+ExecStart=/init
+StandardOutput=file:/dev/console
+StandardError=inherit
+LimitNOFILE=1048576
+UNIT
+exec /lib/systemd/systemd --unit=command.service --log-target=console --log-level=warning --show-status=no

@@ -1,8 +1,8 @@
 //! `cargo xtask kubernetes node`, and `cargo xtask test --cluster`: a node with containerd, a kubelet and an API server, and beside them `plimsoll-agent` and
 //! `plimsoll-cluster`.
 //!
-//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc is Debian
-//! bookworm's, and containerd too (1.6) for a kubelet that is as old; one of 1.26 or later talks to containerd 2, which comes from Debian sid.
+//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc, crun and systemd are
+//! Debian bookworm's, and containerd too (1.6) for a kubelet that is as old; one of 1.26 or later talks to containerd 2, which comes from Debian sid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,12 +33,34 @@ pub(crate) struct NodeArgs {
     /// Measure instead of testing
     #[arg(long)]
     measure: bool,
+    /// Who makes the pods' cgroups: the kubelet and runc themselves, or systemd, which is PID 1 then
+    #[arg(long, value_enum, default_value_t)]
+    cgroup_driver: CgroupDriver,
+    /// What makes containers: runc, or crun
+    #[arg(long, value_enum, default_value_t)]
+    oci_runtime: OciRuntime,
     /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them; also plimsoll-cluster and node (its tests) where it has both
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
     /// Where the programs on the node write: a folder that is empty or made [default: target/cluster-logs, which is emptied]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
+}
+
+/// As the kubelet and containerd are told.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CgroupDriver {
+    #[default]
+    Cgroupfs,
+    Systemd,
+}
+
+/// Debian's package, and its program.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum OciRuntime {
+    #[default]
+    Runc,
+    Crun,
 }
 
 /// The tests' program, in the guest.
@@ -122,13 +144,26 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
     let out = out
         .canonicalize()
         .with_context(|| format!("cannot resolve {}", out.display()))?;
+    let runtime = match args.oci_runtime {
+        OciRuntime::Runc => "runc",
+        OciRuntime::Crun => "crun",
+    };
+    let mut packages = vec![containerd, runtime];
+    let driver = match args.cgroup_driver {
+        CgroupDriver::Cgroupfs => "cgroupfs",
+        CgroupDriver::Systemd => {
+            packages.push("systemd");
+            "systemd"
+        }
+    };
     let guest = UmlGuest {
-        packages: vec![containerd, "runc"],
+        packages,
         payload,
         command: format!(
-            "PLIMSOLL_NODE=/payload PLIMSOLL_KUBERNETES=/payload PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {measure} {only}"
+            "PLIMSOLL_NODE=/payload PLIMSOLL_CGROUP_DRIVER={driver} PLIMSOLL_OCI_RUNTIME={runtime} PLIMSOLL_KUBERNETES=/payload PLIMSOLL_SERVER_LOGS=/out PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {measure} {only}"
         ),
-        memory_mb: 3072,
+        // 110 pods have as many shims.
+        memory_mb: if args.measure { 6144 } else { 3072 },
         out,
     };
     let last = Mutex::new(String::new());

@@ -88,7 +88,7 @@ fn note_costs(machine: &Machine, pod: &Value, what: &str) {
     for status in pod["status"]["containerStatuses"].as_array().unwrap() {
         let id = status["containerID"].as_str().unwrap();
         let id = id.rsplit('/').next().unwrap();
-        let cgroup = machine::pod_cgroup(uid).join(id);
+        let cgroup = machine::container_cgroup(&machine::pod_cgroup(uid), id);
         let read = |name: &str| fs::read_to_string(cgroup.join(name)).unwrap_or_default();
         let pids = machine::pids(&cgroup);
         let status_of = |pid: &String| fs::read_to_string(format!("/proc/{pid}/status"));

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::support::server::{Server, pod_path};
 use super::support::{notes, until};
+use super::vitals;
 
 /// The node's name.
 pub(crate) const NODE: &str = "node-1";
@@ -22,8 +23,11 @@ const SANDBOX_IMAGE: &str = "localhost/plimsoll/sandbox:1";
 const SANDBOX_SLEEP: &[u8] = b"sleep\x001000000\0";
 /// Where the kubelet finds the manifests of static pods.
 pub(crate) const STATIC_PODS: &str = "/run/manifests";
+/// The HTTP end of `plimsoll-cluster`.
+pub(crate) const CLUSTER_METRICS: &str = "/run/cluster-metrics.sock";
+/// What the kubelet's CPU manager has given.
+pub(crate) const CPU_MANAGER_STATE: &str = "/var/lib/kubelet/cpu_manager_state";
 const CONTAINERD: &str = "/run/containerd/containerd.sock";
-const CGROUPS: &str = "/sys/fs/cgroup/kubepods";
 /// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
 const HEADROOM_MIB: u64 = 200;
 /// How long after the cgroup's end the API may be without the reason, before it is taken for lost: the kubelet has had its last word then.
@@ -76,7 +80,7 @@ pub(crate) struct Machine {
     threshold_mib: u64,
     started: Instant,
     /// Of the kubelet: what is added to [`KUBELET_CONFIG`].
-    kubelet_eviction: String,
+    kubelet_config: String,
     _containerd: Process,
 }
 
@@ -90,6 +94,7 @@ impl Machine {
             return None;
         };
         let started = Instant::now();
+        vitals::follow();
         let containerd = start_containerd(&folder).await;
         say(started, "containerd is there");
         let server = Server::start().await?;
@@ -102,12 +107,12 @@ impl Machine {
             folder,
             threshold_mib: 0,
             started,
-            kubelet_eviction: "memory.available: 1Mi".to_owned(),
+            kubelet_config: "evictionHard: {memory.available: 1Mi}".to_owned(),
             _containerd: containerd,
         };
         fs::create_dir_all(STATIC_PODS).unwrap();
         machine.start_kubelet();
-        machine.is_ready().await;
+        machine.is_ready_after(&Value::Null).await;
         machine.say(&format!(
             "the node is ready, kubelet {}",
             machine.kubelet_version().await
@@ -118,14 +123,30 @@ impl Machine {
         Some(machine)
     }
 
-    /// Waits until the kubelet says so.
-    pub(crate) async fn is_ready(&self) {
-        let node = format!("/api/v1/nodes/{NODE}");
+    /// Waits until the kubelet says that the node is ready, at another time than this one.
+    async fn is_ready_after(&self, heartbeat: &Value) {
         until("the node to be ready", async || {
-            let node = self.server.get(&node).await?;
-            let conditions = node["status"]["conditions"].as_array()?;
-            let is_ready = |one: &&Value| one["type"] == "Ready" && one["status"] == "True";
-            conditions.iter().find(is_ready).map(|_| ())
+            let ready = self.ready().await?;
+            let is_new = ready["lastHeartbeatTime"] != *heartbeat;
+            (is_new && ready["status"] == "True").then_some(())
+        })
+        .await;
+    }
+
+    /// The node's condition `Ready`.
+    async fn ready(&self) -> Option<Value> {
+        let node = self.server.get(&format!("/api/v1/nodes/{NODE}")).await?;
+        let mut conditions = node["status"]["conditions"].as_array()?.iter();
+        conditions.find(|one| one["type"] == "Ready").cloned()
+    }
+
+    /// Takes the threshold anew, for the agent that is started next: what runs on the node, and what tests have left, is not what leaks.
+    pub(crate) async fn renew_threshold(&mut self) {
+        self.threshold_mib = available_mib() - HEADROOM_MIB;
+        self.kill_agent();
+        self.start_agent();
+        until("the agent to show the node", async || {
+            self.top().map(|_| ())
         })
         .await;
     }
@@ -140,15 +161,13 @@ impl Machine {
 
     /// As the node says it: `v1.20.2`.
     pub(crate) async fn kubelet_version(&self) -> String {
-        let node = self
-            .server
-            .get(&format!("/api/v1/nodes/{NODE}"))
-            .await
-            .unwrap();
-        node["status"]["nodeInfo"]["kubeletVersion"]
-            .as_str()
-            .unwrap()
-            .to_owned()
+        let node = format!("/api/v1/nodes/{NODE}");
+        until("the kubelet's version", async || {
+            let node = self.server.get(&node).await?;
+            let version = node["status"]["nodeInfo"]["kubeletVersion"].as_str()?;
+            Some(version.to_owned())
+        })
+        .await
     }
 
     /// 36 of `v1.36.2`.
@@ -185,8 +204,7 @@ impl Machine {
 
     /// Pods' cgroups in which nothing may start.
     pub(crate) fn held(&self) -> Vec<PathBuf> {
-        let of_class = |class: &str| fs::read_dir(Path::new(CGROUPS).join(class));
-        let pods = ["", "burstable", "besteffort"].map(of_class);
+        let pods = CLASSES.map(|class| fs::read_dir(class_cgroup(class)));
         let pods = pods.into_iter().flatten().flatten().flatten();
         let is_held = |dir: &PathBuf| {
             let text = fs::read_to_string(dir.join("cgroup.max.descendants"));
@@ -198,9 +216,15 @@ impl Machine {
     pub(crate) fn start_kubelet(&mut self) {
         let kubeconfig = self.server.path("admin.conf");
         let config = self.server.path("kubelet.yaml");
-        let eviction = &self.kubelet_eviction;
-        let text =
-            format!("{KUBELET_CONFIG}evictionHard: {{{eviction}}}\nstaticPodPath: {STATIC_PODS}\n");
+        let more = &self.kubelet_config;
+        let driver = if has_systemd_driver() {
+            "systemd"
+        } else {
+            "cgroupfs"
+        };
+        let text = format!(
+            "{KUBELET_CONFIG}cgroupDriver: {driver}\nstaticPodPath: {STATIC_PODS}\n{more}\n"
+        );
         fs::write(&config, text).unwrap();
         let socket = format!("unix://{CONTAINERD}");
         let mut arguments = vec![
@@ -225,12 +249,15 @@ impl Machine {
         self.kubelet = None;
     }
 
-    /// Starts the kubelet anew with this as its hard eviction, and returns what it had.
-    pub(crate) async fn kubelet_evicts_at(&mut self, eviction: String) -> String {
+    /// Starts the kubelet anew with these lines in its configuration, and returns what it had.
+    pub(crate) async fn restart_kubelet_with(&mut self, config: String) -> String {
         self.stop_kubelet();
-        let before = std::mem::replace(&mut self.kubelet_eviction, eviction);
+        let ready = until("the node's condition", async || self.ready().await).await;
+        let before = std::mem::replace(&mut self.kubelet_config, config);
+        // A kubelet does not start on the state of another policy.
+        let _none = fs::remove_file(CPU_MANAGER_STATE);
         self.start_kubelet();
-        self.is_ready().await;
+        self.is_ready_after(&ready["lastHeartbeatTime"]).await;
         before
     }
 
@@ -262,7 +289,13 @@ impl Machine {
     pub(crate) fn start_cluster(&mut self) {
         let kubeconfig = self.server.kubeconfig("cluster.conf");
         let kubeconfig = kubeconfig.to_string_lossy();
-        let arguments = ["--socket=/run/cluster.sock", "--kubeconfig", &kubeconfig];
+        let metrics = format!("--metrics=unix:{CLUSTER_METRICS}");
+        let arguments = [
+            "--socket=/run/cluster.sock",
+            &metrics,
+            "--kubeconfig",
+            &kubeconfig,
+        ];
         let program = env!("CARGO_BIN_EXE_plimsoll-cluster");
         let program = self.folder.join(Path::new(program).file_name().unwrap());
         self.cluster = Some(start(program, &arguments, Path::new("/out/cluster.log")));
@@ -289,6 +322,25 @@ impl Machine {
     pub(crate) fn explain(&self) -> String {
         let program = self.folder.join("plimsoll");
         output(&program.to_string_lossy(), &["explain", "eviction"])
+    }
+
+    /// What `plimsoll check` shows; its status says that this machine has not everything.
+    pub(crate) fn check(&self) -> String {
+        let output = Command::new(self.folder.join("plimsoll"))
+            .arg("check")
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The process of `plimsoll-cluster`.
+    pub(crate) fn cluster_pid(&self) -> u32 {
+        self.cluster.as_ref().unwrap().0.id()
+    }
+
+    /// The agent's process.
+    pub(crate) fn agent_pid(&self) -> u32 {
+        self.agent.as_ref().unwrap().0.id()
     }
 
     /// Shows what `kubectl` says; nothing where there is none.
@@ -472,12 +524,6 @@ impl Machine {
             notes::note(format!("{}: the kubelet has dropped the reason", pod.name));
         }
         self.say(&format!("the API shows it: {}", shown(&seen)));
-        let annotation = seen["metadata"]["annotations"]["plimsoll.dev/evicted"].as_str();
-        // Where the object is deleted, nobody may have looked in between.
-        if seen["status"]["phase"] == "Failed" {
-            let ranked = annotation.is_some_and(|text| text.contains(" memory.available rank=1/"));
-            assert!(ranked, "{seen:#}");
-        }
         until("the pod's cgroup to go", async || {
             (!pod.cgroup.exists()).then_some(())
         })
@@ -509,9 +555,27 @@ impl Machine {
             message.starts_with("The node was low on resource: memory."),
             "{message}"
         );
+        // Where the object is deleted, nobody may have looked in between.
+        if seen["status"]["phase"] == "Failed" {
+            let annotation = seen["metadata"]["annotations"]["plimsoll.dev/evicted"].as_str();
+            let rank = 1 + exempt_before(message);
+            let ranked = format!(" memory.available rank={rank}/");
+            assert!(
+                annotation.is_some_and(|text| text.contains(&ranked)),
+                "{seen:#}"
+            );
+        }
         let restarts = &seen["status"]["containerStatuses"][0]["restartCount"];
         self.say(&format!("{restarts} starts were refused or made"));
     }
+}
+
+/// How many pods that never go were ranked before the one whose eviction this says.
+fn exempt_before(message: &str) -> u32 {
+    let count = message
+        .split_once(" before it exempt")
+        .and_then(|(before, _)| before.rsplit(' ').next());
+    count.map_or(0, |count| count.parse().unwrap())
 }
 
 /// Phase and reason of an evicted pod that the API shows.
@@ -550,13 +614,17 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// The cgroups below it.
+    /// The cgroups of its containers; with crun and systemd processes are one further down.
     fn groups(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(&self.cgroup).into_iter().flatten().flatten();
-        entries
-            .map(|entry| entry.path())
-            .filter(|path| path.is_dir())
-            .collect()
+        let below = |path: &PathBuf| {
+            let entries = fs::read_dir(path).into_iter().flatten().flatten();
+            entries
+                .map(|entry| entry.path())
+                .filter(|path| path.is_dir())
+        };
+        let containers: Vec<PathBuf> = below(&self.cgroup).collect();
+        let nested: Vec<PathBuf> = containers.iter().flat_map(below).collect();
+        [containers, nested].concat()
     }
 
     /// The cgroup of its sandbox, by what runs in it.
@@ -600,11 +668,44 @@ pub(crate) fn pids(cgroup: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
+/// QoS classes as cgroups have them; pods of the class Guaranteed are beside the others.
+const CLASSES: [&str; 3] = ["", "burstable", "besteffort"];
+
+/// Whether systemd makes the pods' cgroups.
+fn has_systemd_driver() -> bool {
+    std::env::var_os("PLIMSOLL_CGROUP_DRIVER").is_some_and(|driver| driver == "systemd")
+}
+
+/// The cgroup of a QoS class, by the kubelet's names.
+fn class_cgroup(class: &str) -> PathBuf {
+    let all = Path::new("/sys/fs/cgroup");
+    match (has_systemd_driver(), class) {
+        (false, _) => all.join("kubepods").join(class),
+        (true, "") => all.join("kubepods.slice"),
+        (true, _) => all.join(format!("kubepods.slice/kubepods-{class}.slice")),
+    }
+}
+
 /// The cgroup of a pod, by the kubelet's names.
 pub(crate) fn pod_cgroup(uid: &str) -> PathBuf {
-    let of_class = |class: &str| Path::new(CGROUPS).join(class).join(format!("pod{uid}"));
-    let mut all = ["", "burstable", "besteffort"].into_iter().map(of_class);
+    let of_class = |class: &str| {
+        let name = match (has_systemd_driver(), class) {
+            (false, _) => format!("pod{uid}"),
+            (true, "") => format!("kubepods-pod{}.slice", uid.replace('-', "_")),
+            (true, _) => format!("kubepods-{class}-pod{}.slice", uid.replace('-', "_")),
+        };
+        class_cgroup(class).join(name)
+    };
+    let mut all = CLASSES.into_iter().map(of_class);
     all.find(|path| path.is_dir()).unwrap()
+}
+
+/// The cgroup of a container of it, by the runtime's names.
+pub(crate) fn container_cgroup(pod: &Path, id: &str) -> PathBuf {
+    match has_systemd_driver() {
+        true => pod.join(format!("cri-containerd-{id}.scope")),
+        false => pod.join(id),
+    }
 }
 
 pub(crate) fn agent_log() -> &'static Path {
@@ -682,12 +783,12 @@ fn drop_page_cache() {
 const KUBELET_CONFIG: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
-cgroupDriver: cgroupfs
 failSwapOn: false
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 ";
 
+/// Its last table goes on with what makes the containers.
 const CONTAINERD_CONFIG: &str = "\
 version = 2
 [plugins.\"io.containerd.grpc.v1.cri\"]
@@ -695,6 +796,9 @@ version = 2
   [plugins.\"io.containerd.grpc.v1.cri\".cni]
     bin_dir = \"/run\"
     conf_dir = \"/run/cni\"
+  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]
+    runtime_type = \"io.containerd.runc.v2\"
+    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]
 ";
 
 async fn start_containerd(folder: &Path) -> Process {
@@ -702,7 +806,12 @@ async fn start_containerd(folder: &Path) -> Process {
     // Its presence makes the node ready. All pods here are on the node's network.
     let network = json!({"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]});
     fs::write("/run/cni/10-none.conflist", network.to_string()).unwrap();
-    fs::write("/run/containerd.toml", CONTAINERD_CONFIG).unwrap();
+    let runtime = std::env::var("PLIMSOLL_OCI_RUNTIME").unwrap();
+    let config = format!(
+        "{CONTAINERD_CONFIG}      BinaryName = \"{runtime}\"\n      SystemdCgroup = {}\n",
+        has_systemd_driver()
+    );
+    fs::write("/run/containerd.toml", config).unwrap();
     let process = start(
         "/usr/bin/containerd",
         &["--config", "/run/containerd.toml"],

@@ -6,14 +6,18 @@ mod applied;
 mod daemon_set;
 mod machine;
 mod measure;
+mod rivals;
 #[path = "../support/mod.rs"]
 mod support;
+mod upkeep;
+mod vitals;
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
-use machine::{LEAK, Machine, STATIC_PODS, container, said};
-use serde_json::json;
+use machine::{LEAK, Machine, Pod, STATIC_PODS, container, said};
+use serde_json::{Value, json};
 use support::server::pod_path;
 use support::{notes, run, until};
 use tokio::sync::{Mutex, MutexGuard};
@@ -165,7 +169,8 @@ fn f_init_containers_and_sidecars_leak() {
         }
         let mut sidecar = container("proxy", &LEAK);
         sidecar["restartPolicy"] = json!("Always");
-        let spec = json!({"initContainers": [sidecar], "containers": [rest]});
+        let setup = container("setup", &["/busybox", "sleep", "1"]);
+        let spec = json!({"initContainers": [setup, sidecar], "containers": [rest]});
         let uid = machine.create("leaky-sidecar", spec).await;
         let pod = machine.runs("leaky-sidecar", &uid, "app").await;
         machine.leak(&pod).await;
@@ -219,6 +224,68 @@ fn g_a_status_needs_an_annotation() {
     });
 }
 
+/// A pod whose hook and SIGTERM handler write what they do to `/run/hooks/NAME`; it leaks up to 350 MB, and ends this long after SIGTERM.
+async fn hooked(machine: &Machine, name: &str, seconds: u32) -> Pod {
+    fs::create_dir_all("/run/hooks").unwrap();
+    let script = format!(
+        "trap 'echo term >>/hooks/{name}; /busybox sleep {seconds}; kill -9 $hog; echo end >>/hooks/{name}; exit 0' TERM
+            /hog ramp --rate-mb-s 25 --max-mb 350 --wait-usr1 & hog=$!; wait; wait"
+    );
+    let mut app = container("app", &["/busybox", "sh", "-c", &script]);
+    app["resources"] = json!({"requests": {"memory": "16Mi"}});
+    app["volumeMounts"] = json!([{"name": "hooks", "mountPath": "/hooks"}]);
+    let hook = format!("echo hook >>/hooks/{name}");
+    let hook = ["/busybox", "sh", "-c", &hook];
+    app["lifecycle"] = json!({"preStop": {"exec": {"command": hook}}});
+    let volumes = json!([{"name": "hooks", "hostPath": {"path": "/run/hooks"}}]);
+    let spec =
+        json!({"containers": [app], "volumes": volumes, "terminationGracePeriodSeconds": 60});
+    let uid = machine.create(name, spec).await;
+    machine.runs(name, &uid, "app").await
+}
+
+/// What it has written.
+fn hooks_of(pod: &Pod) -> String {
+    fs::read_to_string(Path::new("/run/hooks").join(&pod.name)).unwrap_or_default()
+}
+
+/// Starts the agent anew with a soft threshold in place of the hard one.
+async fn start_soft_agent(machine: &mut Machine, grace_s: u32, pod: &Pod) {
+    machine.kill_agent();
+    let soft = format!("memory.available<{}Mi", machine.threshold_mib());
+    machine.start_agent_with(&[
+        "--eviction-hard=memory.available<100Mi",
+        "--eviction-soft",
+        &soft,
+        "--eviction-soft-grace-period=memory.available=1s",
+        &format!("--eviction-max-pod-grace-period={grace_s}"),
+    ]);
+    let shown = format!("shop/{} ", pod.name);
+    until("its pod to be shown again", async || {
+        machine.top().filter(|top| top.contains(&shown)).map(|_| ())
+    })
+    .await;
+}
+
+/// Waits until the API shows the end of a pod that had a grace period, and its cgroup has gone; what the API shows.
+async fn has_ended(machine: &Machine, pod: &Pod) -> Value {
+    let seen = until(
+        "the API to show its end, and its cgroup to go",
+        async || {
+            let seen = machine.server.seen(&pod.name).await;
+            (seen["status"]["phase"] == "Failed" && !pod.cgroup.exists()).then_some(seen)
+        },
+    )
+    .await;
+    let annotation = &seen["metadata"]["annotations"]["plimsoll.dev/evicted"];
+    assert!(annotation.is_string(), "{seen:#}");
+    machine.say(&format!(
+        "the API shows reason {}",
+        seen["status"]["reason"]
+    ));
+    seen
+}
+
 /// Scenario 27.
 #[test]
 fn h_hooks_run_at_a_soft_threshold() {
@@ -230,52 +297,11 @@ fn h_hooks_run_at_a_soft_threshold() {
         if !machine.kubelet_heeds_status().await {
             return;
         }
-        fs::create_dir_all("/run/hooks").unwrap();
-        let script = "trap 'echo term >>/hooks/log; /busybox sleep 3; kill -9 $hog; echo end >>/hooks/log; exit 0' TERM
-            /hog ramp --rate-mb-s 25 --max-mb 350 --wait-usr1 & hog=$!; wait; wait";
-        let mut app = container("app", &["/busybox", "sh", "-c", script]);
-        app["resources"] = json!({"requests": {"memory": "16Mi"}});
-        app["volumeMounts"] = json!([{"name": "hooks", "mountPath": "/hooks"}]);
-        let hook = ["/busybox", "sh", "-c", "echo hook >>/hooks/log"];
-        app["lifecycle"] = json!({"preStop": {"exec": {"command": hook}}});
-        let volumes = json!([{"name": "hooks", "hostPath": {"path": "/run/hooks"}}]);
-        let spec =
-            json!({"containers": [app], "volumes": volumes, "terminationGracePeriodSeconds": 60});
-        let uid = machine.create("hooked", spec).await;
-        let pod = machine.runs("hooked", &uid, "app").await;
-        machine.kill_agent();
-        let soft = format!("memory.available<{}Mi", machine.threshold_mib());
-        machine.start_agent_with(&[
-            "--eviction-hard=memory.available<100Mi",
-            "--eviction-soft",
-            &soft,
-            "--eviction-soft-grace-period=memory.available=1s",
-            "--eviction-max-pod-grace-period=60",
-        ]);
-        until("pod hooked to be shown again", async || {
-            machine
-                .top()
-                .filter(|top| top.contains("shop/hooked "))
-                .map(|_| ())
-        })
-        .await;
+        let pod = hooked(machine, "hooked", 3).await;
+        start_soft_agent(machine, 60, &pod).await;
         machine.leak(&pod).await;
-        until(
-            "the API to show its end, and its cgroup to go",
-            async || {
-                let phase = machine.server.seen("hooked").await["status"]["phase"].clone();
-                (phase == "Failed" && !pod.cgroup.exists()).then_some(())
-            },
-        )
-        .await;
-        let seen = machine.server.seen("hooked").await;
-        let annotation = &seen["metadata"]["annotations"]["plimsoll.dev/evicted"];
-        assert!(annotation.is_string(), "{seen:#}");
-        machine.say(&format!(
-            "the API shows reason {}",
-            seen["status"]["reason"]
-        ));
-        let log = fs::read_to_string("/run/hooks/log").unwrap();
+        has_ended(machine, &pod).await;
+        let log = hooks_of(&pod);
         assert_eq!(
             log, "hook\nterm\nend\n",
             "each once, and its grace was kept"
@@ -289,8 +315,10 @@ fn h_hooks_run_at_a_soft_threshold() {
 #[test]
 fn i_static_and_critical_pods_stay() {
     run(async {
-        let Some(guard) = machine().await else { return };
-        let machine = guard.as_ref().unwrap();
+        let Some(mut guard) = machine().await else {
+            return;
+        };
+        let machine = guard.as_mut().unwrap();
         let hold = container("app", &["/hog", "hold", "--mb", "60"]);
         let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static", "namespace": "shop"},
             "spec": {"hostNetwork": true, "containers": [hold]}});
@@ -306,6 +334,7 @@ fn i_static_and_critical_pods_stay() {
                 .map(|_| ())
         })
         .await;
+        machine.renew_threshold().await;
         let pod = machine.leaky("instead").await;
         machine.leak(&pod).await;
         machine.is_evicted(&pod).await;
@@ -334,10 +363,15 @@ fn j_the_kubelet_evicts_too() {
             notes::left_out("scenario 29: this kubelet's own eviction needs cgroup v1");
             return;
         }
-        let same = format!("memory.available: {}Mi", machine.threshold_mib());
-        let none = machine.kubelet_evicts_at(same).await;
+        machine.renew_threshold().await;
+        let same = format!(
+            "evictionHard: {{memory.available: {}Mi}}",
+            machine.threshold_mib()
+        );
+        let none = machine.restart_kubelet_with(same).await;
         let rest = ["/hog", "hold", "--mb", "20"];
-        let other = machine.pod("beside", &rest, json!({}), json!({})).await;
+        let request = json!({"requests": {"memory": "32Mi"}});
+        let other = machine.pod("beside", &rest, request, json!({})).await;
         let pod = machine.leaky("both").await;
         machine.leak(&pod).await;
         until(
@@ -357,7 +391,7 @@ fn j_the_kubelet_evicts_too() {
             assert!(!other.processes().is_empty(), "one victim, not two");
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        machine.kubelet_evicts_at(none).await;
+        machine.restart_kubelet_with(none).await;
     });
 }
 
@@ -365,12 +399,15 @@ fn j_the_kubelet_evicts_too() {
 #[test]
 fn l_requests_are_resized_in_place() {
     run(async {
-        let Some(guard) = machine().await else { return };
-        let machine = guard.as_ref().unwrap();
+        let Some(mut guard) = machine().await else {
+            return;
+        };
+        let machine = guard.as_mut().unwrap();
         if machine.minor_version().await < 33 {
             notes::left_out("scenario 31: this kubelet resizes no pods in place (from 1.33)");
             return;
         }
+        machine.renew_threshold().await;
         for (name, mb) in [("leader", "60"), ("runner-up", "30")] {
             let command = ["/hog", "hold", "--mb", mb];
             let request = json!({"requests": {"memory": "16Mi"}});
@@ -398,6 +435,89 @@ fn l_requests_are_resized_in_place() {
         for name in ["leader", "runner-up"] {
             machine.server.delete(&pod_path(name)).await;
         }
+    });
+}
+
+/// Scenario 17, with this runtime and this driver: what a hold refuses, and that it ends when it is lifted.
+#[test]
+fn n_a_held_pod_starts_nothing() {
+    run(async {
+        let Some(guard) = machine().await else { return };
+        let machine = guard.as_ref().unwrap();
+        let rest = ["/hog", "hold", "--mb", "5"];
+        let pod = machine.pod("held", &rest, json!({}), json!({})).await;
+        let hold = pod.cgroup.join("cgroup.max.descendants");
+        fs::write(&hold, "0").unwrap();
+        for pid in pod.processes() {
+            machine::output("/bin/busybox", &["kill", "-KILL", &pid]);
+        }
+        until("the end of its process", async || {
+            pod.processes().is_empty().then_some(())
+        })
+        .await;
+        machine.say("held, and its process killed");
+        let refusal = until("a start to be refused", async || {
+            assert_eq!(pod.processes(), [""; 0], "something was started");
+            let seen = machine.server.seen("held").await;
+            let status = &seen["status"]["containerStatuses"][0];
+            let states = [
+                &status["state"]["waiting"],
+                &status["lastState"]["terminated"],
+            ];
+            let messages = states.map(|state| state["message"].as_str().unwrap_or_default());
+            // cgroupfs; runc and crun with systemd, which does not say why.
+            let words = [
+                "esource temporarily unavailable",
+                "unable to start unit",
+                "systemd unit",
+            ];
+            let is_refusal = |message: &&str| words.iter().any(|words| message.contains(words));
+            messages.into_iter().find(is_refusal).map(str::to_owned)
+        })
+        .await;
+        machine.say(&format!("refused: {refusal}"));
+        fs::write(&hold, "max").unwrap();
+        machine.say("lifted");
+        until("it to run again", async || {
+            (!pod.processes().is_empty()).then_some(())
+        })
+        .await;
+        machine.say("it runs again");
+        machine.server.delete(&pod_path("held")).await;
+    });
+}
+
+/// The kubelet ends during a grace period: it is the agent that ends the pod, at the end of it, and a kubelet that comes back starts nothing.
+#[test]
+fn q_the_kubelet_ends_during_a_grace_period() {
+    run(async {
+        let Some(mut guard) = machine().await else {
+            return;
+        };
+        let machine = guard.as_mut().unwrap();
+        if !machine.kubelet_heeds_status().await {
+            return;
+        }
+        machine.renew_threshold().await;
+        let pod = hooked(machine, "deserted", 600).await;
+        start_soft_agent(machine, 15, &pod).await;
+        machine.begin_leak(&pod);
+        until("SIGTERM", async || {
+            hooks_of(&pod).ends_with("term\n").then_some(())
+        })
+        .await;
+        machine.stop_kubelet();
+        machine.say("its hook has run, it has its SIGTERM, and the kubelet is stopped");
+        until("the end of its processes", async || {
+            pod.processes().is_empty().then_some(())
+        })
+        .await;
+        machine.say("the agent has ended it");
+        machine.start_kubelet();
+        has_ended(machine, &pod).await;
+        assert_eq!(hooks_of(&pod), "hook\nterm\n");
+        machine.kill_agent();
+        machine.start_agent();
     });
 }
 

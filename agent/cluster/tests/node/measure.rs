@@ -281,8 +281,12 @@ fn first_of_two() {
         if !machine.kubelet_heeds_status().await {
             return;
         }
-        let same = format!("memory.available: {}Mi", machine.threshold_mib());
-        let none = machine.kubelet_evicts_at(same).await;
+        machine.renew_threshold().await;
+        let same = format!(
+            "evictionHard: {{memory.available: {}Mi}}",
+            machine.threshold_mib()
+        );
+        let none = machine.restart_kubelet_with(same).await;
         let other = machine
             .pod(
                 "beside",
@@ -334,6 +338,6 @@ fn first_of_two() {
             ));
         }
         machine.start_agent();
-        machine.kubelet_evicts_at(none).await;
+        machine.restart_kubelet_with(none).await;
     });
 }

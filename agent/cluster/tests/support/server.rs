@@ -95,6 +95,8 @@ impl Certificates {
 /// A running API server with its etcd; both end with it.
 pub(crate) struct Server {
     pub(crate) folder: TempDir,
+    /// Where its programs write what they say.
+    logs: PathBuf,
     binaries: PathBuf,
     etcd: Child,
     etcd_port: u16,
@@ -161,7 +163,9 @@ pub(crate) fn free_port() -> u16 {
         .port()
 }
 
+/// Starts a program with its output in this file; that of the start before is beside it.
 fn spawn(program: &Path, arguments: &[String], log: &Path) -> Child {
+    let _none = fs::rename(log, log.with_extension("before.log"));
     let log = File::create(log).unwrap();
     Command::new(program)
         .args(arguments)
@@ -187,6 +191,9 @@ impl Server {
         };
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
+        // Of a node they outlive the machine.
+        let logs = std::env::var_os("PLIMSOLL_SERVER_LOGS");
+        let logs = logs.map_or_else(|| folder.path().to_owned(), PathBuf::from);
         Certificates::new().write(folder.path());
         let write = |name: &str, text: &str| fs::write(at(name), text).unwrap();
         let service = KeyPair::generate().unwrap();
@@ -214,7 +221,7 @@ impl Server {
         let urls = urls.map(|(name, port)| format!("--{name}=http://127.0.0.1:{port}"));
         let cluster = format!("--initial-cluster=default=http://127.0.0.1:{peer_port}");
         let arguments: Vec<String> = etcd.into_iter().chain(urls).chain([cluster]).collect();
-        let etcd = spawn(&binaries.join("etcd"), &arguments, &at("etcd.log"));
+        let etcd = spawn(&binaries.join("etcd"), &arguments, &logs.join("etcd.log"));
         let admin = folder.path().join("admin.conf");
         write_kubeconfig(&admin, port, &format!("token: {ADMIN}"), &at("ca.crt"));
         let admin = Api::new(Source::Kubeconfig(admin), Arc::new(Metrics::new()))
@@ -222,6 +229,7 @@ impl Server {
             .unwrap();
         let server = Self {
             folder,
+            logs,
             binaries,
             etcd,
             etcd_port,
@@ -268,7 +276,7 @@ impl Server {
             arguments.push(format!("--admission-control-config-file={file}"));
         }
         let program = self.binaries.join("kube-apiserver");
-        let log = self.path("kube-apiserver.log");
+        let log = self.logs.join("kube-apiserver.log");
         let start = || spawn(&program, &arguments, &log);
         *self.api_server.lock().unwrap() = Some(start());
         let mut starts = 1;
@@ -309,7 +317,7 @@ impl Server {
                     format!("--service-account-private-key-file={}", file("service.key")),
                 ]);
             }
-            let log = self.path(&format!("{name}.log"));
+            let log = self.logs.join(format!("{name}.log"));
             spawn(&self.binaries.join(name), &arguments, &log)
         };
         Control {
@@ -334,12 +342,31 @@ impl Server {
         }
     }
 
-    /// As the administrator; what comes must be a success.
+    /// As the administrator; what comes must be a success. A server that is too slow is asked again: it may have done what it was asked to.
     pub(crate) async fn must(&self, call: &Call) -> Value {
-        match self.admin.call(call).await {
-            Answer::Done(body) => serde_json::from_slice(&body).unwrap(),
-            other => panic!("{} {}: {other:?}", call.verb.name(), call.path),
-        }
+        let what = format!("{} {}", call.verb.name(), call.path);
+        let mut was_lost = false;
+        until(&what, async || match self.admin.call(call).await {
+            Answer::Done(body) => Some(serde_json::from_slice(&body).unwrap()),
+            Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
+                let body: Value = serde_json::from_slice(&call.body).unwrap();
+                let name = body["metadata"]["name"].as_str()?;
+                let path = call.path.split('?').next()?;
+                self.get(&format!("{path}/{name}")).await
+            }
+            Answer::Refused(refusal)
+                if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
+            {
+                Some(Value::Null)
+            }
+            // 504: it has given up, and does not know what became of it.
+            Answer::Refused(refusal) if refusal.code != 504 => panic!("{what}: {refusal:?}"),
+            Answer::Lost(_) | Answer::Refused(_) => {
+                was_lost = true;
+                None
+            }
+        })
+        .await
     }
 
     pub(crate) async fn create(&self, path: &str, body: &Value) -> Value {
@@ -418,8 +445,15 @@ impl Server {
         pod["metadata"]["uid"].as_str().unwrap().to_owned()
     }
 
+    /// A pod as it is; null: there is none.
     pub(crate) async fn seen(&self, name: &str) -> Value {
-        self.get(&pod_path(name)).await.unwrap_or_default()
+        let call = Call::get("test", pod_path(name));
+        until("an answer", async || match self.admin.call(&call).await {
+            Answer::Done(body) => serde_json::from_slice(&body).ok(),
+            Answer::Refused(refusal) if refusal.code == 404 => Some(Value::Null),
+            _ => None,
+        })
+        .await
     }
 
     /// The rights of the program under test.

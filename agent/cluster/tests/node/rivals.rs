@@ -1,0 +1,88 @@
+//! Others on the node that do what the agent does: a second agent, and a kubelet that manages cpusets.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use super::machine;
+use super::machine::agent_log;
+use super::support::{run, until};
+
+/// The agent's configuration: a policy that the kubelet has, too.
+const PLACES: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cpuManagerPolicy: static
+reservedSystemCPUs: \"0\"
+";
+
+/// How the agent and `plimsoll check` name the kubelet's managers.
+const OWNER: &str = "manages cpusets itself";
+
+/// Two DaemonSets: each has a socket of its own for its `plimsoll-cluster`, both have the node's directories. The second agent ends, and the first is not disturbed.
+#[test]
+fn o_a_second_agent_ends() {
+    run(async {
+        let Some(guard) = machine().await else { return };
+        let machine = guard.as_ref().unwrap();
+        until("the agent", async || machine.top().map(|_| ())).await;
+        let threshold = format!("memory.available<{}Mi", machine.threshold_mib());
+        let mut second = Command::new(machine.file("plimsoll-agent"))
+            .args(["--kubernetes", "--cluster-socket=/run/other.sock"])
+            .args(["--keep-on-exit", "--output=json", "--eviction-hard"])
+            .arg(threshold)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        until("the second agent to end", async || {
+            second.try_wait().unwrap()
+        })
+        .await;
+        let output = second.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        machine.say(&format!("the second agent: {}, {error}", output.status));
+        assert!(!output.status.success());
+        let pid = machine.agent_pid().to_string();
+        assert!(error.contains(&pid), "{pid} is in the way: {error}");
+        let pod = machine.leaky("of-the-first").await;
+        machine.leak(&pod).await;
+        machine.is_evicted(&pod).await;
+    });
+}
+
+/// Scenario 34: the kubelet's CPU manager is static, and the agent is to place, too.
+#[test]
+fn p_cpusets_are_the_kubelets() {
+    run(async {
+        let Some(mut guard) = machine().await else {
+            return;
+        };
+        let machine = guard.as_mut().unwrap();
+        let config = "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"".to_owned();
+        let none = machine.restart_kubelet_with(config).await;
+        until("the kubelet's state to say so", async || {
+            let state = fs::read_to_string(machine::CPU_MANAGER_STATE).ok()?;
+            state.contains("static").then_some(())
+        })
+        .await;
+        machine.say("the kubelet's CPU manager is static");
+        fs::write("/run/places.yaml", PLACES).unwrap();
+        machine.kill_agent();
+        machine.start_agent_with(&["--config=/run/places.yaml"]);
+        // Of the condition Degraded the first loss is the message, and this machine has lost much.
+        until("the agent to say that it places nothing", async || {
+            let log = fs::read_to_string(agent_log()).unwrap_or_default();
+            log.contains(OWNER).then_some(())
+        })
+        .await;
+        machine.say("the agent says that it places nothing");
+        let check = machine.check();
+        println!("{check}");
+        assert!(check.contains(OWNER), "{check}");
+        machine.restart_kubelet_with(none).await;
+        machine.kill_agent();
+        machine.start_agent();
+        until("the agent", async || machine.top().map(|_| ())).await;
+    });
+}
