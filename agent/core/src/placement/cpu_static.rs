@@ -133,6 +133,23 @@ fn list(nodes: &[(u32, CpuSet)]) -> String {
 }
 
 impl CpuPolicy {
+    /// The static policy with its books; nothing under `None`.
+    #[must_use]
+    pub fn exclusive(&self) -> Option<&StaticCpus> {
+        match self {
+            Self::None => None,
+            Self::Static(cpus) => Some(cpus),
+        }
+    }
+
+    /// As [`CpuPolicy::exclusive`], to be changed.
+    pub fn exclusive_mut(&mut self) -> Option<&mut StaticCpus> {
+        match self {
+            Self::None => None,
+            Self::Static(cpus) => Some(cpus),
+        }
+    }
+
     /// As [`StaticCpus::allocate`], or the CPUs that a container lacks beside those that it has; nothing under `None`.
     ///
     /// # Errors
@@ -144,21 +161,19 @@ impl CpuPolicy {
         container: &Container,
         hint: TopologyHint,
     ) -> Result<Option<CpuSet>, CpuAllocateError> {
-        match self {
-            Self::None => Ok(None),
-            Self::Static(cpus) => match cpus.growth(pod, container) {
-                Some(growth) => cpus.grow(pod, container, hint, &growth).map(Some),
-                None => cpus.allocate(pod, container, hint),
-            },
+        let Some(cpus) = self.exclusive_mut() else {
+            return Ok(None);
+        };
+        match cpus.growth(pod, container) {
+            Some(growth) => cpus.grow(pod, container, hint, &growth).map(Some),
+            None => cpus.allocate(pod, container, hint),
         }
     }
 
     /// As [`StaticCpus::remove`]; nothing under `None`.
     pub fn remove(&mut self, pod: &PodUid, container: &str) -> CpuSet {
-        match self {
-            Self::None => CpuSet::EMPTY,
-            Self::Static(cpus) => cpus.remove(pod, container),
-        }
+        self.exclusive_mut()
+            .map_or(CpuSet::EMPTY, |cpus| cpus.remove(pod, container))
     }
 }
 

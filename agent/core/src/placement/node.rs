@@ -33,7 +33,7 @@ use crate::placement::assignments::{Assignment, Assignments};
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{
     CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
-    exclusive_cpus,
+    StaticCpus, exclusive_cpus,
 };
 use crate::placement::device::{DeviceError, Devices, InventoryError};
 use crate::placement::machine::{Machine, MachineError};
@@ -323,7 +323,7 @@ impl NodePlacement {
             self.give_back(pod, container);
         }
         self.memory.settle();
-        if let CpuPolicy::Static(cpus) = &mut self.cpus {
+        if let Some(cpus) = self.cpus.exclusive_mut() {
             cpus.remove_pod(pod);
         }
         self.devices.remove(pod);
@@ -407,28 +407,21 @@ impl NodePlacement {
     }
 
     fn cpu_books(&self) -> Option<&CpuState> {
-        match &self.cpus {
-            CpuPolicy::None => None,
-            CpuPolicy::Static(cpus) => Some(cpus.state()),
-        }
+        self.cpus.exclusive().map(StaticCpus::state)
     }
 
     /// The CPUs of containers without exclusive CPUs.
     #[must_use]
     pub fn shared_pool(&self) -> CpuSet {
-        match &self.cpus {
-            CpuPolicy::None => self.machine.online(),
-            CpuPolicy::Static(cpus) => cpus.shared(),
-        }
+        let exclusive = self.cpus.exclusive();
+        exclusive.map_or_else(|| self.machine.online(), StaticCpus::shared)
     }
 
     /// CPUs that are kept for the system.
     #[must_use]
     pub fn reserved_cpus(&self) -> CpuSet {
-        match &self.cpus {
-            CpuPolicy::None => CpuSet::EMPTY,
-            CpuPolicy::Static(cpus) => cpus.policy().reserved(),
-        }
+        let exclusive = self.cpus.exclusive();
+        exclusive.map_or(CpuSet::EMPTY, |cpus| cpus.policy().reserved())
     }
 
     /// The machine.
@@ -494,13 +487,10 @@ impl NodePlacement {
 
     /// Whether a container has all that it would be given.
     fn is_served(&self, pod: &Pod, container: &Container) -> bool {
-        let cpus = match &self.cpus {
-            CpuPolicy::None => true,
-            CpuPolicy::Static(cpus) => {
-                let held = cpus.cpus_of(&pod.uid(), &container.name);
-                held.map_or(0, |held| held.len()) == exclusive_cpus(pod, container)
-            }
-        };
+        let cpus = self.cpus.exclusive().is_none_or(|cpus| {
+            let held = cpus.cpus_of(&pod.uid(), &container.name);
+            held.map_or(0, |held| held.len()) == exclusive_cpus(pod, container)
+        });
         let memory = match &self.memory {
             MemoryPolicy::None => true,
             MemoryPolicy::Static(memory) => memory.is_served(pod, container),

@@ -14,19 +14,16 @@ impl super::CpuPolicy {
     /// As [`StaticCpus::hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
-        match self {
-            Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.hints_to_grow(pod, container),
-        }
+        self.exclusive().map_or_else(ProviderHints::new, |cpus| {
+            cpus.hints_to_grow(pod, container)
+        })
     }
 
     /// As [`StaticCpus::pod_hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
-        match self {
-            Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.pod_hints_to_grow(pod),
-        }
+        self.exclusive()
+            .map_or_else(ProviderHints::new, |cpus| cpus.pod_hints_to_grow(pod))
     }
 }
 

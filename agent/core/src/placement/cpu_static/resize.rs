@@ -24,28 +24,21 @@ impl CpuPolicy {
         container: &Container,
         near: NumaMask,
     ) -> Result<(), CpuAllocateError> {
-        match self {
-            Self::None => Ok(()),
-            Self::Static(cpus) => cpus.shrink(pod, container, near),
-        }
+        self.exclusive_mut()
+            .map_or(Ok(()), |cpus| cpus.shrink(pod, container, near))
     }
 
     /// As [`StaticCpus::growth`]; nothing under `None`.
     #[must_use]
     pub fn growth(&self, pod: &Pod, container: &Container) -> Option<Growth> {
-        match self {
-            Self::None => None,
-            Self::Static(cpus) => cpus.growth(pod, container),
-        }
+        self.exclusive()?.growth(pod, container)
     }
 
     /// As [`StaticCpus::is_resized`]; never under `None`.
     #[must_use]
     pub fn is_resized(&self, pod: &Pod, container: &Container) -> bool {
-        match self {
-            Self::None => false,
-            Self::Static(cpus) => cpus.is_resized(pod, container),
-        }
+        self.exclusive()
+            .is_some_and(|cpus| cpus.is_resized(pod, container))
     }
 }
 
