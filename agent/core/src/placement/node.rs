@@ -279,6 +279,7 @@ impl NodePlacement {
             }
             None => {
                 in_order(pod).for_each(|container| self.give_back(&uid, &container.name));
+                self.forget_reusable(&uid);
                 self.memory.settle();
             }
         }
@@ -308,10 +309,8 @@ impl NodePlacement {
         if gone {
             self.give_back(&uid, container);
             // What it left is given back with it, and no container may reuse it.
-            if let MemoryPolicy::Static(memory) = &mut self.memory {
-                memory.forget_reusable(&uid);
-                memory.settle();
-            }
+            self.forget_reusable(&uid);
+            self.memory.settle();
         }
         gone
     }
@@ -502,6 +501,16 @@ impl NodePlacement {
         self.cpus.remove(pod, container);
         self.memory.remove(pod, container);
         self.devices.remove_container(pod, container);
+    }
+
+    /// What init containers have left is in the pool, and others may get it.
+    fn forget_reusable(&mut self, pod: &PodUid) {
+        if let Some(cpus) = self.cpus.exclusive_mut() {
+            cpus.forget_reusable(pod);
+        }
+        if let MemoryPolicy::Static(memory) = &mut self.memory {
+            memory.forget_reusable(pod);
+        }
     }
 
     fn reason(&self, alignment: &Alignment, containers: &[&Container]) -> Reason {

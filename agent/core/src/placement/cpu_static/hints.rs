@@ -40,7 +40,7 @@ impl StaticCpus {
         let hints = match self.cpus_of(&uid, &container.name) {
             Some(cpus) if cpus.len() != wanted => impossible(),
             Some(cpus) => self.rule(&cpus, &CpuSet::EMPTY, wanted),
-            None => self.rule(&self.available(), &self.reusable(&uid), wanted),
+            None => self.rule(&self.available(), &self.reusable(pod), wanted),
         };
         only_cpu(hints)
     }
@@ -65,7 +65,7 @@ impl StaticCpus {
         only_cpu(if assigned.len() == wanted {
             self.rule(&assigned, &CpuSet::EMPTY, wanted)
         } else {
-            let reusable = self.reusable(&uid) | assigned;
+            let reusable = self.reusable(pod) | assigned;
             self.rule(&self.available(), &reusable, wanted)
         })
     }
