@@ -199,6 +199,29 @@ fn what_runs_keeps_its_cpus_when_it_grows_or_shrinks() {
     assert_eq!(may_resize(node.0.state(), &pod("new", 3)), Ok(()));
 }
 
+/// Anybody who may create pods can name the node in one, and its kubelet has not looked at it yet.
+#[test]
+fn beside_a_kubelet_a_pod_is_placed_when_its_sandbox_runs() {
+    let mut node = Node::beside_kubelet();
+    node.apply("a", 2);
+    node.runs("a");
+    assert_eq!(node.apply("large", 5), NOTHING);
+    assert_eq!(node.is_removed("a"), NOTHING);
+    assert_eq!(
+        node.is_empty("a"),
+        ["shared pool 0-7"],
+        "nobody waits for it"
+    );
+    assert_eq!(node.apply("b", 3), NOTHING);
+    assert_eq!(node.runs("b"), ["shared pool 0,4-7; b/main CPUs 1-3"]);
+    let said = node.runs("large");
+    assert!(said[0].contains("5 CPUs are wanted"), "{said:?}");
+    // Between two containers nothing runs, and it keeps what it has.
+    assert_eq!(node.is_empty("b"), NOTHING);
+    assert_eq!(node.apply("b", 3), NOTHING);
+    assert_eq!(node.assignments().cpus(&"b".into(), "main").cpus.len(), 3);
+}
+
 /// Its kubelet has admitted it.
 #[test]
 fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
@@ -206,18 +229,21 @@ fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
     node.apply("a", 3);
     node.apply("b", 2);
     node.apply("c", 2);
-    // Its containers are about to be started again, or run: the pod is the same.
-    for name in ["b", "c"] {
+    for name in ["a", "b", "c"] {
         node.runs(name);
     }
+    // Its containers are about to be started again, or run: the pod is the same.
+    node.is_empty("a");
     let before = node.assignments();
     let said = node.apply("a", 5);
     let [said] = &said[..] else {
         panic!("{said:?}")
     };
     assert!(
-        said.contains("NUMA node 0 is short of 2 (free there: none)")
-            && said.contains("its containers keep what they have"),
+        said.starts_with("a does not get what it requests: ")
+            && said.ends_with(
+                "NUMA node 0 is short of 2 (free there: none); it goes on with what it has"
+            ),
         "{said}"
     );
     assert_eq!(node.apply("a", 5), NOTHING, "it has been said");
@@ -269,7 +295,10 @@ fn when_cpus_go_offline_only_containers_on_them_move() {
         notes[0].starts_with("pod b, container main: it had CPUs 3-4, of which 4 are offline"),
         "{notes:?}"
     );
-    assert!(notes[1].ends_with("it goes on without"), "{notes:?}");
+    assert!(
+        notes[1].ends_with("it goes on with what it has"),
+        "{notes:?}"
+    );
     assert_eq!(notes[2], "shared pool 0,3; a/main CPUs 1-2");
     // Back again: what could not be is now possible.
     assert_eq!(

@@ -87,9 +87,6 @@ pub enum PlacementError {
     /// The state files for a kubelet.
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),
-    /// The file of containers whose cpuset another plugin of the runtime has set.
-    #[error("{file}: {0}; plimsoll tries again", file = foreign::FOREIGN)]
-    Foreign(#[source] std::io::Error),
     /// The list of CPUs that are online.
     #[error("{path}: {source}")]
     Online {

@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::kube::runtime_link::{Answer, FromNri, PodAnswers};
+use plimsoll_core::kube::runtime_link::{FromNri, PodAnswers};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
+use super::placement::MadeContainer;
 use super::{Agent, Placing};
 use crate::record::tally::NriTally;
 use crate::source::nri::{NriChange, NriLink};
@@ -179,16 +180,16 @@ impl Agent {
                 is_foreign,
             } => {
                 let uid = PodUid::new(pod_uid);
-                let count = match &answer {
-                    Answer::Unchanged => &mut work.tally.unchanged,
-                    Answer::Adjusted(_) => &mut work.tally.changed,
-                    Answer::Refused(_) => &mut work.tally.refused,
-                };
-                *count += 1;
-                if let Some(placing) = &mut self.placing
-                    && self.pods.contains(&uid)
-                {
-                    placing.is_made(&uid, id.clone(), name.clone(), is_foreign);
+                work.tally.count(&answer);
+                if let Some(placing) = &mut self.placing {
+                    let made = MadeContainer {
+                        id: id.clone(),
+                        name: name.clone(),
+                        is_foreign,
+                    };
+                    if let Some(text) = placing.is_made(&self.pods, &uid, made) {
+                        self.warn(text);
+                    }
                 }
                 if let Some(scores) = &mut self.oom_scores {
                     scores.is_made(&uid, id, name);
@@ -199,9 +200,7 @@ impl Agent {
                 }
             }
             FromNri::Update { pod_uid, answer } => {
-                if matches!(answer, Answer::Adjusted(_)) {
-                    work.tally.changed += 1;
-                }
+                work.tally.count(&answer);
                 // A runtime that has not heard the answer has put the container back where it was made.
                 if let Some(placing) = &mut self.placing {
                     placing.is_updated();

@@ -6,6 +6,7 @@
 //! thread, whose reports are said, or become events.
 
 mod in_force;
+mod made;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
 use plimsoll_core::policy::placement::may_resize;
 
 use self::in_force::InForce;
+use self::made::Made;
+pub(super) use self::made::MadeContainer;
 use super::Agent;
 use crate::act::kubepods;
 use crate::act::placement::beside::Names;
@@ -48,13 +51,11 @@ use crate::host::topology::read_machine;
 use crate::input::config::Config;
 use crate::pods;
 use crate::pods::names::{KubeletTree, container_id, container_name};
+use crate::pods::registry::Pods;
 use crate::record::tally::PlacementTally;
 
 /// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
 const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
-
-/// Names of one pod's containers that are kept until the API lists them.
-const GIVEN_NAMES_MAX: usize = 64;
 
 /// What the loop needs for placement.
 #[derive(Debug)]
@@ -81,10 +82,8 @@ pub struct Placing {
     in_force: InForce,
     /// The names that the thread was given.
     names: Names,
-    /// Those that the runtime has told, before the API lists them.
-    given_names: Names,
-    /// Containers whose cpuset another plugin of the runtime has set.
-    foreign: foreign::Ids,
+    /// What the runtime has told.
+    made: Made,
     /// Those that the thread was given.
     foreign_given: foreign::Ids,
     /// Something was decided: there may be room for who waits.
@@ -171,6 +170,7 @@ impl Placing {
         } else {
             period
         };
+        let foreign = applier.foreign().clone();
         let (placement, reports) = Placement::start(applier, period)
             .context("the thread for placement cannot be started")?;
         Ok(Some(Self {
@@ -193,9 +193,7 @@ impl Placing {
             beside_kubelet: around.kubelet.is_some(),
             in_force: InForce::default(),
             names: Names::new(),
-            given_names: Names::new(),
-            foreign: foreign::read(around.state_dir)
-                .with_context(|| foreign::FOREIGN.to_owned())?,
+            made: Made::new(foreign),
             foreign_given: foreign::Ids::new(),
             has_changed: false,
             number: 0,
@@ -222,7 +220,7 @@ impl Placing {
                 .map(|pod| (pod.uid(), PodQuotas::of(pod, &self.qos, &self.capacity)))
                 .collect(),
             names: self.names_of(assignments, pods),
-            foreign: self.foreign.clone(),
+            foreign: self.made.foreign.clone(),
             memory,
         }
     }
@@ -236,7 +234,7 @@ impl Placing {
         let holders = holders.filter(|(uid, _)| assignments.containers.contains_key(uid));
         holders
             .map(|(uid, pod)| {
-                let given = self.given_names.get(&uid).cloned();
+                let given = self.made.names.get(&uid).cloned();
                 let mut names = given.unwrap_or_default();
                 let listed = pod.status.containers().filter_map(|status| {
                     let id = container_id(status.id()?)?;
@@ -283,12 +281,13 @@ impl Placing {
 
     /// Containers of a pod whose cpuset another plugin of the runtime has set, by id.
     pub(super) fn foreign(&self, uid: &PodUid) -> BTreeSet<String> {
-        self.foreign.get(uid).cloned().unwrap_or_default()
+        let ids = self.made.foreign.get(uid).into_iter().flatten();
+        ids.cloned().collect()
     }
 
     /// Pods with such containers.
     pub(super) fn with_foreign(&self) -> impl Iterator<Item = &PodUid> {
-        self.foreign.keys()
+        self.made.foreign.keys()
     }
 
     /// The runtime changes a container's resources.
@@ -296,21 +295,23 @@ impl Placing {
         self.unseen = true;
     }
 
-    /// The runtime makes a container with this id, whose cpuset another plugin has set or not.
-    pub(super) fn is_made(&mut self, uid: &PodUid, id: String, container: String, foreign: bool) {
-        if foreign {
-            let ids = self.foreign.entry(uid.clone()).or_default();
-            if ids.len() >= GIVEN_NAMES_MAX {
-                ids.clear();
-            }
-            ids.insert(id.clone());
-        }
-        let given = self.given_names.entry(uid.clone()).or_default();
-        if given.len() >= GIVEN_NAMES_MAX {
-            given.clear();
-        }
-        given.insert(id, container);
+    /// The runtime makes a container. Returns what people should know.
+    pub(super) fn is_made(
+        &mut self,
+        pods: &Pods,
+        uid: &PodUid,
+        container: MadeContainer,
+    ) -> Option<String> {
         self.unseen = true;
+        let mounts = &self.mounts;
+        let running = || {
+            let cgroup = pods.cgroup(uid);
+            let all = cgroup.map(|(path, _)| pods::cgroup::containers(mounts, path));
+            let all = all.and_then(Result::ok).unwrap_or_default().into_iter();
+            all.filter_map(|cgroup| Some(container_id(&cgroup.name)?.to_owned()))
+                .collect()
+        };
+        self.made.note(uid, container, pods.contains(uid), running)
     }
 }
 
@@ -411,15 +412,11 @@ impl Agent {
     }
 
     /// Has what was decided carried out again, where other names are known by now. Whether that was so.
-    fn place_by_new_names(&mut self) -> bool {
+    pub(super) fn place_by_new_names(&mut self) -> bool {
         let Some(placing) = &mut self.placing else {
             return false;
         };
-        placing.given_names.retain(|uid, _| self.pods.contains(uid));
-        // Before the API has named all pods nobody is gone.
-        if placing.listed {
-            placing.foreign.retain(|uid, _| self.pods.contains(uid));
-        }
+        placing.made.retain(&self.pods, placing.listed);
         let decided = placing.in_force.decided.clone();
         let Some(decided) = decided.filter(|_| placing.beside_kubelet) else {
             return false;
@@ -427,7 +424,7 @@ impl Agent {
         let pods = self.engine.state().pods.values();
         let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
         let is_new = placing.names_of(&decided, &pods) != placing.names
-            || placing.foreign != placing.foreign_given;
+            || placing.made.foreign != placing.foreign_given;
         if is_new {
             self.place(&decided);
         }
@@ -609,4 +606,4 @@ impl Agent {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::kube::runtime_link::Answer;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Cause;
 
@@ -165,14 +166,25 @@ pub struct PlacementTally {
 pub struct NriTally {
     /// It asks.
     pub is_connected: bool,
-    /// Containers that it made as their specification had them, because nothing was known of them.
+    /// Containers that it made, or changed, as their specification had them, because nothing was known of them.
     pub unchanged: u64,
-    /// Containers that it made with a score, CPUs or memory nodes of ours.
+    /// Containers that it made, or changed, with a score, CPUs or memory nodes of ours.
     pub changed: u64,
     /// Containers that it did not make.
     pub refused: u64,
     /// Of so many more containers the agent did not hear, because it was busy.
     pub dropped: u64,
+}
+
+impl NriTally {
+    /// The runtime was answered so.
+    pub fn count(&mut self, answer: &Answer) {
+        *match answer {
+            Answer::Unchanged => &mut self.unchanged,
+            Answer::Adjusted(_) => &mut self.changed,
+            Answer::Refused(_) => &mut self.refused,
+        } += 1;
+    }
 }
 
 impl Tally {

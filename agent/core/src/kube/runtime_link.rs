@@ -243,7 +243,7 @@ pub struct PodAnswers {
     /// Where containers are made that have CPUs or memory nodes of their own, by name. Others are made in the shared pool.
     #[serde(default)]
     pub places: BTreeMap<String, ContainerPlace>,
-    /// Ids of containers whose CPUs or memory nodes another plugin has set: they keep them.
+    /// Ids of containers whose CPUs another plugin has set: they keep them.
     #[serde(default)]
     pub foreign: BTreeSet<String>,
 }
@@ -290,9 +290,14 @@ impl PodAnswers {
             .oom_score_adj
             .zip(self.specified.get(name))
             .is_some_and(|(shown, specified)| shown != i64::from(*specified));
+        let mut place = self.place(name, shown, pool);
+        if !shown.cpus.is_empty() {
+            // It is another plugin's as a whole, and nobody would take our nodes back.
+            place.mems = None;
+        }
         let adjustment = Adjustment {
             oom_score_adj: self.oom_score_adj.get(name).copied().filter(|_| !is_scored),
-            ..self.place(name, shown, pool)
+            ..place
         };
         adjustment.into()
     }
@@ -391,7 +396,7 @@ pub enum FromNri {
         id: String,
         /// What the runtime was answered.
         answer: Answer,
-        /// Another plugin has set its CPUs or memory nodes.
+        /// Another plugin has set its CPUs.
         #[serde(default)]
         is_foreign: bool,
     },
@@ -479,13 +484,22 @@ mod tests {
         let update = |id, shown| answers.for_update(("app", id), shown, pool);
         assert_eq!(update("its id", shown(None)), adjusted(Some("2-3"), mems));
         assert_eq!(update("its id", set), adjusted(None, mems), "by request");
+        assert_eq!(
+            answer("app", set, pool),
+            Answer::Unchanged,
+            "it is another plugin's, its nodes too"
+        );
+        let only_mems = Shown {
+            mems: "0",
+            ..Shown::default()
+        };
+        assert_eq!(answer("app", only_mems, pool), adjusted(Some("2-3"), None));
         let own = PodAnswers {
             foreign: BTreeSet::from(["another id".to_owned()]),
             ..answers.clone()
         };
         let update = own.for_update(("app", "another id"), shown(None), pool);
         assert_eq!(update, Answer::Unchanged);
-        assert_eq!(answer("app", set, pool), adjusted(None, mems));
         assert_eq!(answer("init", set, pool), Answer::Unchanged);
         assert_eq!(answer("app", shown(None), None), Answer::Unchanged);
     }

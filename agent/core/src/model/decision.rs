@@ -712,10 +712,10 @@ impl fmt::Display for Decision {
             Self::Place { assignments } => write!(f, "{assignments}"),
             Self::PlacementRefused { uid, why, runs_on } => {
                 let then = match runs_on {
-                    true => "it goes on without",
+                    true => "it goes on with what it has",
                     false => "it must not be started",
                 };
-                write!(f, "{uid} is not placed: {why}; {then}")
+                write!(f, "{uid} does not get what it requests: {why}; {then}")
             }
             Self::PlacementLost { note } => write!(f, "{note}"),
             Self::PlacementFailed { why } => write!(f, "nothing is placed anew: {why}"),

@@ -15,12 +15,15 @@
 //!   `strict-cpu-reservation`;
 //! - state in which two pods have the same CPU is refused at the start;
 //! - a container whose request changes keeps its CPUs ([`StaticCpus::growth`], [`StaticCpus::shrink`]);
+//! - what is reusable is nobody else's: the kubelet does not ask whether another container has got it meanwhile;
 //! - [`StaticCpus::remove_pod`] leaves nothing behind. In the kubelet a static pod that comes back under its UID can find reusable CPUs.
 
 mod hints;
 mod policy;
 mod resize;
 mod state;
+
+use std::collections::BTreeMap;
 
 use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_uid::PodUid;
@@ -133,6 +136,23 @@ fn list(nodes: &[(u32, CpuSet)]) -> String {
 }
 
 impl CpuPolicy {
+    /// The static policy with its books; nothing under `None`.
+    #[must_use]
+    pub fn exclusive(&self) -> Option<&StaticCpus> {
+        match self {
+            Self::None => None,
+            Self::Static(cpus) => Some(cpus),
+        }
+    }
+
+    /// As [`CpuPolicy::exclusive`], to be changed.
+    pub fn exclusive_mut(&mut self) -> Option<&mut StaticCpus> {
+        match self {
+            Self::None => None,
+            Self::Static(cpus) => Some(cpus),
+        }
+    }
+
     /// As [`StaticCpus::allocate`], or the CPUs that a container lacks beside those that it has; nothing under `None`.
     ///
     /// # Errors
@@ -144,21 +164,19 @@ impl CpuPolicy {
         container: &Container,
         hint: TopologyHint,
     ) -> Result<Option<CpuSet>, CpuAllocateError> {
-        match self {
-            Self::None => Ok(None),
-            Self::Static(cpus) => match cpus.growth(pod, container) {
-                Some(growth) => cpus.grow(pod, container, hint, &growth).map(Some),
-                None => cpus.allocate(pod, container, hint),
-            },
+        let Some(cpus) = self.exclusive_mut() else {
+            return Ok(None);
+        };
+        match cpus.growth(pod, container) {
+            Some(growth) => cpus.grow(pod, container, hint, &growth).map(Some),
+            None => cpus.allocate(pod, container, hint),
         }
     }
 
     /// As [`StaticCpus::remove`]; nothing under `None`.
     pub fn remove(&mut self, pod: &PodUid, container: &str) -> CpuSet {
-        match self {
-            Self::None => CpuSet::EMPTY,
-            Self::Static(cpus) => cpus.remove(pod, container),
-        }
+        self.exclusive_mut()
+            .map_or(CpuSet::EMPTY, |cpus| cpus.remove(pod, container))
     }
 }
 
@@ -217,7 +235,7 @@ impl StaticCpus {
         }
         let uid = pod.uid();
         let cpus = self
-            .choose(&uid, &container.name, wanted, hint)
+            .choose(pod, &container.name, wanted, hint)
             .map_err(|refusal| CpuAllocateError {
                 pod: label(pod),
                 container: container.name.clone(),
@@ -233,7 +251,7 @@ impl StaticCpus {
     /// What the container has or is to have.
     fn choose(
         &self,
-        pod: &PodUid,
+        pod: &Pod,
         container: &str,
         wanted: u32,
         hint: TopologyHint,
@@ -251,7 +269,7 @@ impl StaticCpus {
                 });
             }
         }
-        if let Some(cpus) = self.cpus_of(pod, container) {
+        if let Some(cpus) = self.cpus_of(&pod.uid(), container) {
             return Ok(cpus);
         }
         let allocatable = self.available() | self.reusable(pod);
@@ -291,26 +309,54 @@ impl StaticCpus {
 
     /// `updateCPUsToReuse`, 1.36.
     fn note_reusable(&mut self, pod: &Pod, uid: PodUid, container: &Container, cpus: CpuSet) {
-        let so_far = self.reusable(&uid);
-        let inits = pod.spec.init_containers.iter();
-        let ends = inits
-            .filter(|init| init.name == container.name)
-            .any(|init| !init.is_sidecar());
-        let reusable = if ends { so_far | cpus } else { so_far - cpus };
+        let so_far = self.reusable(pod);
+        let reusable = match ends(pod, &container.name) {
+            true => so_far | cpus,
+            false => so_far - cpus,
+        };
         self.reusable = Some((uid, reusable));
+        self.check_books();
     }
 
-    fn reusable(&self, pod: &PodUid) -> CpuSet {
-        match &self.reusable {
-            Some((of, cpus)) if of == pod => *cpus,
-            _ => CpuSet::EMPTY,
+    /// What a pod's init containers have left for its later ones: of that nothing which somebody else has by now.
+    fn reusable(&self, pod: &Pod) -> CpuSet {
+        let uid = pod.uid();
+        let Some((_, left)) = self.reusable.as_ref().filter(|(of, _)| *of == uid) else {
+            return CpuSet::EMPTY;
+        };
+        let (mut of_inits, mut of_others) = (CpuSet::EMPTY, CpuSet::EMPTY);
+        for (name, cpus) in self.state.assignments.get(&uid).into_iter().flatten() {
+            match ends(pod, name) {
+                true => of_inits |= *cpus,
+                false => of_others |= *cpus,
+            }
         }
+        (*left & (self.state.shared | of_inits)) - of_others
+    }
+
+    /// What a pod's init containers have left is for its later ones no more.
+    pub fn forget_reusable(&mut self, pod: &PodUid) {
+        self.reusable.take_if(|(of, _)| of == pod);
+    }
+
+    /// No CPU is exclusive to a container and in the shared pool.
+    fn check_books(&self) {
+        debug_assert!(
+            self.state
+                .assignments
+                .values()
+                .flat_map(BTreeMap::values)
+                .all(|cpus| cpus.is_disjoint(&self.state.shared)),
+            "a CPU is shared and exclusive: {:?}",
+            self.state
+        );
     }
 
     /// Takes a container's CPUs back; those that other containers of its pod have too stay theirs. What has returned to the shared
     /// pool.
     ///
-    /// As in the kubelet the CPUs of an init container stay reusable for its pod until another pod is served.
+    /// As in the kubelet the CPUs of an init container stay reusable for its pod until another pod is served, or has them, or until
+    /// [`StaticCpus::forget_reusable`].
     pub fn remove(&mut self, pod: &PodUid, container: &str) -> CpuSet {
         let Some(of_pod) = self.state.assignments.get_mut(pod) else {
             return CpuSet::EMPTY;
@@ -323,6 +369,7 @@ impl StaticCpus {
             self.state.assignments.remove(pod);
         }
         self.state.shared |= released;
+        self.check_books();
         released
     }
 
@@ -333,7 +380,8 @@ impl StaticCpus {
             .values()
             .fold(CpuSet::EMPTY, |cpus, other| cpus | *other);
         self.state.shared |= released;
-        self.reusable.take_if(|(of, _)| of == pod);
+        self.forget_reusable(pod);
+        self.check_books();
         released
     }
 
@@ -366,6 +414,12 @@ impl StaticCpus {
     pub fn policy(&self) -> &StaticCpuPolicy {
         &self.policy
     }
+}
+
+/// Whether a container of the pod runs to its end before others start.
+fn ends(pod: &Pod, container: &str) -> bool {
+    let mut inits = pod.spec.init_containers.iter();
+    inits.any(|init| init.name == container && !init.is_sidecar())
 }
 
 /// How an error calls a pod.

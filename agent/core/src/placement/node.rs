@@ -33,7 +33,7 @@ use crate::placement::assignments::{Assignment, Assignments};
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{
     CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
-    exclusive_cpus,
+    StaticCpus, exclusive_cpus,
 };
 use crate::placement::device::{DeviceError, Devices, InventoryError};
 use crate::placement::machine::{Machine, MachineError};
@@ -279,6 +279,7 @@ impl NodePlacement {
             }
             None => {
                 in_order(pod).for_each(|container| self.give_back(&uid, &container.name));
+                self.forget_reusable(&uid);
                 self.memory.settle();
             }
         }
@@ -308,10 +309,8 @@ impl NodePlacement {
         if gone {
             self.give_back(&uid, container);
             // What it left is given back with it, and no container may reuse it.
-            if let MemoryPolicy::Static(memory) = &mut self.memory {
-                memory.forget_reusable(&uid);
-                memory.settle();
-            }
+            self.forget_reusable(&uid);
+            self.memory.settle();
         }
         gone
     }
@@ -323,7 +322,7 @@ impl NodePlacement {
             self.give_back(pod, container);
         }
         self.memory.settle();
-        if let CpuPolicy::Static(cpus) = &mut self.cpus {
+        if let Some(cpus) = self.cpus.exclusive_mut() {
             cpus.remove_pod(pod);
         }
         self.devices.remove(pod);
@@ -407,28 +406,21 @@ impl NodePlacement {
     }
 
     fn cpu_books(&self) -> Option<&CpuState> {
-        match &self.cpus {
-            CpuPolicy::None => None,
-            CpuPolicy::Static(cpus) => Some(cpus.state()),
-        }
+        self.cpus.exclusive().map(StaticCpus::state)
     }
 
     /// The CPUs of containers without exclusive CPUs.
     #[must_use]
     pub fn shared_pool(&self) -> CpuSet {
-        match &self.cpus {
-            CpuPolicy::None => self.machine.online(),
-            CpuPolicy::Static(cpus) => cpus.shared(),
-        }
+        let exclusive = self.cpus.exclusive();
+        exclusive.map_or_else(|| self.machine.online(), StaticCpus::shared)
     }
 
     /// CPUs that are kept for the system.
     #[must_use]
     pub fn reserved_cpus(&self) -> CpuSet {
-        match &self.cpus {
-            CpuPolicy::None => CpuSet::EMPTY,
-            CpuPolicy::Static(cpus) => cpus.policy().reserved(),
-        }
+        let exclusive = self.cpus.exclusive();
+        exclusive.map_or(CpuSet::EMPTY, |cpus| cpus.policy().reserved())
     }
 
     /// The machine.
@@ -494,13 +486,10 @@ impl NodePlacement {
 
     /// Whether a container has all that it would be given.
     fn is_served(&self, pod: &Pod, container: &Container) -> bool {
-        let cpus = match &self.cpus {
-            CpuPolicy::None => true,
-            CpuPolicy::Static(cpus) => {
-                let held = cpus.cpus_of(&pod.uid(), &container.name);
-                held.map_or(0, |held| held.len()) == exclusive_cpus(pod, container)
-            }
-        };
+        let cpus = self.cpus.exclusive().is_none_or(|cpus| {
+            let held = cpus.cpus_of(&pod.uid(), &container.name);
+            held.map_or(0, |held| held.len()) == exclusive_cpus(pod, container)
+        });
         let memory = match &self.memory {
             MemoryPolicy::None => true,
             MemoryPolicy::Static(memory) => memory.is_served(pod, container),
@@ -512,6 +501,16 @@ impl NodePlacement {
         self.cpus.remove(pod, container);
         self.memory.remove(pod, container);
         self.devices.remove_container(pod, container);
+    }
+
+    /// What init containers have left is in the pool, and others may get it.
+    fn forget_reusable(&mut self, pod: &PodUid) {
+        if let Some(cpus) = self.cpus.exclusive_mut() {
+            cpus.forget_reusable(pod);
+        }
+        if let MemoryPolicy::Static(memory) = &mut self.memory {
+            memory.forget_reusable(pod);
+        }
     }
 
     fn reason(&self, alignment: &Alignment, containers: &[&Container]) -> Reason {

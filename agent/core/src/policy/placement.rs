@@ -5,7 +5,8 @@
 //! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
 //! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
 //!
-//! Beside a kubelet, pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
+//! Beside a kubelet a pod is placed when its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who may create pods can have the API server assign one to
+//! this node. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
 //! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
 //!
 //! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
@@ -230,6 +231,10 @@ fn admit(
         return false;
     }
     let before = placement.placed(uid);
+    // Its kubelet may refuse it. One that it has admitted has a sandbox before any container is made.
+    if config.beside_kubelet && before == Placed::Not && !pod.running {
+        return false;
+    }
     let lacked = placement.unserved().get(uid).cloned();
     if let Err(refusal) = placement.admit(&pod.pod) {
         // Said again only if it is another reason.

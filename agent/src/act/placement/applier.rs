@@ -127,7 +127,7 @@ impl Applier {
             leave_to(&owner, &place, sets.as_mut());
             return Err(owner.into());
         }
-        let foreign = Foreign::open(&place.state_dir).map_err(PlacementError::Foreign)?;
+        let (foreign, unread) = Foreign::open(&place.state_dir);
         let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
         // Also without the option: the agent before this one may have had it.
         let ledger = Ledger::open(&place.host, place.state_dir.join(IRQ_LEDGER))?;
@@ -144,7 +144,13 @@ impl Applier {
             online: None,
             truce: Truce::default(),
         };
-        Ok((applier, restoration.remarks()))
+        let remarks = restoration.remarks().into_iter().chain(unread);
+        Ok((applier, remarks.collect()))
+    }
+
+    /// Containers whose cpuset another plugin of the runtime has set, as an agent before has left them.
+    pub fn foreign(&self) -> &foreign::Ids {
+        &self.foreign.ids
     }
 
     /// The kubelet places from now on, and this agent does not: nothing of what it has placed is left for it to go on from. Whether it is so.
@@ -192,13 +198,12 @@ impl Applier {
         if let Some(owner) = self.truce.paused(now) {
             return Err(owner.into());
         }
-        self.foreign
-            .set(&wanted.foreign)
-            .map_err(PlacementError::Foreign)?;
+        let kept = self.foreign.set(&wanted.foreign);
         let online = online_cpus(&self.place.host)?;
         let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
         let mut outcome = Outcome {
             online,
+            foreign_not_kept: kept.err().map(|error| error.to_string()),
             ..Outcome::default()
         };
         let (mut known, is_done) = match Checkpoint::read(&lock, &self.place.state_dir)? {

@@ -10,6 +10,7 @@ use plimsoll_core::placement::numa_mask::NumaMask;
 use super::PlacementError;
 use super::cgroups::Container;
 use super::checkpoint::SetAside;
+use super::foreign::FOREIGN;
 use crate::host::cgroup::CgroupPath;
 use crate::host::irq::Moved;
 
@@ -78,6 +79,8 @@ pub struct Outcome {
     pub overlaps: Vec<Overlap>,
     /// Who lacks CPUs that went offline. One that has none left runs in the shared pool.
     pub offline: Vec<Offline>,
+    /// Why the file of containers whose cpuset another plugin has set could not be written.
+    pub foreign_not_kept: Option<String>,
     /// A checkpoint that was none.
     pub set_aside: Option<SetAside>,
     /// Interrupts.
@@ -93,6 +96,11 @@ impl Outcome {
         remarks.extend(self.uncontested.iter().map(|cgroup| {
             format!(
                 "{cgroup}: no other program changes its cpuset.cpus any more; placement goes on"
+            )
+        }));
+        remarks.extend(self.foreign_not_kept.iter().map(|why| {
+            format!(
+                "{FOREIGN}: {why}; plimsoll tries again: after a restart before that, containers whose cpuset another NRI plugin has set are placed like any other"
             )
         }));
         remarks.extend(self.failed.iter().map(ToString::to_string));

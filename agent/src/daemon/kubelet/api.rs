@@ -118,6 +118,8 @@ impl Agent {
             self.report_limits();
         }
         self.containers_came();
+        // A container that has a name by now runs in the shared pool until the thread has it.
+        self.place_by_new_names();
         self.make_room();
         self.hurry = true;
         Ok(())

@@ -6,8 +6,9 @@ use plimsoll_core::kube::runtime_link::Adjustment;
 use super::*;
 use crate::act::oom_order::OomOrdering;
 use crate::daemon::now_ns;
+use crate::daemon::placement::tests::place_on;
 use crate::daemon::tests::{Cgroup, Node, VICTIM};
-use crate::source::cluster::ClusterEvent;
+use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
 /// A node with a kubelet's pods, and what the thread for NRI would be given.
 fn node() -> (Node, Receiver<NriChange>) {
@@ -168,14 +169,21 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
         node.agent.nri_event(made(answer));
     }
     assert!(asked(&mut node).contains(&victim()));
+    for answer in [Answer::Unchanged, Answer::Refused(String::new())] {
+        node.agent.nri_event(FromNri::Update {
+            pod_uid: victim().as_str().to_owned(),
+            answer,
+        });
+    }
+    assert!(asked(&mut node).contains(&victim()));
     node.agent.nri_event(FromNri::Dropped { frames: 7 });
     assert_eq!(asked(&mut node), node.agent.pods.uids());
     let tally = node.agent.nri.as_ref().unwrap().tally();
     let expected = NriTally {
         is_connected: true,
-        unchanged: 2,
+        unchanged: 3,
         changed: 1,
-        refused: 1,
+        refused: 2,
         dropped: 7,
     };
     assert_eq!(tally, expected);
@@ -183,4 +191,39 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
         why: "it hangs".to_owned(),
     });
     assert!(!node.agent.nri.as_ref().unwrap().tally().is_connected);
+}
+
+#[test]
+fn a_container_of_another_plugin_is_left_alone_although_its_pod_is_not_known_yet() {
+    let (mut node, _changes) = node();
+    let _dir = place_on(&mut node, true);
+    let uid = PodUid::from("new");
+    let id = "f".repeat(64);
+    node.agent.nri_event(FromNri::Container {
+        pod_uid: uid.as_str().to_owned(),
+        name: "c".to_owned(),
+        id: id.clone(),
+        answer: Answer::Unchanged,
+        is_foreign: true,
+    });
+    node.rest();
+    let pod = serde_json::json!({
+        "metadata": {"name": "new", "namespace": "default", "uid": "new"},
+        "spec": {"containers": [{"name": "c"}]},
+    });
+    let one = ClusterPod {
+        pod: std::sync::Arc::new(serde_json::from_value(pod).unwrap()),
+        is_leaving: false,
+    };
+    let change = ClusterChange {
+        pods: vec![one],
+        is_list: true,
+        ..ClusterChange::default()
+    };
+    node.agent
+        .cluster_event(ClusterEvent::Change(change))
+        .unwrap();
+    node.rest();
+    let placing = node.agent.placing.as_ref().unwrap();
+    assert_eq!(placing.foreign(&uid), [id].into());
 }

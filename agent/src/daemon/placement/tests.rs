@@ -3,7 +3,9 @@ use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 
 use super::*;
 use crate::act::placement::kubelet_state::{FOR_KUBELET, keep};
+use crate::daemon::tests::{Cgroup, Node};
 use crate::host::cgroup::tests::fake_v2;
+use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
 /// Sixteen CPUs on two NUMA nodes, as in the fixtures.
 fn machine() -> Machine {
@@ -24,6 +26,154 @@ fn machine() -> Machine {
         ..Parts::default()
     };
     Machine::new(parts).unwrap()
+}
+
+/// Has the node's agent place on [`machine`], of which CPU 0 is reserved. Its thread is there, and can write nothing.
+pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
+    std::fs::write(dir.path().join(CPU_MANAGER_STATE), state).unwrap();
+    let mounts = node.host.cgroup_mounts().unwrap();
+    let cgroup_root = CgroupPath::default();
+    let tree = || KubeletTree::find(&mounts, &cgroup_root).unwrap();
+    let place = Place {
+        host: node.host.clone(),
+        mounts: mounts.clone(),
+        cgroup_root: cgroup_root.clone(),
+        kubelet: beside_kubelet.then(tree),
+        state_dir: dir.path().to_owned(),
+        kubelet_dir: dir.path().to_owned(),
+    };
+    let options = Options {
+        moves_interrupts: false,
+        keeps_quota: false,
+    };
+    let (applier, _) = Applier::open(place, options).unwrap();
+    let (placement, reports) = Placement::start(applier, RECONCILE_PERIOD).unwrap();
+    let settings = PlacementSettings {
+        cpu_manager_policy: plimsoll_core::placement::node::CpuManagerPolicy::Static,
+        reserved_system_cpus: CpuSet::of(0),
+        reserved_cpu_count: 1,
+        ..PlacementSettings::default()
+    };
+    node.agent.placing = Some(Placing {
+        host: node.host.clone(),
+        mounts,
+        qos: QosSettings::default(),
+        capacity: NodeCapacity::default(),
+        placement,
+        reports: Some(reports),
+        online: machine().online(),
+        start: Some(Box::new(PlacementStart {
+            settings: settings.clone(),
+            machine: machine(),
+            saved: None,
+        })),
+        settings,
+        listed: false,
+        unseen: false,
+        resizes: BTreeMap::new(),
+        beside_kubelet,
+        in_force: InForce::default(),
+        names: Names::new(),
+        made: Made::default(),
+        foreign_given: foreign::Ids::new(),
+        has_changed: false,
+        number: 0,
+        tally: PlacementTally::default(),
+    });
+    node.agent.begin_placing();
+    dir
+}
+
+/// Guaranteed, with so many CPUs.
+fn pod(uid: &str, cpus: u32, id: Option<&str>) -> Arc<Pod> {
+    let amounts = serde_json::json!({"cpu": cpus.to_string(), "memory": "16Mi"});
+    let status = id.map(|id| {
+        serde_json::json!({"name": "c", "containerID": format!("x://{id}"), "state": {"running": {}}})
+    });
+    let statuses: Vec<_> = status.into_iter().collect();
+    let pod = serde_json::json!({
+        "metadata": {"name": uid, "namespace": "default", "uid": uid},
+        "spec": {"containers": [{"name": "c", "resources": {"requests": amounts, "limits": amounts}}]},
+        "status": {"containerStatuses": statuses},
+    });
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+fn cpus_of(node: &Node, uid: &str) -> u32 {
+    let placement = node.agent.engine.state().placement.as_ref().unwrap();
+    let cpus = placement.assignments().cpus(&uid.into(), "c");
+    if cpus.exclusive { cpus.cpus.len() } else { 0 }
+}
+
+#[test]
+fn what_waits_for_room_is_applied_when_there_is_some() {
+    let mut node = Node::with(Cgroup::V2, false);
+    let _dir = place_on(&mut node, false);
+    for (uid, cpus) in [("uid-0", 4), ("uid-1", 10)] {
+        node.agent.apply(pod(uid, cpus, None), "");
+        node.agent
+            .take_in(EventKind::PodRunning { uid: uid.into() });
+        assert_eq!(cpus_of(&node, uid), cpus);
+    }
+    let larger = pod("uid-0", 6, None);
+    assert!(!node.agent.may_resize(&larger), "one CPU is free");
+    let known = |node: &Node| {
+        let known = &node.agent.engine.state().pods[&PodUid::from("uid-0")];
+        known.pod.spec.containers[0]
+            .resources
+            .request("cpu")
+            .value()
+    };
+    // Something has changed, and it is not enough.
+    node.agent.apply(pod("uid-2", 1, None), "");
+    node.agent.look_after_placing();
+    assert_eq!(known(&node), 4);
+    let waits = |node: &Node| node.agent.placing.as_ref().unwrap().resizes.len();
+    assert_eq!(waits(&node), 1);
+
+    node.agent.take_in(EventKind::PodRemoved {
+        uid: "uid-1".into(),
+    });
+    node.agent.take_in(EventKind::PodEmpty {
+        uid: "uid-1".into(),
+    });
+    assert_eq!(known(&node), 4, "not before there is time");
+    node.agent.look_after_placing();
+    assert_eq!((known(&node), cpus_of(&node, "uid-0")), (6, 6));
+    assert_eq!(waits(&node), 0);
+}
+
+#[test]
+fn a_container_that_the_api_names_is_placed_at_once() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let _dir = place_on(&mut node, true);
+    let id = "a".repeat(64);
+    let named = |node: &Node| {
+        let placing = node.agent.placing.as_ref().unwrap();
+        let names = placing.names.get(&"uid-0".into());
+        names.and_then(|names| names.get(&id)).cloned()
+    };
+    let mut tell = |node: &mut Node, id: Option<&str>| {
+        let one = ClusterPod {
+            pod: pod("uid-0", 4, id),
+            is_leaving: false,
+        };
+        let change = ClusterChange {
+            pods: vec![one],
+            ..ClusterChange::default()
+        };
+        node.agent
+            .cluster_event(ClusterEvent::Change(change))
+            .unwrap();
+    };
+    tell(&mut node, None);
+    assert_eq!((cpus_of(&node, "uid-0"), named(&node)), (4, None));
+    let number = node.agent.placing.as_ref().unwrap().number;
+    tell(&mut node, Some(&id));
+    assert_eq!(named(&node).as_deref(), Some("c"));
+    assert_eq!(node.agent.placing.as_ref().unwrap().number, number + 1);
 }
 
 /// From a kubelet with static policies to the agent, and back.

@@ -302,7 +302,7 @@ fn resized() -> Outcome {
     // Three can be had at all.
     node.write(&Pod::guaranteed("own", "4", "128Mi"))?;
     let why = agent.wait(TIMEOUT, |event| match event {
-        Event::Warning { text } if text.contains("keep what they have") => Some(text.clone()),
+        Event::Warning { text } if text.contains("stays as it was") => Some(text.clone()),
         _ => None,
     })?;
     ensure!(

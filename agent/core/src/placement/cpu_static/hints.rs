@@ -14,19 +14,16 @@ impl super::CpuPolicy {
     /// As [`StaticCpus::hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
-        match self {
-            Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.hints_to_grow(pod, container),
-        }
+        self.exclusive().map_or_else(ProviderHints::new, |cpus| {
+            cpus.hints_to_grow(pod, container)
+        })
     }
 
     /// As [`StaticCpus::pod_hints_to_grow`]; no preference under `None`.
     #[must_use]
     pub fn pod_hints(&self, pod: &Pod) -> ProviderHints {
-        match self {
-            Self::None => ProviderHints::new(),
-            Self::Static(cpus) => cpus.pod_hints_to_grow(pod),
-        }
+        self.exclusive()
+            .map_or_else(ProviderHints::new, |cpus| cpus.pod_hints_to_grow(pod))
     }
 }
 
@@ -43,7 +40,7 @@ impl StaticCpus {
         let hints = match self.cpus_of(&uid, &container.name) {
             Some(cpus) if cpus.len() != wanted => impossible(),
             Some(cpus) => self.rule(&cpus, &CpuSet::EMPTY, wanted),
-            None => self.rule(&self.available(), &self.reusable(&uid), wanted),
+            None => self.rule(&self.available(), &self.reusable(pod), wanted),
         };
         only_cpu(hints)
     }
@@ -68,7 +65,7 @@ impl StaticCpus {
         only_cpu(if assigned.len() == wanted {
             self.rule(&assigned, &CpuSet::EMPTY, wanted)
         } else {
-            let reusable = self.reusable(&uid) | assigned;
+            let reusable = self.reusable(pod) | assigned;
             self.rule(&self.available(), &reusable, wanted)
         })
     }

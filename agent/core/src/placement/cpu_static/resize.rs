@@ -24,28 +24,21 @@ impl CpuPolicy {
         container: &Container,
         near: NumaMask,
     ) -> Result<(), CpuAllocateError> {
-        match self {
-            Self::None => Ok(()),
-            Self::Static(cpus) => cpus.shrink(pod, container, near),
-        }
+        self.exclusive_mut()
+            .map_or(Ok(()), |cpus| cpus.shrink(pod, container, near))
     }
 
     /// As [`StaticCpus::growth`]; nothing under `None`.
     #[must_use]
     pub fn growth(&self, pod: &Pod, container: &Container) -> Option<Growth> {
-        match self {
-            Self::None => None,
-            Self::Static(cpus) => cpus.growth(pod, container),
-        }
+        self.exclusive()?.growth(pod, container)
     }
 
     /// As [`StaticCpus::is_resized`]; never under `None`.
     #[must_use]
     pub fn is_resized(&self, pod: &Pod, container: &Container) -> bool {
-        match self {
-            Self::None => false,
-            Self::Static(cpus) => cpus.is_resized(pod, container),
-        }
+        self.exclusive()
+            .is_some_and(|cpus| cpus.is_resized(pod, container))
     }
 }
 
@@ -81,8 +74,16 @@ impl StaticCpus {
             held,
             nodes,
             missing,
-            free: self.available() & self.policy.topology().cpus_of_nodes(nodes),
+            free: self.growable() & self.policy.topology().cpus_of_nodes(nodes),
         })
+    }
+
+    /// What a container may get beside what it has: under `full-pcpus-only` nothing of a core with a reserved CPU.
+    fn growable(&self) -> CpuSet {
+        match self.policy.options().full_pcpus_only {
+            true => self.available() - self.policy.reserved_cores(),
+            false => self.available(),
+        }
     }
 
     fn nodes_of(&self, cpus: CpuSet) -> NumaMask {
@@ -97,7 +98,7 @@ impl StaticCpus {
         match self.growth(pod, container) {
             Some(growth) => {
                 let wanted = growth.held.len() + growth.missing;
-                super::hints::only_cpu(self.rule(&self.available(), &growth.held, wanted))
+                super::hints::only_cpu(self.rule(&self.growable(), &growth.held, wanted))
             }
             None => self.hints(pod, container),
         }
@@ -114,7 +115,7 @@ impl StaticCpus {
         let held = of_pod.into_iter().flatten();
         let held = held.fold(CpuSet::EMPTY, |all, (_, cpus)| all | *cpus);
         let wanted = super::exclusive_cpus_of_pod(pod);
-        super::hints::only_cpu(self.rule(&self.available(), &held, wanted))
+        super::hints::only_cpu(self.rule(&self.growable(), &held, wanted))
     }
 
     /// Takes back what a container has beyond its request. It keeps CPUs of as few of its NUMA nodes as can hold it, among equal ones of those in `near`.
@@ -183,6 +184,7 @@ impl StaticCpus {
         // Those of an init container are its pod's still.
         let released = of_pod.values().fold(before, |cpus, other| cpus - *other);
         self.state.shared |= released;
+        self.check_books();
     }
 
     /// Gives a container that has CPUs of its own as many more as it requests, and leaves it those that it has.
@@ -205,18 +207,17 @@ impl StaticCpus {
         })?;
         let cpus = growth.held | more;
         self.state.shared -= more;
-        let of_pod = self.state.assignments.entry(pod.uid()).or_default();
+        let uid = pod.uid();
+        let of_pod = self.state.assignments.entry(uid.clone()).or_default();
         of_pod.insert(container.name.clone(), cpus);
+        self.note_reusable(pod, uid, container, cpus);
         Ok(cpus)
     }
 
     fn more(&self, hint: TopologyHint, growth: &Growth) -> Result<CpuSet, CpuRefusal> {
         let options = self.policy.options();
         self.whole_cores(growth.held.len() + growth.missing)?;
-        let mut allocatable = self.available();
-        if options.full_pcpus_only {
-            allocatable -= self.policy.reserved_cores();
-        }
+        let allocatable = self.growable();
         let topology = self.policy.topology();
         let cores = topology.by_core().values();
         let own_cores = cores
@@ -227,6 +228,7 @@ impl StaticCpus {
             .mask
             .map_or(CpuSet::EMPTY, |mask| self.policy.cpus_near(mask));
         let mut more = CpuSet::EMPTY;
+        // The last is for policies that admit what no hint has: a mask that was chosen for its preference has enough.
         for near in [own_cores, own_nodes, hinted, allocatable] {
             let left = growth.missing - more.len();
             let there = (allocatable & near) - more;

@@ -106,10 +106,9 @@ impl NodePlacement {
             Refusal::NotAllocated { source, .. } if reason.is_empty() => source.to_string(),
             _ => reason,
         };
-        let why = format!("{reason}; its containers keep what they have");
-        self.unserved.insert(pod.uid(), why.clone());
+        self.unserved.insert(pod.uid(), reason.clone());
         NotPlaced {
-            why,
+            why: reason,
             refusal: Box::new(refusal),
         }
     }

@@ -77,6 +77,90 @@ fn cpus(placement: &NodePlacement, pod: &str, container: &str) -> String {
     exclusive.map_or("shared".into(), |cpus| cpus.to_string())
 }
 
+/// A refused pod waits, and is tried again: what its init container had is somebody else's by then.
+#[test]
+fn what_a_refused_pod_gave_back_is_not_reused_by_it() {
+    let mut placement = start(settings("0", "single-numa-node"));
+    placement.admit(&pod("a", 3, 1)).unwrap();
+    placement.admit(&pod("q", 1, 1)).unwrap();
+    // No node has so much memory for its app container.
+    let p = pod_of("p", &[("i", 2, 1)], &[("main", 2, 9)]);
+    placement.admit(&p).unwrap_err();
+    placement.admit(&pod("q", 2, 1)).unwrap();
+    assert_eq!(cpus(&placement, "q", "main"), "4-5");
+    placement.admit(&p).unwrap_err();
+    let assignments = placement.assignments();
+    assert_eq!(assignments.shared_pool.to_string(), "0,6-7");
+    assert!(
+        assignments
+            .shared_pool
+            .is_disjoint(&assignments.exclusive())
+    );
+}
+
+/// The same after an init container has ended, or has left CPUs that another container grows into.
+#[test]
+fn what_an_init_container_left_is_not_reused_when_another_pod_has_it() {
+    let mut placement = start(settings("0", "none"));
+    let p = |main| {
+        let mut p = pod_of("p", &[("i", 3, 1)], &[("main", 1, 1), ("side", 1, 1)]);
+        let amounts = &mut p.spec.containers[1].resources;
+        for (list, cpu) in [(&mut amounts.requests, main), (&mut amounts.limits, main)] {
+            list.insert("cpu".into(), format!("{cpu}m").parse().unwrap());
+        }
+        p
+    };
+    placement.admit(&p(1500)).unwrap();
+    placement.admit(&pod("q", 1, 1)).unwrap();
+    placement.container_ended(&p(1500), "i");
+    placement.admit(&pod("q", 5, 1)).unwrap();
+    placement.admit(&p(1000)).unwrap();
+    let [main, side] = ["main", "side"].map(|name| cpus(&placement, "p", name));
+    let q = CpuSet::parse(&cpus(&placement, "q", "main")).unwrap();
+    for own in [main, side] {
+        let own = CpuSet::parse(&own).unwrap();
+        assert!(own.is_disjoint(&q), "{own} and {q}");
+    }
+}
+
+/// Siblings of reserved CPUs are nobody's under `full-pcpus-only`, and a hint that counts them is none.
+#[test]
+fn a_container_grows_within_its_node_or_not_at_all() {
+    let core = |at: u32| Core {
+        cpus: [at, at + 8].into_iter().collect(),
+        socket: Some(at / 4),
+        node: Some(at / 4),
+        ..Core::default()
+    };
+    let node = |id: u32| NumaNode {
+        id,
+        memory_bytes: Some(8 * GI),
+        ..NumaNode::default()
+    };
+    let parts = Parts {
+        cores: (0..8).map(core).collect(),
+        nodes: (0..2).map(node).collect(),
+        ..Parts::default()
+    };
+    let mut settings = settings("0-1", "single-numa-node");
+    settings
+        .cpu_manager_policy_options
+        .insert("full-pcpus-only".into(), true);
+    let machine = Machine::new(parts).unwrap();
+    let (mut placement, _) =
+        NodePlacement::start(settings, machine, &Assignments::default()).unwrap();
+    placement.admit(&pod("c", 2, 1)).unwrap();
+    placement.admit(&pod("d", 2, 1)).unwrap();
+    assert_eq!(cpus(&placement, "c", "main"), "2,10");
+    assert_eq!(cpus(&placement, "d", "main"), "3,11");
+    let refusal = placement.admit(&pod("c", 4, 1)).unwrap_err().to_string();
+    assert!(
+        refusal.contains("NUMA node 0 is short of 2 (free there: none)"),
+        "{refusal}"
+    );
+    assert_eq!(cpus(&placement, "c", "main"), "2,10");
+}
+
 #[test]
 fn cpus_and_memory_come_from_one_node() {
     let mut placement = start(settings("0", "single-numa-node"));

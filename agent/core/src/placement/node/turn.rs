@@ -30,13 +30,10 @@ pub(super) struct Turn<'a> {
 
 impl Turn<'_> {
     fn has_its_cpus(&self, container: &Container) -> bool {
-        match &*self.cpus {
-            CpuPolicy::None => false,
-            CpuPolicy::Static(cpus) => {
-                let held = cpus.cpus_of(&self.pod.uid(), &container.name);
-                held.is_some() && cpus.growth(self.pod, container).is_none()
-            }
-        }
+        self.cpus.exclusive().is_some_and(|cpus| {
+            let held = cpus.cpus_of(&self.pod.uid(), &container.name);
+            held.is_some() && cpus.growth(self.pod, container).is_none()
+        })
     }
 }
 

@@ -640,7 +640,7 @@ fn what_another_plugin_has_set_stays_and_is_said_where_it_overlaps() {
     );
     // An agent that is started anew knows of it.
     drop(applier);
-    assert_eq!(foreign::read(&place.state_dir).unwrap(), wanted.foreign);
+    assert_eq!(Foreign::open(&place.state_dir).0.ids, wanted.foreign);
     let mut applier = open_at(&place);
     applier.withdraw(Quotas::new()).unwrap().unwrap();
     assert_eq!(cpus_of(&node), ["", "", "3,6"]);
