@@ -66,10 +66,10 @@ impl Engine {
     }
 
     /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike [`Engine::needs_pods`] it does
-    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes nothing; allocates nothing.
-    pub fn wanted(&self, sample: &Sample, at_ns: u64) -> Wanted {
+    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes nothing that matters; allocates nothing.
+    pub fn wanted(&mut self, sample: &Sample, at_ns: u64) -> Wanted {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
-        freshness::wanted(&view, sample)
+        freshness::wanted(&view, sample, &mut self.scratch)
     }
 
     /// Whether a pod that runs was not read for [`PODS_AGE_MAX_NS`](freshness::PODS_AGE_MAX_NS).
@@ -87,6 +87,7 @@ impl Engine {
     /// Takes one event and appends what is to be done about it, in the order in which it is to be done.
     pub fn step(&mut self, event: &Event, decisions: &mut Vec<Decision>) {
         let first = decisions.len();
+        let by_node = self.scratch.by_node.take();
         placement::give_up_changed(&self.config, &mut self.state, event);
         self.state.observe(event, &self.config);
         self.scratch
@@ -102,14 +103,18 @@ impl Engine {
         leaving::decide(&self.config, &mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);
-            let observations = self.state.observations.updated(&Readings {
-                sample,
-                at_ns: self.state.now_ns,
-                availability: self.config.options.availability,
-                swap_bytes,
+            let now_ns = self.state.now_ns;
+            let asked = by_node.filter(|kept| kept.is_of(&self.config, sample, now_ns));
+            let observations = asked.map(|kept| kept.observations).unwrap_or_else(|| {
+                self.state.observations.updated(&Readings {
+                    sample,
+                    at_ns: now_ns,
+                    availability: self.config.options.availability,
+                    swap_bytes,
+                })
             });
             foresight::observe(&self.config, &mut self.state, sample, swap_bytes);
-            self.judge(event.at_ns, sample.cause, &observations, decisions);
+            self.judge_observed(sample.cause, &observations, decisions);
             sampling::arm(&self.config, &mut self.state, sample, decisions);
         }
         placement::decide(&self.config, &mut self.state, event, first, decisions);
@@ -155,12 +160,23 @@ impl Engine {
         observations: &Observations,
         decisions: &mut Vec<Decision>,
     ) {
+        self.state.now_ns = self.state.now_ns.max(at_ns);
+        self.scratch.by_node = None;
+        self.judge_observed(cause, observations, decisions);
+        self.scratch.lineup.outdate();
+    }
+
+    fn judge_observed(
+        &mut self,
+        cause: Cause,
+        observations: &Observations,
+        decisions: &mut Vec<Decision>,
+    ) {
         let Self {
             config,
             state,
             scratch,
         } = self;
-        state.now_ns = state.now_ns.max(at_ns);
         eviction::decide(config, state, cause, observations, scratch, decisions);
         state.observations = *observations;
     }

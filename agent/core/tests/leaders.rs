@@ -131,11 +131,21 @@ fn followed(
         node_only: true,
         ..full.clone()
     };
+    // Where no threshold is on it, the kubepods cgroup is read when the question comes again.
+    let is_of_kubepods =
+        |threshold: &Threshold| threshold.signal == Signal::AllocatableMemoryAvailable;
+    let thresholds = &engine.config().thresholds;
+    if !thresholds.iter().any(is_of_kubepods) && at_ns / MS % 2 == 0 {
+        sample.kubepods = None;
+    }
     let all = || full.pods.iter().map(old).collect::<Vec<_>>();
     match engine.wanted(&sample, at_ns) {
         Wanted::Nothing => return (sample, 0),
         Wanted::Leaders => sample.leaders_only = true,
-        Wanted::All => sample.pods = all(),
+        Wanted::All => {
+            sample.pods = all();
+            sample.kubepods = full.kubepods;
+        }
     }
     sample.node_only = false;
     for _ in 0..3 * full.pods.len() + 3 {
@@ -146,11 +156,18 @@ fn followed(
         match stale {
             Stale::Unread(uid) => {
                 assert!(sample.leaders_only && sample.pods.iter().all(|memory| memory.uid != uid));
+                if sample.kubepods != full.kubepods && !sample.pods.is_empty() {
+                    sample.kubepods = full.kubepods;
+                    continue;
+                }
                 match full.pods.iter().find(|memory| memory.uid == uid) {
                     Some(memory) if sample.pods.len() < LEADERS_MAX => {
                         sample.pods.push(old(memory))
                     }
-                    _ => (sample.leaders_only, sample.pods) = (false, all()),
+                    _ => {
+                        (sample.leaders_only, sample.pods) = (false, all());
+                        sample.kubepods = full.kubepods;
+                    }
                 }
             }
             Stale::Pod(index) => {

@@ -19,8 +19,7 @@ use crate::kernel::decode::NodeCounters;
 use crate::pods::registry::Pods;
 use crate::record::timeline::Hops;
 
-/// So few pods are read with every sample: before an eviction of one of five that took 84.1 µs and one leader after the other 88.8 µs (`cargo xtask demo`, when
-/// both still read `/proc/meminfo`).
+/// So few pods are read at once where `/proc/meminfo` has to be read too: to read that twice costs more than they do.
 const FEW_PODS: usize = 8;
 /// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
 const LEADERS_MAX: usize = 4;
@@ -98,11 +97,10 @@ impl Sampler {
     }
 
     /// Takes a sample: the node first, and pods only if `wanted` says, from what the node shows, that a decision may depend on them. The leaders are
-    /// not read here but one by one, by [`Sampler::freshen`]. Where pods are few they are read at once: that costs less than the questions, and than
-    /// reading the node twice.
+    /// not read here but one by one, by [`Sampler::freshen`].
     ///
-    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's; but with `counted`, which
-    /// a record of the crossing has brought along, nothing of the node is read where it has no swap.
+    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's. With `counted`, which
+    /// a record of the crossing has brought along, nothing of the node is read where it has no swap, and of the kubepods cgroup what is asked for.
     ///
     /// # Errors
     /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
@@ -141,21 +139,17 @@ impl Sampler {
         }
         sample.pods.clear();
         sample.leaders_only = false;
-        sample.node_only = pods.len() > FEW_PODS;
+        let is_counted = urgent && self.counts(counted).is_some();
+        sample.node_only = is_counted || pods.len() > FEW_PODS;
         if sample.node_only {
-            // The leaders are read before it counts.
-            let kubepods_later = urgent && !self.kubepods_first && self.counts(counted).is_some();
-            sample.kubepods = match kubepods_later {
+            sample.kubepods = match is_counted && !self.kubepods_first {
                 true => None,
                 false => self.kubepods(urgent, &mut failed),
             };
             self.read_node(counted, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
             match wanted(sample) {
-                Wanted::Nothing => {
-                    self.complete(sample, |error| failed(None, error));
-                    return Ok(());
-                }
+                Wanted::Nothing => return Ok(()),
                 Wanted::Leaders => {
                     (sample.node_only, sample.leaders_only) = (false, true);
                     return Ok(());
@@ -171,13 +165,6 @@ impl Sampler {
         self.read_node(counted, sample, failed)?;
         hops.node_read_ns = Some(now_ns());
         Ok(())
-    }
-
-    /// Reads the kubepods cgroup into an urgent sample that lacks it, and whose pods have been read.
-    pub fn complete(&mut self, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
-        if sample.kubepods.is_none() {
-            sample.kubepods = self.kubepods(true, |_, error| failed(error));
-        }
     }
 
     fn kubepods(
@@ -318,6 +305,13 @@ impl Sampler {
                 first = Err(error.clone());
             }
         };
+        // What was charged settles it nearly always; if not, what this leader leaves of the kubepods cgroup may.
+        if sample.kubepods.is_none() && !sample.pods.is_empty() {
+            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            if sample.kubepods.is_some() {
+                return Ok(());
+            }
+        }
         let is_leader = sample.pods.len() < LEADERS_MAX
             && pods.read_one(uid, &mut sample.pods, now_ns, &mut failed);
         if !is_leader {
@@ -325,13 +319,13 @@ impl Sampler {
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
             sample.kubepods = self.kubepods(true, |_, error| failed(error));
             self.read_node(None, sample, |_, error| failed(error))?;
-        } else {
+        } else if let Some(before) = sample.kubepods {
             // After the pod: what is left of it is the most that the others have.
-            let swap_bytes = sample.kubepods.map(|kubepods| kubepods.swap_bytes);
-            sample.kubepods = self.kubepods(true, |_, error| failed(error));
-            if let (Some(kubepods), Some(swap_bytes)) = (&mut sample.kubepods, swap_bytes) {
-                kubepods.swap_bytes = swap_bytes;
-            }
+            let kubepods = self.kubepods(true, |_, error| failed(error));
+            sample.kubepods = kubepods.map(|kubepods| CgroupMemory {
+                swap_bytes: before.swap_bytes,
+                ..kubepods
+            });
         }
         first
     }

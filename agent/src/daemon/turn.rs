@@ -299,7 +299,7 @@ impl Agent {
         let mut sample = std::mem::take(&mut self.sample);
         let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
         sample.storage = reading.or_else(|| self.unanswered_storage.take());
-        let (failure, engine) = (&mut self.sample_failure, &self.engine);
+        let (failure, engine) = (&mut self.sample_failure, &mut self.engine);
         let taken = self.sampler.take(
             cause,
             received_ns,
@@ -337,10 +337,6 @@ impl Agent {
         }
         if !sample.node_only {
             self.freshen(received_ns, &mut sample);
-            let failure = &mut self.sample_failure;
-            self.sampler.complete(&mut sample, |error| {
-                failure.get_or_insert_with(|| error.to_string());
-            });
             self.hops.freshened_ns = Some(now_ns());
         }
         self.step(received_ns, EventKind::Sample(sample));
@@ -351,8 +347,8 @@ impl Agent {
     /// Reads anew what is too old for the decision about a sample.
     fn freshen(&mut self, received_ns: u64, sample: &mut Sample) {
         let until_ns = now_ns().saturating_add(FRESHEN_FOR_NS);
-        // Each pod twice, its usage and its page cache, the kubepods cgroup and a NUMA node.
-        let figures = 2 * self.pods.len() + 2;
+        // Each pod twice, its usage and its page cache, the kubepods cgroup twice and a NUMA node.
+        let figures = 2 * self.pods.len() + 3;
         for _ in 0..figures {
             let Some(stale) = self.engine.stale(sample, received_ns) else {
                 return;

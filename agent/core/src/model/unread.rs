@@ -68,6 +68,11 @@ impl Unread {
         }
     }
 
+    /// The most that one pod has which was not read, as far as the kubepods cgroup was.
+    pub(crate) fn rest_bytes(&self) -> Option<u64> {
+        self.rest_bytes
+    }
+
     /// The most that a pod uses of which this was known.
     pub(crate) fn most_bytes(&self, known: &Charged) -> u64 {
         let charged = self.charged_bytes.zip(known.charged_bytes);

@@ -82,6 +82,11 @@ pub(crate) fn available_bytes(
 /// pkg/kubelet/eviction/helpers.go makeSignalObservations: the "pods" system container, whose limit is the node's allocatable
 /// memory without the eviction part.
 fn allocatable(readings: &Readings<'_>) -> Seen {
+    // A sample of the node, or of leaders, leaves out what no threshold is on.
+    let is_part = readings.sample.node_only || readings.sample.leaders_only;
+    if is_part && readings.sample.kubepods.is_none() {
+        return Seen::NotRead;
+    }
     let seen = readings.sample.kubepods.as_ref().and_then(|pods| {
         let limit = pods.limit_bytes?;
         let used = match readings.availability {

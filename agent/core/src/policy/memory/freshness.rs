@@ -29,7 +29,7 @@ use crate::model::units::PodUid;
 use crate::policy::memory::on_node;
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::thresholds::Met;
-use crate::policy::memory::verdict::{self, Next, Scratch};
+use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
 use crate::policy::memory::view::View;
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
@@ -56,8 +56,8 @@ pub enum Wanted {
 /// A reading that is too old for what hangs on it, or was not made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
-    /// The memory of this pod, which [`Sample::pods`] lacks; and of the kubepods cgroup after it. Without a cgroup all
-    /// pods are to be read.
+    /// The memory of this pod, which [`Sample::pods`] lacks. If [`Sample::kubepods`] is known, or becomes so, it is to be read after the pod: it bounds
+    /// what the others have, and may answer in its place. Without a cgroup all pods are to be read.
     Unread(PodUid),
     /// The inactive file pages of the kubepods cgroup.
     Kubepods,
@@ -100,15 +100,13 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
 /// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the same as with all pods, but for
 /// the comparator that set the victim apart from the next ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by
 /// what is known. And a cgroup that is gone is not missed before its end is reported, unless its pod is asked for.
-pub(crate) fn wanted(view: &View<'_>, sample: &Sample) -> Wanted {
+pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Wanted {
     let View { config, state, .. } = *view;
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() {
         return Wanted::All;
     }
-    let (observations, swap_bytes) = view.observations();
-    let foreseen = view.foreseen(swap_bytes);
-    match verdict::asked(view, sample.cause, &observations, foreseen.as_ref()).met {
+    match ByNode::keep(&mut scratch.by_node, view, sample).asked.met {
         Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
         None if state.leaving().next().is_none() => Wanted::Nothing,
         _ => Wanted::Leaders,
@@ -127,10 +125,8 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     if let Some(index) = stale_retained(view, sample) {
         return Some(Stale::Pod(index));
     }
-    let (observations, swap_bytes) = view.observations();
-    let foreseen = view.foreseen(swap_bytes);
-    let asked = verdict::asked(view, sample.cause, &observations, foreseen.as_ref());
-    let met = asked.met?;
+    let by_node = ByNode::keep(&mut scratch.by_node, view, sample);
+    let met = by_node.asked.met?;
     if met.resource() != Resource::Memory {
         return None;
     }
@@ -140,7 +136,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
     if met.threshold.signal == Signal::AllocatableMemoryAvailable && kubepods_is_stale {
         return Some(Stale::Kubepods);
     }
-    if verdict::next(view, &asked, &observations) != Next::Evict {
+    if verdict::next(view, &by_node.asked, &by_node.observations) != Next::Evict {
         return None;
     }
     if met.threshold.signal == Signal::NumaMemoryAvailable

@@ -13,9 +13,6 @@ use crate::policy::memory::lineup::{Ahead, Contender, Lineup};
 use crate::policy::memory::rank::{Place, Ranking};
 use crate::policy::memory::view::View;
 
-/// To rank so few costs less than to make the lineup.
-const FEW_PODS: usize = 8;
-
 impl Contender<'_> {
     fn fill(&self, row: &RankRow) -> RankRow {
         let (overused, over_share) = self.shares;
@@ -30,8 +27,7 @@ impl Contender<'_> {
 }
 
 /// Fills `rows` with the head of the memory ranking, in order, and returns how many pods are ranked. The pods that `may_go` says of are the ones that the
-/// head is about; where there are fewer than two, the head is all of the ranking. `None`, and nothing filled: the sample ahead has the memory of all pods, or of many;
-/// or there are few pods, and no lineup of them.
+/// head is about; where there are fewer than two, the head is all of the ranking. `None`, and nothing filled: the sample ahead has the memory of all pods, or of many.
 /// Allocates nothing if there is room for all pods.
 pub(super) fn fill(
     view: &View<'_>,
@@ -43,9 +39,6 @@ pub(super) fn fill(
 ) -> Option<usize> {
     let sample = view.pods_ahead().filter(|_| !by_known);
     if sample.is_some_and(|sample| !sample.leaders_only) {
-        return None;
-    }
-    if !by_known && view.state.pods.len() <= FEW_PODS && lineup.is_outdated() {
         return None;
     }
     lineup.bring_up_to_date(view.config, view.state, view.now_ns);
@@ -92,8 +85,8 @@ fn collect(
                 rows.extend(row_of(&contender));
             }
         });
+        Ranking::Memory.rank(rows, places);
     }
-    Ranking::Memory.rank(rows, places);
     head.ranked
 }
 

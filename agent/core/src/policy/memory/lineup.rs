@@ -39,10 +39,34 @@ struct Entry {
     stats_known: bool,
     /// What it uses by what is known.
     usage: u64,
+    /// Where it stands with that.
+    known: Standing,
     /// From what a bound follows.
     charged: Option<Charged>,
     part: Part,
     shares: (u16, u16),
+}
+
+/// What sets pods apart but their UIDs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Standing {
+    /// All comparators before amounts, as one number that is smaller the earlier a pod goes.
+    class: u64,
+    /// What pods of one class are compared by.
+    excess: Nanos,
+}
+
+impl Standing {
+    /// Everybody is ahead of it.
+    const LAST: Self = Self {
+        class: u64::MAX,
+        excess: Nanos(0),
+    };
+
+    #[inline(always)]
+    fn is_ahead_of(&self, other: &Self) -> bool {
+        self.class < other.class || self.class == other.class && self.excess > other.excess
+    }
 }
 
 /// Whether it is ranked, and may be evicted.
@@ -65,8 +89,7 @@ pub(super) struct Contender<'a> {
     pub(super) usage: u64,
     /// `overused` and `over_share` as in a [`RankRow`].
     pub(super) shares: (u16, u16),
-    class: u64,
-    excess: Nanos,
+    standing: Standing,
 }
 
 /// Above all that sets classes apart after it.
@@ -86,20 +109,29 @@ fn class(row: &RankRow, (overused, over_share): (u16, u16)) -> u64 {
 
 impl Entry {
     fn of(row: &RankRow, shares: (u16, u16)) -> Self {
-        Self {
+        let mut entry = Self {
             uid: row.uid.clone(),
             class: class(row, shares),
             allowance: row.allowance,
             request: row.request,
             stats_known: row.stats_known,
             usage: row.usage,
+            known: Standing::LAST,
             charged: None,
             part: match row.exempt {
                 true => Part::Exempt,
                 false => Part::Candidate,
             },
             shares,
-        }
+        };
+        entry.learn(row.usage);
+        entry
+    }
+
+    /// It uses this.
+    fn learn(&mut self, usage: u64) {
+        self.usage = usage;
+        self.known = self.standing(self.stats_known, usage);
     }
 
     fn of_pod(config: &EngineConfig, list: Option<&Overused>, pod: &PodState) -> Self {
@@ -118,35 +150,56 @@ impl Entry {
         }
     }
 
-    /// What it is compared by before amounts.
+    /// Where it would stand with these figures.
     #[inline(always)]
-    fn class(&self, stats_known: bool, usage: u64) -> u64 {
-        let exceeds_request = stats_known && Nanos::from_units(usage) > self.allowance;
-        self.class
-            | if stats_known { STATS_KNOWN } else { 0 }
-            | if exceeds_request { 0 } else { WITHIN_REQUEST }
-    }
-
-    /// What it is compared by within its class.
-    #[inline(always)]
-    fn excess(&self, stats_known: bool, usage: u64) -> Nanos {
-        if stats_known {
-            Nanos::from_units(usage).minus(self.request)
-        } else {
+    fn standing(&self, stats_known: bool, usage: u64) -> Standing {
+        if !stats_known {
             // Two pods without statistics have no usage to compare.
-            Nanos::default()
+            return Standing {
+                class: self.class | WITHIN_REQUEST,
+                excess: Nanos::default(),
+            };
+        }
+        let used = Nanos::from_units(usage);
+        let within = if used > self.allowance {
+            0
+        } else {
+            WITHIN_REQUEST
+        };
+        Standing {
+            class: self.class | STATS_KNOWN | within,
+            excess: used.minus(self.request),
         }
     }
 
     /// With these figures.
-    fn contender(&self, (stats_known, usage): (bool, u64)) -> Contender<'_> {
+    fn contender(&self, figures: Figures) -> Contender<'_> {
         Contender {
             uid: &self.uid,
+            stats_known: figures.stats_known,
+            usage: figures.usage,
+            shares: self.shares,
+            standing: figures.standing,
+        }
+    }
+
+    /// By what is known.
+    #[inline(always)]
+    fn known(&self) -> Figures {
+        Figures {
+            stats_known: self.stats_known,
+            usage: self.usage,
+            standing: self.known,
+        }
+    }
+
+    /// With this usage in place of what is known.
+    #[inline(always)]
+    fn with(&self, stats_known: bool, usage: u64) -> Figures {
+        Figures {
             stats_known,
             usage,
-            shares: self.shares,
-            class: self.class(stats_known, usage),
-            excess: self.excess(stats_known, usage),
+            standing: self.standing(stats_known, usage),
         }
     }
 
@@ -172,6 +225,14 @@ impl Entry {
     }
 }
 
+/// What counts of a pod in one look, and where it stands with that.
+#[derive(Clone, Copy)]
+struct Figures {
+    stats_known: bool,
+    usage: u64,
+    standing: Standing,
+}
+
 /// A sample of leaders that is ahead: what they use, and bounds for all others.
 pub(super) struct Ahead {
     /// Where the pods that were read stand, in that order, and what they use at most.
@@ -182,21 +243,17 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// What pods use, for a pass over all of them in order.
-    fn figures(&self) -> impl FnMut(usize, &Entry) -> (bool, u64) {
+    fn figures(&self) -> impl FnMut(usize, &Entry) -> Figures {
         let mut leaders = self.leaders[..self.read].iter();
         let mut leader = leaders.next();
         move |at, entry| match leader {
             Some((leads_at, used_bytes)) if *leads_at == at => {
                 leader = leaders.next();
-                (true, *used_bytes)
+                entry.with(true, *used_bytes)
             }
-            _ => (entry.stats_known, entry.bound(&self.unread)),
+            _ => entry.with(entry.stats_known, entry.bound(&self.unread)),
         }
     }
-}
-
-fn known(_at: usize, entry: &Entry) -> (bool, u64) {
-    (entry.stats_known, entry.usage)
 }
 
 /// The head of the ranking.
@@ -210,36 +267,16 @@ pub(super) struct Head<'a> {
     pub(super) barred: Option<Contender<'a>>,
 }
 
-/// What sets a pod apart but its UID.
-struct Behind {
-    class: u64,
-    excess: Nanos,
-}
-
-impl Behind {
-    /// Everybody is ahead of it.
-    const NOBODY: Self = Self {
-        class: u64::MAX,
-        excess: Nanos(0),
-    };
-
-    fn of(contender: &Contender<'_>) -> Self {
-        Self {
-            class: contender.class,
-            excess: contender.excess,
-        }
-    }
-}
-
 /// A sample with more leaders than that is a matter of the whole ranking.
 const LEADERS_MAX: usize = 8;
 
 impl Contender<'_> {
     /// `Less`: it goes earlier.
     fn compare(&self, other: &Self) -> Ordering {
-        let classes = self.class.cmp(&other.class);
+        let (own, others) = (&self.standing, &other.standing);
+        let classes = own.class.cmp(&others.class);
         classes
-            .then_with(|| other.excess.cmp(&self.excess))
+            .then_with(|| others.excess.cmp(&own.excess))
             .then_with(|| self.uid.cmp(other.uid))
     }
 
@@ -249,10 +286,7 @@ impl Contender<'_> {
 
     /// [`Contender::is_before`] one with a smaller UID.
     fn overtakes(&self, other: Option<&Self>) -> bool {
-        other.is_none_or(|other| {
-            let is_same_class = self.class == other.class;
-            self.class < other.class || is_same_class && self.excess > other.excess
-        })
+        other.is_none_or(|other| self.standing.is_ahead_of(&other.standing))
     }
 }
 
@@ -276,10 +310,6 @@ impl Lineup {
     /// Pods may be other than it says.
     pub(crate) fn outdate(&mut self) {
         self.is_current = false;
-    }
-
-    pub(super) fn is_outdated(&self) -> bool {
-        !self.is_current
     }
 
     /// Makes it anew if it is out of date. Allocates nothing if there is room for all pods.
@@ -372,7 +402,7 @@ impl Lineup {
     ) -> Head<'_> {
         match ahead {
             Some(ahead) => self.head_by(view, may_go, ahead.figures()),
-            None => self.head_by(view, may_go, known),
+            None => self.head_by(view, may_go, |_, entry| entry.known()),
         }
     }
 
@@ -388,7 +418,7 @@ impl Lineup {
         for (at, entry) in self.entries.iter().enumerate() {
             let figures = match &mut figures {
                 Some(figures) => figures(at, entry),
-                None => known(at, entry),
+                None => entry.known(),
             };
             if entry.may_go(view, may_go) == Some(false) {
                 each(entry.contender(figures));
@@ -402,27 +432,24 @@ impl Lineup {
         &self,
         view: &View<'_>,
         may_go: &impl Fn(&PodState) -> bool,
-        mut figures: impl FnMut(usize, &Entry) -> (bool, u64),
+        mut figures: impl FnMut(usize, &Entry) -> Figures,
     ) -> Head<'_> {
         let mut head = Head::default();
         // Behind them a pod is not among those that are looked for.
-        let (mut last, mut last_barred) = (Behind::NOBODY, Behind::NOBODY);
+        let (mut last, mut last_barred) = (Standing::LAST, Standing::LAST);
         for (at, entry) in self.entries.iter().enumerate() {
-            let (stats_known, usage) = figures(at, entry);
+            let figures = figures(at, entry);
             let Some(may_go) = entry.may_go(view, may_go) else {
                 continue;
             };
             head.ranked += 1;
             let behind = if may_go { &last } else { &last_barred };
-            let class = entry.class(stats_known, usage);
-            let is_ahead = class < behind.class
-                || class == behind.class && entry.excess(stats_known, usage) > behind.excess;
-            if !is_ahead {
+            if !figures.standing.is_ahead_of(behind) {
                 continue;
             }
-            let contender = entry.contender((stats_known, usage));
+            let contender = entry.contender(figures);
             if !may_go {
-                last_barred = Behind::of(&contender);
+                last_barred = contender.standing;
                 head.barred = Some(contender);
                 continue;
             }
@@ -432,7 +459,7 @@ impl Lineup {
                 head.second = Some(contender);
             }
             if let Some(second) = &head.second {
-                last = Behind::of(second);
+                last = second.standing;
             }
         }
         head
@@ -457,19 +484,26 @@ impl Lineup {
             self.refresh(config, state, &memory.uid);
         }
         self.bring_up_to_date(config, state, state.now_ns);
+        // What was charged since only adds to what is known.
         let unread = Unread::of(sample);
+        let Some(rest_bytes) = unread.rest_bytes() else {
+            return;
+        };
         let now_ns = state.now_ns;
         for entry in &mut self.entries {
-            let bound = entry.bound(&unread);
-            if bound >= entry.usage {
+            if entry.usage <= rest_bytes {
                 continue;
             }
-            let pod = state.pods.get_mut(&entry.uid);
+            let bound = entry.bound(&unread);
+            let pod = state
+                .pods
+                .get_mut(&entry.uid)
+                .filter(|_| bound < entry.usage);
             let is_unread =
                 |pod: &&mut PodState| pod.memory.is_some_and(|memory| memory.at_ns != now_ns);
             if let Some(pod) = pod.filter(is_unread) {
                 pod.row.usage = bound;
-                entry.usage = bound;
+                entry.learn(bound);
             }
         }
     }

@@ -10,7 +10,7 @@
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::ReclaimSource;
-use crate::model::event::Cause;
+use crate::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use crate::model::options;
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeReclaim, PodState};
@@ -35,6 +35,8 @@ pub(crate) struct Scratch {
     pub(crate) chosen: Vec<usize>,
     /// All pods, as the head of the ranking is found.
     pub(crate) lineup: Lineup,
+    /// Of the sample that was asked about last.
+    pub(crate) by_node: Option<ByNode>,
     /// What disruption budgets make of them.
     pub(crate) budgeting: Budgeting,
 }
@@ -56,6 +58,66 @@ pub(crate) struct Asked {
     pub(crate) met: Option<Met>,
     /// Set if this is about the threshold for which disk space has been freed, and about no other.
     pub(crate) after_reclaim: bool,
+}
+
+/// What the figures of the node in a sample ahead say. Kept from one question about the sample to the next: in between pods are read, on whose memory none of this
+/// depends; and whatever changes the state forgets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByNode {
+    at_ns: u64,
+    cause: Cause,
+    node: NodeMemory,
+    kubepods: Option<CgroupMemory>,
+    pub(crate) observations: Observations,
+    pub(crate) asked: Asked,
+}
+
+impl ByNode {
+    /// Of the sample that `view` has ahead.
+    fn of(view: &View<'_>, sample: &Sample) -> Self {
+        let (observations, swap_bytes) = view.observations();
+        let foreseen = view.foreseen(swap_bytes);
+        Self {
+            at_ns: view.now_ns,
+            cause: sample.cause,
+            node: sample.node,
+            kubepods: sample.kubepods,
+            observations,
+            asked: asked(view, sample.cause, &observations, foreseen.as_ref()),
+        }
+    }
+
+    /// Whether it is still what this sample says.
+    pub(crate) fn is_of(&self, config: &EngineConfig, sample: &Sample, at_ns: u64) -> bool {
+        let has_more = sample.storage.is_some()
+            || sample.processes.is_some()
+            || sample.pressure.is_some()
+            || !sample.numa.is_empty();
+        // Foresight depends on the memory of pods that leave.
+        let rests_on_pods = config.options.foresight.is_some();
+        self.at_ns == at_ns
+            && self.cause == sample.cause
+            && self.node == sample.node
+            && self.kubepods == sample.kubepods
+            && !has_more
+            && !rests_on_pods
+    }
+
+    /// The one that was kept, or a new one in its place.
+    pub(crate) fn keep<'kept>(
+        kept: &'kept mut Option<Self>,
+        view: &View<'_>,
+        sample: &Sample,
+    ) -> &'kept Self {
+        kept.take_if(|kept| !kept.is_of(view.config, sample, view.now_ns));
+        let kept = kept.get_or_insert_with(|| Self::of(view, sample));
+        debug_assert_eq!(
+            kept.observations,
+            view.observations().0,
+            "nothing that it rests on has changed"
+        );
+        kept
+    }
 }
 
 /// What is to be done first.
@@ -196,6 +258,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         chosen,
         lineup,
         budgeting,
+        ..
     } = scratch;
     let is_soft = !met.threshold.is_hard();
     let head = if takes_the_first(view.config, met) {
