@@ -331,6 +331,7 @@ impl Arbiter {
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
         self.memory.noticed = self.reclaims.noticed();
+        self.memory.begun = self.reclaims.begun();
         let unix_ms = self.steady_unix_ms(now);
         let times = self.settings.times;
         let judged = judge::judge(&self.store, &mut self.memory, times, now, unix_ms);

@@ -37,6 +37,8 @@ const LONG_GRACE_MS: u64 = 60_000;
 const CHOICES_MAX: usize = 4_000_000;
 /// Comparisons of rules with nodes in a cycle, about: half a second of them.
 const WORK_MAX: usize = 50_000_000;
+/// A pod for which room was begun counts as one that has waited for longer than any other.
+const BEGUN_S: u64 = 1 << 32;
 /// Why no room is made for pods of these.
 const NO_SUCH_RESOURCE: &str = "a resource that no node has";
 const TOO_MUCH_WORK: &str = "rules for their nodes of which there are too many";
@@ -65,6 +67,8 @@ pub struct Memory {
     pub noticed: BTreeSet<String>,
     /// Pending pods for which no room is made for now.
     pub unserved: BTreeSet<String>,
+    /// Pending pods for which room is being made, or was.
+    pub begun: BTreeSet<String>,
     /// There was a cycle before: a pod that is seen for the first time has just started.
     pub is_warm: bool,
 }
@@ -424,7 +428,11 @@ fn named_pod(
     times: Times,
     mono_ms: u64,
 ) -> NamedPod {
-    let since = |since: Option<u64>| mono_ms.saturating_sub(since.unwrap_or(mono_ms)) / 1000;
+    // Of whole seconds, so that the order of two pods is the same in each cycle.
+    let since_ms = memory.entitled_since.get(uid).copied().unwrap_or(mono_ms);
+    let waiting = (mono_ms / 1000).saturating_sub(since_ms / 1000);
+    // Pods that are alike keep the room that was begun for each: else one of them takes it in the plan, and the next pod is evicted for another that has its own already.
+    let begun = u64::from(memory.begun.contains(uid)) * BEGUN_S;
     let age = memory
         .running_since
         .get(uid)
@@ -454,7 +462,7 @@ fn named_pod(
         requests: pod.requests.clone(),
         priority: pod.priority,
         age,
-        waiting: since(memory.entitled_since.get(uid).copied()),
+        waiting: waiting + begun,
         leaving: pod.is_leaving
             || memory.evicted.contains(uid)
             || (terminating && pod.node.is_some()),

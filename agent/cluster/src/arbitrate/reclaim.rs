@@ -92,6 +92,8 @@ struct Claim {
     made_ms: u64,
     /// When a victim of it was last there, or was seen to have gone.
     free_ms: u64,
+    /// It was free before this process looked: since when, and whether its pod was tried, is not known.
+    was_free: bool,
     /// What came of it since was not seen.
     is_unseen: bool,
     is_open: bool,
@@ -112,6 +114,7 @@ impl Claim {
         self.victims.insert(victim.to_owned());
         self.left = left;
         self.made_ms = mono_ms;
+        self.was_free = false;
         self.is_open = true;
     }
 
@@ -210,12 +213,12 @@ impl Reclaims {
         alone.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Since when a hole is free for its pod, which has not started there: the longest.
-    #[must_use]
-    pub fn free_ms(&self) -> Option<u64> {
+    /// Holes that are free for their pods, which have not started there: since when.
+    pub fn free_ms(&self) -> impl Iterator<Item = u64> {
         let open = self.claims.values().filter(|claim| claim.is_open);
-        let free = open.filter(|claim| claim.victims.is_empty() && claim.left == 0);
-        free.map(|claim| claim.free_ms).min()
+        let free =
+            open.filter(|claim| claim.victims.is_empty() && claim.left == 0 && !claim.was_free);
+        free.map(|claim| claim.free_ms)
     }
 
     /// Nobody places pods: that is no fault of those for which holes are kept.
@@ -231,6 +234,15 @@ impl Reclaims {
         let unserved = self.claims.iter();
         let unserved = unserved.filter(|(_, claim)| claim.unserved_until_ms > mono_ms);
         unserved.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Pods for which evictions were sent, and whose holes are not given up.
+    #[must_use]
+    pub fn begun(&self) -> BTreeSet<String> {
+        let open = self.claims.iter().filter(|(_, claim)| claim.is_open);
+        let open = open.map(|(pod, _)| pod.clone());
+        let asked = self.asked.values().map(|asked| asked.for_pod.clone());
+        open.chain(asked).collect()
     }
 
     /// Whether the pod has notice, or had it a moment ago.
@@ -302,6 +314,7 @@ impl Reclaims {
     pub fn adopt(&mut self, pod: &str, node: &str, victims: BTreeSet<String>, mono_ms: u64) {
         let claim = self.claims.entry(pod.to_owned()).or_default();
         claim.node = node.to_owned();
+        claim.was_free = victims.is_empty();
         claim.victims = victims;
         claim.left = 0;
         claim.opened_ms = mono_ms;

@@ -14,7 +14,7 @@ use plimsoll_core::kube::quantity::Quantity;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::placement::{OWN_SCHEDULER, Placement, Taint};
+use super::placement::{Placement, Taint};
 use crate::clock::unix_ms_of;
 use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
@@ -250,6 +250,8 @@ pub struct SeenPod {
     pub labels: Texts,
     /// Where a pending pod may go.
     pub placement: Placement,
+    /// It waits for another scheduler than the usual one.
+    pub has_own_scheduler: bool,
     /// The value of [`EVICT_AFTER`], its beginning if it is no time.
     pub evict_after: Option<String>,
     /// `status.nominatedNodeName`: there the scheduler keeps room for it.
@@ -261,15 +263,16 @@ pub struct SeenPod {
 }
 
 impl SeenPod {
-    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it.
+    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it. Each of these takes a
+    /// right to bind pods or to write their status; a pod that is made with a node was placed by nobody.
     #[must_use]
     pub fn is_sign_after(&self, before: &Self) -> bool {
-        let is_of_another = before.placement.unknown == Some(OWN_SCHEDULER);
         let is_tried = self.tried.is_some() && self.tried != before.tried;
         let took_back = before.has_kept_hole()
             && self.room_on == before.room_on
             && self.nominated != before.nominated;
-        before.node.is_none() && !is_of_another && (self.node.is_some() || is_tried || took_back)
+        let is_done = self.node.is_some() || is_tried || took_back;
+        before.node.is_none() && !before.has_own_scheduler && is_done
     }
 
     /// Whether its status and [`ROOM_ON`] name the same node: the arbitrator keeps room for it there.
@@ -344,6 +347,7 @@ impl SeenPod {
         let mut requests = counted(&core);
         let owners = metadata.owner_references.unwrap_or_default();
         let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_of_the_node);
+        let has_own_scheduler = node.is_none() && spec.placement.has_own_scheduler();
         let mut placement = if node.is_none() {
             Placement::of(spec.placement)
         } else {
@@ -381,6 +385,7 @@ impl SeenPod {
             is_daemon,
             labels,
             placement,
+            has_own_scheduler,
             evict_after: evict_after.map(|value| value.chars().take(TIME_MAX).collect()),
             nominated: nominated.filter(|node| !node.is_empty()),
             room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
@@ -718,9 +723,26 @@ mod tests {
         let mut given_up = before.clone();
         given_up.room_on = None;
         assert!(!given_up.is_sign_after(&kept));
-        // Of another scheduler nothing follows.
-        let other = waits(none.clone(), json!({"schedulerName": "volcano"}));
-        assert!(!placed.is_sign_after(&other));
+        // Of another scheduler nothing follows, whatever else binds the pod to nodes.
+        let far: String = "x".repeat(5_000);
+        let requests: BTreeMap<String, String> = (0..200)
+            .map(|at| (format!("example.com/r{at}"), "1".to_owned()))
+            .collect();
+        for more in [
+            json!({}),
+            json!({"volumes": [{"persistentVolumeClaim": {"claimName": "x"}}]}),
+            json!({"nodeSelector": {"far": far}}),
+            json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}),
+        ] {
+            let mut spec = json!({"schedulerName": "volcano"});
+            for (key, value) in more.as_object().unwrap() {
+                spec[key] = value.clone();
+            }
+            let other = waits(none.clone(), spec.clone());
+            assert!(!placed.is_sign_after(&other), "{more}");
+            let tried = waits(said("0/1 nodes"), spec);
+            assert!(!tried.is_sign_after(&other), "{more}");
+        }
     }
 
     #[test]

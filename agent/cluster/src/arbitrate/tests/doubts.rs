@@ -308,6 +308,78 @@ fn where_nobody_places_pods_one_goes_and_no_other() {
     assert_eq!(evictions(&calls).len(), 4, "{:?}", evictions(&calls));
 }
 
+/// Pods of `b` wait, nobody places any, and a hole is free for longer than a scheduler would take.
+fn in_doubt() -> World {
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let calls = world.run(33, true, |_| None);
+    world.gone(&evictions(&calls)[0]);
+    world.run(22, true, |_| None);
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+    world
+}
+
+#[test]
+fn a_tenant_does_not_end_the_doubt_about_the_scheduler() {
+    let mut world = in_doubt();
+    // Made with a node; of another scheduler, which places it; waiting, changed, and deleted.
+    world.pod("b", "bound", Some("n"));
+    for more in [json!({}), json!({"volumes": [{"ephemeral": {}}]})] {
+        for node in [None, Some("n")] {
+            let mut pod = world.pod_object("b", "other", node);
+            pod["spec"]["schedulerName"] = json!("volcano");
+            for (key, value) in more.as_object().unwrap() {
+                pod["spec"][key] = value.clone();
+            }
+            world.see_pod(pod);
+        }
+        world.gone("other");
+    }
+    for node in ["n", "m"] {
+        let mut pod = world.pod_object("b", "waits", None);
+        pod["metadata"]["annotations"] = json!({"plimsoll.dev/room-on": node});
+        world.see_pod(pod);
+    }
+    world.gone("waits");
+    assert!(evictions(&world.run(5, true, |_| None)).is_empty());
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+    // What only the scheduler does.
+    let mut pod = world.pods["b4"].clone();
+    pod["status"]["conditions"] =
+        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    world.see_pod(pod);
+    world.run(1, true, |_| None);
+    assert!(!world.held().contains("kube-scheduler"), "{}", world.held());
+}
+
+#[test]
+fn without_a_scheduler_fewer_and_fewer_pods_go() {
+    let mut world = World::full(false);
+    let mut leaving = Vec::new();
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let mut minutes = Vec::new();
+    while world.ms < 6 * 3_600_000 {
+        let calls = world.run(1, true, |_| None);
+        for victim in evictions(&calls) {
+            minutes.push(world.ms / 60_000);
+            leaving.push((victim, world.ms + 40_000));
+        }
+        world.ms += 9_000;
+        let ms = world.ms;
+        for (victim, _) in leaving.extract_if(.., |(_, end_ms)| *end_ms <= ms) {
+            world.gone(&victim);
+        }
+    }
+    // After each the doubt, of 10, 20, 40, 80 and 160 minutes.
+    assert_eq!(minutes, [0, 12, 33, 74, 156]);
+}
+
 #[test]
 fn a_dry_run_needs_nobody_who_places_pods() {
     let evicted = [false, true].map(|no_scheduler| {

@@ -200,6 +200,55 @@ fn a_hole_is_taken_back_only_as_it_was_seen_and_not_once_it_is_wanted_again() {
     assert!(!world.arbiter.is_wanted_again(&target, world.ms));
 }
 
+/// Pods that are alike come within a second, in cycles of their own, the last in the order of UIDs first. Victims are slow.
+#[test]
+fn each_pod_keeps_the_room_that_was_begun_for_it() {
+    let mut world = World::full(false);
+    world.arbiter.settings.cycle_ms = 200;
+    world.gone("b0");
+    let mut evicted = Vec::new();
+    for turn in 0..300 {
+        if turn < 5 {
+            world.pod("b", &format!("b{}", 4 - turn), None);
+        }
+        for victim in evictions(&world.run(1, true, |_| None)) {
+            leaves(&mut world, &victim);
+            evicted.push(victim);
+        }
+        world.ms -= 800;
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    let pods = world.pods.values();
+    let kept = pods.filter(|pod| pod["status"]["nominatedNodeName"] == "n");
+    assert_eq!(kept.count(), 5, "one hole for each");
+}
+
+/// Whether the scheduler has tried its pod before is not known, and it may have been taken: no sign of the scheduler need follow.
+#[test]
+fn a_hole_that_was_free_before_a_leader_came_is_no_doubt_about_the_scheduler() {
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    let pod = pod_with_hole(&mut world, "b", "b0");
+    world.see_pod(pod);
+    // Another pod of `b` has it.
+    world.gone("a0");
+    world.pod("b", "b1", Some("n"));
+    for _ in 0..12 {
+        world.run(10, true, |_| None);
+        assert!(!world.held().contains("kube-scheduler"), "{}", world.held());
+    }
+    // One that comes free later is.
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    let pod = pod_with_hole(&mut world, "b", "b0");
+    world.see_pod(pod);
+    leaves(&mut world, "a0");
+    world.run(10, true, |_| None);
+    world.gone("a0");
+    world.run(25, true, |_| None);
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+}
+
 #[test]
 fn in_doubt_a_hole_that_was_made_stays() {
     let mut world = World::full(false);
