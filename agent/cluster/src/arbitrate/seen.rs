@@ -26,13 +26,6 @@ pub const ROOM_ON: &str = "plimsoll.dev/room-on";
 const NODE_NAME_MAX: usize = 253;
 /// More of an [`EVICT_AFTER`] is not kept: its owner may write what he likes, and a time takes 20.
 const TIME_MAX: usize = 32;
-/// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
-const PRESSURE: [&str; 4] = [
-    "MemoryPressure",
-    "DiskPressure",
-    "PIDPressure",
-    "plimsoll.dev/MemoryPressure",
-];
 
 /// Bytes of a pod's labels. Of a pod with more none is kept: the Eviction API still asks its budgets.
 const LABEL_BYTES_MAX: usize = 4096;
@@ -131,14 +124,10 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Whether pods can start there. Under pressure none is planned there, and what it has is what runs there.
+    /// Whether pods can start there.
     #[must_use]
     pub fn state(&self) -> NodeState {
-        match (self.is_ready, self.is_cordoned || self.has_pressure) {
-            (false, _) => NodeState::NotReady,
-            (true, true) => NodeState::Cordoned,
-            (true, false) => NodeState::Ready,
-        }
+        NodeState::of(self.is_ready, self.is_cordoned, self.has_pressure)
     }
 
     /// Reads one, with its name.
@@ -190,7 +179,7 @@ impl SeenNode {
             withheld_at_unix_ms,
             is_ready: is_true(&["Ready"]),
             is_cordoned: node.spec.unschedulable,
-            has_pressure: is_true(&PRESSURE),
+            has_pressure: is_true(&NodeState::PRESSURE),
             labels: node.metadata.labels.unwrap_or_default(),
             taints: taints.into_iter().filter(Taint::keeps_away).collect(),
             overused: annotations.remove(OVERUSED),

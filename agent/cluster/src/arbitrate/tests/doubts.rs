@@ -68,6 +68,53 @@ fn a_notice_that_is_not_written_evicts_no_pod() {
     assert!(evictions(&world.run(200, true, refuse)).is_empty());
 }
 
+/// Its owner sees it, so it was a notice.
+#[test]
+fn who_takes_the_notice_off_again_is_evicted_all_the_same() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    for _ in 0..35 {
+        evicted.extend(evictions(&world.run(1, true, |_| None)));
+        let pods: Vec<Value> = world.pods.values().cloned().collect();
+        for mut pod in pods {
+            if let Some(annotations) = pod["metadata"].get_mut("annotations") {
+                annotations
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("plimsoll.dev/evict-after");
+                world.see_pod(pod);
+            }
+        }
+    }
+    assert_eq!(evicted, ["a0"]);
+}
+
+/// Annotations that are full are of the owner's own making: he has the Event.
+#[test]
+fn a_pod_that_takes_no_annotation_is_evicted_all_the_same() {
+    let mut world = World::full(false);
+    let refuse = |target: &Target| matches!(target, Target::Notice(_)).then(|| refused(422, ""));
+    assert!(evictions(&world.run(30, true, refuse)).is_empty());
+    assert_eq!(evictions(&world.run(3, true, refuse)), ["a0"]);
+}
+
+#[test]
+fn a_pod_that_changes_all_the_time_is_evicted_in_any_version() {
+    let mut world = World::full(false);
+    let conflict = |target: &Target| matches!(target, Target::Evict(_)).then(|| refused(409, ""));
+    let calls = world.run(45, true, conflict);
+    let asked = calls
+        .iter()
+        .filter(|(target, _)| *target == Target::Evict("a0".into()))
+        .map(|(_, call)| {
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            let preconditions = &body["deleteOptions"]["preconditions"];
+            assert_eq!(preconditions["uid"], "a0");
+            preconditions["resourceVersion"].is_string()
+        });
+    assert_eq!(asked.collect::<Vec<_>>(), [true, true, false]);
+}
+
 #[test]
 fn a_text_that_an_earlier_leader_left_is_written_anew() {
     let mut world = World::full(false);

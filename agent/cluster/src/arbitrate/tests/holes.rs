@@ -249,6 +249,47 @@ fn a_hole_that_was_free_before_a_leader_came_is_no_doubt_about_the_scheduler() {
     assert!(world.held().contains("kube-scheduler"), "{}", world.held());
 }
 
+/// A script of the owner takes the annotation off whenever it appears.
+#[test]
+fn who_takes_the_mark_of_a_hole_off_takes_no_writes_of_others_and_keeps_no_room() {
+    let mut world = World::full(false);
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let (mut written, mut evicted) = (0, Vec::new());
+    for _ in 0..60 {
+        let calls = world.run(1, true, |_| None);
+        written += holes(&calls).len();
+        for victim in evictions(&calls) {
+            leaves(&mut world, &victim);
+            evicted.push(victim);
+        }
+        let pods: Vec<Value> = world.pods.values().cloned().collect();
+        for mut pod in pods
+            .into_iter()
+            .filter(|pod| pod["spec"]["nodeName"].is_null())
+        {
+            pod["metadata"]["annotations"] = json!({});
+            world.see_pod(pod);
+        }
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    assert_eq!(written, 5, "each hole once");
+    // What is given up is taken back also without the annotation.
+    for at in 0..5 {
+        world.pod("a", &format!("faster{at}"), Some("n"));
+        world.gone(&evicted[at]);
+    }
+    world.consumer(
+        "a",
+        &json!({"namespace": "a", "reclaim": {"gracePeriod": "10m"}}),
+    );
+    world.run(70, true, |_| None);
+    let mut pods = world.pods.values();
+    let nominated = pods.find(|pod| pod["status"]["nominatedNodeName"].is_string());
+    assert_eq!(nominated, None);
+}
+
 #[test]
 fn in_doubt_a_hole_that_was_made_stays() {
     let mut world = World::full(false);
