@@ -331,7 +331,13 @@ impl Arbiter {
     fn cycle(&mut self, now: Now, holds: bool) {
         let ms = now.mono_ms;
         let pods = &self.store.pods;
-        let leaves = |uid: &str| pods.get(uid).is_none_or(|pod| pod.is_leaving);
+        // One that leaves in a year and was evicted, and whose time was not made shorter by that.
+        let is_stuck = |uid: &str| {
+            pods.get(uid)
+                .is_some_and(|pod| pod.is_leaving && !pod.leaves())
+        };
+        self.reclaims.give_up(ms, is_stuck);
+        let leaves = |uid: &str| pods.get(uid).is_none_or(SeenPod::leaves);
         let pending = |uid: &str| {
             let pod = pods.get(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.is_leaving)
@@ -393,7 +399,7 @@ impl Arbiter {
     fn adopt_holes(&mut self, ms: u64) {
         let pods = &self.store.pods;
         let mut leaving_by_node: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (uid, pod) in pods.iter().filter(|(_, pod)| pod.is_leaving) {
+        for (uid, pod) in pods.iter().filter(|(_, pod)| pod.leaves()) {
             let node = pod.node.as_deref().unwrap_or_default();
             leaving_by_node.entry(node).or_default().insert(uid.clone());
         }

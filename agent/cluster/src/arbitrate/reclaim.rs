@@ -331,6 +331,18 @@ impl Reclaims {
         });
     }
 
+    /// Evictions that were answered, and did nothing to pods that were leaving already.
+    pub fn give_up(&mut self, mono_ms: u64, is_stuck: impl Fn(&str) -> bool) {
+        let late = |asked: &Asked| asked.is_done && mono_ms >= asked.at_ms + UNCLEAR_MS;
+        let asked = self
+            .asked
+            .extract_if(.., |uid, asked| late(asked) && is_stuck(uid));
+        let stuck: Vec<String> = asked.map(|(uid, _)| uid).collect();
+        for victim in stuck {
+            self.leave_alone(&victim, mono_ms);
+        }
+    }
+
     /// A hole that an earlier leader made: the API shows that it is kept. Only at the beginning of a leader's time, so that no owner can keep room by what he writes on a pod. `victims`: the
     /// pods that leave that node.
     pub fn adopt(&mut self, pod: &str, node: &str, victims: BTreeSet<String>, mono_ms: u64) {

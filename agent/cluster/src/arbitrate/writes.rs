@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
+use super::seen::{EVICT_AFTER, GRACE_MAX_S, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
 use crate::call::{Call, Content, Verb};
@@ -37,6 +37,9 @@ pub(super) fn eviction(
     is_dry: bool,
 ) -> Call {
     let mut options = json!({"preconditions": {"uid": uid}});
+    if pod.grace_s.max(pod.leaving_grace_s) > GRACE_MAX_S {
+        options["gracePeriodSeconds"] = json!(GRACE_MAX_S);
+    }
     if !is_any_version {
         options["preconditions"]["resourceVersion"] = json!(pod.resource_version);
     }

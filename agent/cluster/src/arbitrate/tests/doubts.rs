@@ -115,6 +115,116 @@ fn a_pod_that_changes_all_the_time_is_evicted_in_any_version() {
     assert_eq!(asked.collect::<Vec<_>>(), [true, true, false]);
 }
 
+const YEAR_S: u64 = 365 * 86_400;
+
+/// The pod leaves, and may take so long.
+fn leaves_in(world: &mut World, name: &str, grace_s: u64) {
+    let mut pod = world.pods[name].clone();
+    pod["metadata"]["deletionTimestamp"] = json!("2027-11-22T10:00:00Z");
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
+    world.see_pod(pod);
+}
+
+/// A tenant deletes all its pods, which have a year to end: it uses what it did before, and gives back as before.
+#[test]
+fn a_pod_that_leaves_in_a_year_is_there() {
+    let mut world = World::full(false);
+    for at in 0..10 {
+        leaves_in(&mut world, &format!("a{at}"), YEAR_S);
+    }
+    for at in 0..5 {
+        world.pod("a", &format!("more{at}"), None);
+        world.pod("b", &format!("b{}", at + 1), None);
+    }
+    world.run(2, true, |_| None);
+    assert_eq!(row(&world, "a").over["cpu"], 5_000);
+    let entitled = &world.arbiter.judgement.entitled;
+    assert!(
+        !entitled.iter().any(|uid| uid.starts_with("more")),
+        "{entitled:?}"
+    );
+    let mut evicted = Vec::new();
+    for _ in 0..150 {
+        for (target, call) in world.run(1, true, |_| None) {
+            let Target::Evict(victim) = target else {
+                continue;
+            };
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            assert_eq!(body["deleteOptions"]["gracePeriodSeconds"], 600);
+            // Its time is shorter now: it leaves as others do.
+            leaves_in(&mut world, &victim, 600);
+            evicted.push(victim);
+        }
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    assert_eq!((world.held().as_str(), actions(&world, "leaving")), ("", 5));
+}
+
+/// What the API server did with the eviction of a pod that was leaving is nothing: it is left alone, and others go on.
+#[test]
+fn an_eviction_that_makes_no_time_shorter_stops_nobody() {
+    let mut world = World::full(false);
+    leaves_in(&mut world, "a0", YEAR_S);
+    let calls = world.run(100, true, |_| None);
+    assert_eq!(evictions(&calls), ["a0", "a1"], "then another one");
+}
+
+#[test]
+fn a_pod_that_does_not_end_in_its_time_holds_up_nobody() {
+    let mut world = World::full(false);
+    let calls = world.run(32, true, |_| None);
+    assert_eq!(evictions(&calls), ["a0"]);
+    leaves_in(&mut world, "a0", 20);
+    assert!(evictions(&world.run(50, true, |_| None)).is_empty());
+    assert_eq!(evictions(&world.run(40, true, |_| None)).len(), 1);
+    // Of a usual time nothing is said.
+    let body: Value = serde_json::from_slice(
+        &calls
+            .iter()
+            .find(|(target, _)| matches!(target, Target::Evict(_)))
+            .unwrap()
+            .1
+            .body,
+    )
+    .unwrap();
+    assert!(body["deleteOptions"]["gracePeriodSeconds"].is_null());
+}
+
+#[test]
+fn a_namespace_with_too_many_budgets_keeps_its_pods_and_costs_no_other() {
+    for (count, evicted) in [(100, 1), (101, 0)] {
+        let mut world = World::full(false);
+        for at in 0..count {
+            let name = format!("budget{at}");
+            world.see(Kind::Budgets, &json!({"metadata": {"name": name, "namespace": "a"},
+                "spec": {"selector": {"matchLabels": {"app": name}}}, "status": {"disruptionsAllowed": 1}}));
+        }
+        let calls = world.run(32, true, |_| None);
+        assert_eq!(evictions(&calls).len(), evicted, "{count}");
+    }
+}
+
+#[test]
+fn an_entitled_pod_for_which_no_room_is_made_is_said() {
+    let mut world = World::full(false);
+    let mut pod = world.pod_object("b", "b0", None);
+    pod["spec"]["volumes"] = json!([{"persistentVolumeClaim": {"claimName": "x"}}]);
+    world.see_pod(pod);
+    world.run(2, true, |_| None);
+    assert_eq!(
+        row(&world, "b").not_served,
+        [("a persistent volume", 1)].into()
+    );
+    // And one that missed its hole twice, or cannot have one.
+    let mut world = World::full(false);
+    let refuse = |target: &Target| matches!(target, Target::Hole(_)).then(|| refused(422, ""));
+    world.run(35, true, refuse);
+    assert_eq!(
+        row(&world, "b").not_served,
+        [("room that they did not take twice", 1)].into()
+    );
+}
+
 #[test]
 fn a_text_that_an_earlier_leader_left_is_written_anew() {
     let mut world = World::full(false);

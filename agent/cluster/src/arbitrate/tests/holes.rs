@@ -26,6 +26,7 @@ fn kept(node: &str) -> (String, Option<String>, Option<String>) {
 fn leaves(world: &mut World, name: &str) {
     let mut pod = world.pods[name].clone();
     pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(600);
     world.see_pod(pod);
 }
 
