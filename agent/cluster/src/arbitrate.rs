@@ -38,6 +38,8 @@ use store::{Kind, Store};
 const WRITES_PER_SECOND: usize = 50;
 /// Of these so many are for holes and evictions alone: no other write makes them wait.
 const URGENT_PER_SECOND: usize = 20;
+/// Writes of holes in any second: no pod that loses its own again and again takes those of the others.
+const HOLES_PER_SECOND: usize = 30;
 /// Calls on their way at once.
 const CALLS_MAX: usize = 8;
 /// Without a change a cycle is made this often: pods grow older.
@@ -46,6 +48,8 @@ const IDLE_CYCLE_MS: u64 = 10_000;
 const SETTLED_MS: u64 = 5_000;
 /// Where Events and other writes wait, every so-many-th write is an Event.
 const EVENT_EVERY: u32 = 10;
+/// So often an eviction asks for the version that was seen; then for the same pod in any version.
+const HITS_BY_VERSION: u32 = 2;
 /// What was written is seen by then, or it is written again.
 const SEEN_AFTER_MS: u64 = 5_000;
 
@@ -135,6 +139,8 @@ pub struct Arbiter {
     writes: Pace,
     /// Of those, what is neither a hole nor an eviction.
     other_writes: Pace,
+    /// Of those, holes.
+    hole_writes: Pace,
     /// Whether pods are placed.
     scheduler: Scheduler,
     /// Since when a status differs by little.
@@ -147,6 +153,10 @@ pub struct Arbiter {
     overused_at: BTreeMap<String, u64>,
     /// Pods for which a hole was written: the version on which it was, and when.
     holes_at: BTreeMap<String, (String, u64)>,
+    /// Nodes that this process has nominated for pods that wait.
+    nominated: BTreeMap<String, String>,
+    /// The last urgent write was a hole: an eviction has its turn.
+    was_hole: bool,
     /// Writes that are due, but for evictions and Events.
     queue: VecDeque<(Target, Call)>,
     /// It is made anew then.
@@ -185,6 +195,7 @@ impl Arbiter {
             unix_at_zero_ms: now.unix_ms.saturating_sub(now.mono_ms),
             writes: Pace::new(WRITES_PER_SECOND),
             other_writes: Pace::new(WRITES_PER_SECOND - URGENT_PER_SECOND),
+            hole_writes: Pace::new(HOLES_PER_SECOND),
             scheduler: Scheduler::default(),
             little_since: BTreeMap::new(),
             not_before: BTreeMap::new(),
@@ -192,6 +203,8 @@ impl Arbiter {
             said: BTreeSet::new(),
             overused_at: BTreeMap::new(),
             holes_at: BTreeMap::new(),
+            nominated: BTreeMap::new(),
+            was_hole: false,
             queue: VecDeque::new(),
             next_queue_ms: 0,
             since_event: 0,
@@ -247,6 +260,7 @@ impl Arbiter {
         if self.scheduler.is_silent() {
             self.reclaims.nobody_places();
         }
+        self.look_at_notices();
         if std::mem::take(&mut self.was_stale) || is_stale {
             let since_ms = *self.stale_since_ms.get_or_insert(ms);
             if ms >= since_ms + SETTLED_MS {
@@ -317,12 +331,19 @@ impl Arbiter {
     fn cycle(&mut self, now: Now, holds: bool) {
         let ms = now.mono_ms;
         let pods = &self.store.pods;
-        let leaves = |uid: &str| pods.get(uid).is_none_or(|pod| pod.is_leaving);
+        // One that leaves in a year and was evicted, and whose time was not made shorter by that.
+        let is_stuck = |uid: &str| {
+            pods.get(uid)
+                .is_some_and(|pod| pod.is_leaving && !pod.leaves())
+        };
+        self.reclaims.give_up(ms, is_stuck);
+        let leaves = |uid: &str| pods.get(uid).is_none_or(SeenPod::leaves);
         let pending = |uid: &str| {
             let pod = pods.get(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.is_leaving)
         };
         let is_gone = |uid: &str| pods.get(uid).is_none();
+        self.nominated.retain(|uid, _| pending(uid));
         self.reclaims.look(ms, leaves, is_gone, pending);
         if std::mem::take(&mut self.takes_over) {
             self.adopt_holes(ms);
@@ -331,6 +352,7 @@ impl Arbiter {
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
         self.memory.noticed = self.reclaims.noticed();
+        self.memory.begun = self.reclaims.begun();
         let unix_ms = self.steady_unix_ms(now);
         let times = self.settings.times;
         let judged = judge::judge(&self.store, &mut self.memory, times, now, unix_ms);
@@ -377,7 +399,7 @@ impl Arbiter {
     fn adopt_holes(&mut self, ms: u64) {
         let pods = &self.store.pods;
         let mut leaving_by_node: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (uid, pod) in pods.iter().filter(|(_, pod)| pod.is_leaving) {
+        for (uid, pod) in pods.iter().filter(|(_, pod)| pod.leaves()) {
             let node = pod.node.as_deref().unwrap_or_default();
             leaving_by_node.entry(node).or_default().insert(uid.clone());
         }
@@ -579,6 +601,9 @@ impl Arbiter {
                 if let (Target::Overused(node), Answer::Done(_)) = (target, answer) {
                     self.overused_at.insert(node.clone(), now.mono_ms);
                 }
+                if let Answer::Done(body) = answer {
+                    self.note_stored(target, body);
+                }
                 self.wait(target.clone(), answer, now);
             }
         }
@@ -598,6 +623,8 @@ impl Arbiter {
         {
             match &target {
                 Target::Hole(pod) => self.reclaims.cannot_keep(pod, now.mono_ms),
+                // Invalid is what its owner has made of it: full annotations, for example. The Event is the notice.
+                Target::Notice(victim) if refusal.code == 422 => self.reclaims.was_read(victim),
                 Target::Notice(victim) => self.reclaims.leave_alone(victim, now.mono_ms),
                 _ => {}
             }
@@ -629,11 +656,17 @@ impl Arbiter {
         if !acts || self.on_their_way.len() >= CALLS_MAX || !self.writes.allows(ms) {
             return None;
         }
-        let urgent = self.next_hole(ms).or_else(|| self.next_eviction(ms));
+        let urgent = match self.was_hole {
+            true => self.next_eviction(ms).or_else(|| self.next_hole(ms)),
+            false => self.next_hole(ms).or_else(|| self.next_eviction(ms)),
+        };
         let (target, call) = match urgent {
             Some(urgent) => urgent,
             None => self.next_other(now)?,
         };
+        if !matches!(target, Target::Event(_)) {
+            self.was_hole = matches!(target, Target::Hole(_));
+        }
         self.writes.count(ms);
         self.on_their_way.insert(target.clone());
         Some((target, call))
@@ -673,11 +706,35 @@ impl Arbiter {
         Some((Target::Event(key), call))
     }
 
-    /// Whether the API shows this notice on the pod.
-    fn shows(&self, uid: &str, notice: &reclaim::Notice) -> bool {
-        let pod = self.store.pods.get(uid);
-        let shown = pod.and_then(|pod| pod.evict_after.as_ref());
-        shown.is_some_and(|shown| *shown == notice.value())
+    /// Notes which notices the API shows. A dry run writes none.
+    fn look_at_notices(&mut self) {
+        let (pods, is_dry) = (&self.store.pods, self.settings.is_dry);
+        self.reclaims.read(|uid, notice| {
+            let shown = pods.get(uid).and_then(|pod| pod.evict_after.as_ref());
+            is_dry || shown.is_some_and(|shown| *shown == notice.value())
+        });
+    }
+
+    /// Notes what the API server has stored, by its answer: an owner may take it off before a watch shows it.
+    fn note_stored(&mut self, target: &Target, body: &[u8]) {
+        let Ok(seen::PodRead::Counts(uid, pod)) = SeenPod::read(body) else {
+            return;
+        };
+        match target {
+            Target::Notice(victim) if *victim == uid => {
+                let notice = self.reclaims.notices.get(victim);
+                if notice.is_some_and(|notice| pod.evict_after == Some(notice.value())) {
+                    self.reclaims.was_read(victim);
+                }
+            }
+            Target::Hole(waiting) if *waiting == uid => {
+                match pod.nominated.filter(|_| pod.room_on.is_some()) {
+                    Some(node) => self.nominated.insert(uid, node),
+                    None => self.nominated.remove(&uid),
+                };
+            }
+            _ => {}
+        }
     }
 
     fn next_eviction(&mut self, ms: u64) -> Option<(Target, Call)> {
@@ -686,17 +743,18 @@ impl Arbiter {
             return None;
         }
         let (pods, is_dry) = (&self.store.pods, self.settings.is_dry);
-        let has_read = |uid: &str, notice: &reclaim::Notice| is_dry || self.shows(uid, notice);
         // The successor of a pod may be there before the pod has left: the hole is kept first.
         let is_kept = |uid: &str, node: &str| {
-            let pod = pods.get(uid).filter(|pod| pod.has_kept_hole());
-            is_dry || pod.is_some_and(|pod| pod.nominated.as_deref() == Some(node))
+            let pod = pods.get(uid);
+            is_dry || pod.is_some_and(|pod| self.is_kept(uid, pod, node))
         };
         let begins = self.begins(ms);
-        let (victim, hole) = self.reclaims.next(ms, begins, has_read, is_kept)?;
+        let (victim, hole) = self.reclaims.next(ms, begins, is_kept)?;
         let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
-        let call = writes::eviction(&victim, pod, version, self.settings.is_dry);
+        // Its owner changes it faster than it can be hit. What was judged is what the watch last showed of it.
+        let is_any_version = self.reclaims.conflicts(&victim) >= HITS_BY_VERSION;
+        let call = writes::eviction(&victim, pod, version, is_any_version, is_dry);
         self.evictions.count(ms);
         self.reclaims.sent(&victim, &hole, ms);
         Some((Target::Evict(victim), call))

@@ -5,6 +5,7 @@
 
 mod what_if;
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -68,6 +69,11 @@ pub enum ArbitrateError {
     /// Standard input twice.
     #[error("standard input can be read once only; give - once")]
     StdinTwice,
+    /// Files without an object that counts.
+    #[error(
+        "nothing is computed: the files have no Node, Pod, Namespace or Consumer{0}; give what `kubectl get nodes,namespaces,pods,pdb,consumers.plimsoll.dev -A -o yaml` prints"
+    )]
+    Nothing(String),
     /// More resources than can be computed with.
     #[error(transparent)]
     Resources(#[from] TooManyResources),
@@ -87,7 +93,9 @@ impl CommandError for ArbitrateError {
         match self {
             Self::StdinTwice => exit_status::WRONG_USAGE,
             Self::WhatIf(_) | Self::Unknown(_) => exit_status::REFUSED,
-            Self::Input(_) | Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
+            Self::Input(_) | Self::Nothing(_) | Self::Resources(_) | Self::Output(_) => {
+                exit_status::FAILED
+            }
         }
     }
 }
@@ -111,6 +119,22 @@ pub fn run(args: &ArbitrateArgs) -> Result<ExitCode, ArbitrateError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A pod that waits and requests a device or huge pages which no node has can start nowhere, as in a cluster. A node in a file written by hand may leave the usual resources out.
+fn keep_from_nodes_without(objects: &mut Objects) {
+    let nodes = objects.nodes.iter();
+    let offered: BTreeSet<&String> = nodes.flat_map(|node| node.allocatable.keys()).collect();
+    let is_missing = |name: &String| {
+        let is_special = name.contains('/') || name.starts_with("hugepages-");
+        is_special && !offered.contains(name)
+    };
+    for pod in objects.pods.iter_mut().filter(|pod| pod.node.is_none()) {
+        let mut requests = pod.requests.iter();
+        if requests.any(|(name, amount)| *amount > 0 && is_missing(name)) {
+            pod.nodes = Some(BTreeSet::new());
+        }
+    }
+}
+
 /// The text to be printed, and the objects that are not used.
 fn answer(
     args: &ArbitrateArgs,
@@ -131,15 +155,29 @@ fn answer(
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
         ArbitrateError::Input(lines.join("\n"))
     })?;
-    let left_out = snapshot
+    let left_out: Vec<String> = snapshot
         .left_out
         .iter()
-        .map(|(kind, count)| format!("{count} {kind}"))
+        .map(|(kind, count)| format!("{count} {}", kind.shown()))
         .collect();
-    let original: Objects = snapshot.objects;
+    let mut original: Objects = snapshot.objects;
+    let is_nothing = original.nodes.is_empty()
+        && original.pods.is_empty()
+        && original.namespaces.is_empty()
+        && original.consumers.is_empty();
+    if is_nothing {
+        let only = match left_out.as_slice() {
+            [] => String::new(),
+            kinds => format!(", only {}", kinds.join(", ")),
+        };
+        return Err(ArbitrateError::Nothing(only));
+    }
     let mut objects = original.clone();
     for change in &args.what_if {
         change.apply(&mut objects)?;
+    }
+    for objects in [&mut original, &mut objects] {
+        keep_from_nodes_without(objects);
     }
     let Resolved {
         cluster,

@@ -29,8 +29,10 @@ const VALUES_MAX: usize = 32_000_000;
 /// How long something without a time stamp is taken to have been there: longer than any grace period.
 const LONG_S: u64 = 86_400;
 
-/// The annotation with what a node's agent holds back under pressure.
+/// The annotation with what a node's agent holds back under pressure, and when it was written.
 const WITHHELD: &str = "plimsoll.dev/withheld";
+/// How long it holds, seconds; one that is dated further ahead is void as well.
+const WITHHELD_FOR_S: u64 = 60;
 
 /// What the files have.
 #[derive(Debug, Default)]
@@ -159,25 +161,25 @@ impl Reader {
             .unwrap_or_default();
         let text =
             |node: &Node, field: &str| node.get(field).and_then(Node::text).map(str::to_owned);
-        let ready = conditions
-            .iter()
-            .find(|condition| text(condition, "type").as_deref() == Some("Ready"));
+        let is_true = |kind: &str| {
+            let found = conditions
+                .iter()
+                .find(|condition| text(condition, "type").as_deref() == Some(kind))?;
+            Some(text(found, "status").as_deref() == Some("True"))
+        };
         // Without conditions, as in a file written by hand, a node is ready.
-        let is_ready = ready.is_none_or(|ready| text(ready, "status").as_deref() == Some("True"));
+        let is_ready = is_true("Ready").unwrap_or(true);
+        let mut pressure = NodeState::PRESSURE.into_iter();
+        let has_pressure = pressure.any(|kind| is_true(kind) == Some(true));
         let cordoned = document
             .get("spec")
             .and_then(|spec| spec.get("unschedulable"));
         let is_cordoned = cordoned.is_some_and(|value| matches!(value.value, Value::Bool(true)));
-        let state = match (is_ready, is_cordoned) {
-            (false, _) => NodeState::NotReady,
-            (true, true) => NodeState::Cordoned,
-            (true, false) => NodeState::Ready,
-        };
         let node = NamedNode {
             name: name.to_owned(),
             allocatable: self.amounts(allocatable, "status.allocatable", Rounding::Down),
             withheld: self.withheld(document),
-            state,
+            state: NodeState::of(is_ready, is_cordoned, has_pressure),
         };
         let metadata = document.get("metadata");
         self.labels.insert(
@@ -202,19 +204,36 @@ impl Reader {
             repeated_keys: false,
         };
         let parsed = yaml::documents(annotation.text().unwrap_or_default(), limits);
-        match parsed.as_deref() {
-            Ok([amounts]) if matches!(amounts.value, Value::Map(_)) => {
-                self.amounts(amounts, &field, Rounding::Up)
-            }
-            _ => {
-                self.wrong(
-                    annotation.line,
-                    &field,
-                    r#"expected amounts by resource, such as {"memory":"4Gi"}"#,
-                );
-                Named::new()
-            }
+        let Ok(
+            [
+                Node {
+                    line,
+                    value: Value::Map(fields),
+                },
+            ],
+        ) = parsed.as_deref()
+        else {
+            self.wrong(
+                annotation.line,
+                &field,
+                r#"expected amounts by resource, such as {"memory":"4Gi"}"#,
+            );
+            return Named::new();
+        };
+        let fields = fields.iter().cloned();
+        let (at, amounts): (Vec<_>, Vec<_>) = fields.partition(|(key, _)| key.name == "at");
+        let is_void = at.first().is_some_and(|(_, at)| {
+            let at_s = at.text().and_then(seconds_since_1970).unwrap_or(0);
+            at_s.abs_diff(self.now_s) >= WITHHELD_FOR_S
+        });
+        if is_void {
+            return Named::new();
         }
+        let amounts = Node {
+            line: *line,
+            value: Value::Map(amounts),
+        };
+        self.amounts(&amounts, &field, Rounding::Up)
     }
 
     fn consumer(&mut self, document: &Node, name: &str) {
@@ -303,7 +322,13 @@ impl Reader {
                 .and_then(seconds_since_1970)
                 .map_or(LONG_S, |stamp| self.now_s.saturating_sub(stamp))
         };
-        let node = text("spec", "nodeName").map(str::to_owned);
+        let node = text("spec", "nodeName").filter(|node| !node.is_empty());
+        let node = node.map(str::to_owned);
+        let gates = part("spec", "schedulingGates").map(Node::items);
+        // A gate holds it back: it asks for nothing.
+        if node.is_none() && gates.is_some_and(|gates| !gates.is_empty()) {
+            return;
+        }
         let created = since(text("metadata", "creationTimestamp"));
         let started = text("status", "startTime").map_or(created, |start| since(Some(start)));
         let owners = part("metadata", "ownerReferences")
@@ -523,6 +548,36 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
             (Some(2), 6000)
         );
         assert_eq!(snapshot.left_out["Service"], 1);
+    }
+
+    #[test]
+    fn a_node_under_pressure_and_a_gated_pod_are_as_in_a_cluster() {
+        // It is 1970-01-12T13:46:40Z.
+        for (at, pressure, withheld, state) in [
+            ("13:46:00", "True", Some(4096), NodeState::Cordoned),
+            ("13:45:40", "True", None, NodeState::Cordoned),
+            ("13:48:00", "False", None, NodeState::Ready),
+        ] {
+            let snapshot = read_text(&format!(
+                r#"
+kind: Node
+metadata: {{name: n1, annotations: {{plimsoll.dev/withheld: '{{"at":"1970-01-12T{at}Z","memory":"4096"}}'}}}}
+status: {{allocatable: {{memory: 7Gi}}, conditions: [{{type: Ready, status: "True"}}, {{type: MemoryPressure, status: "{pressure}"}}]}}
+---
+kind: Pod
+metadata: {{name: p, namespace: web}}
+spec: {{schedulingGates: [{{name: x}}], containers: [{{name: c}}]}}
+"#
+            ))
+            .unwrap();
+            let node = &snapshot.objects.nodes[0];
+            assert_eq!(
+                (node.withheld.get("memory").copied(), node.state),
+                (withheld, state),
+                "{at}"
+            );
+            assert!(snapshot.objects.pods.is_empty());
+        }
     }
 
     #[test]

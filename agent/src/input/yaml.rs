@@ -7,12 +7,15 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{DuplicateKeyPolicy, Spanned};
+use serde_saphyr::budget::BudgetBreach;
+use serde_saphyr::{DuplicateKeyPolicy, Error, Spanned};
 
 /// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its stack.
 const DEPTH_MAX: usize = 32;
 /// Documents in one file, at least: those beyond the bound on pods are counted, not refused by the parser.
 const DOCUMENTS_MAX: usize = 1024;
+/// Bytes of texts that are read in any case; of a longer file as many as it has.
+const TEXTS_MAX: usize = 64 << 20;
 /// Values that aliases may add, so that a few lines cannot become millions.
 const NODES_FROM_ALIASES_MAX: usize = 10_000;
 
@@ -71,25 +74,48 @@ pub(crate) fn documents(text: &str, limits: Limits) -> Result<Vec<Node>, SyntaxE
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_nodes: limits.nodes,
             // Every value is an event, every object and list two.
-            max_events: limits.nodes.saturating_mul(3), max_documents: limits.documents.max(DOCUMENTS_MAX) },
+            max_events: limits.nodes.saturating_mul(3), max_documents: limits.documents.max(DOCUMENTS_MAX),
+            max_total_scalar_bytes: text.len().max(TEXTS_MAX) },
         duplicate_keys: duplicate_keys,
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_FROM_ALIASES_MAX },
     };
     let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options)
         .map_err(|error| {
             let line = error.location().map_or(0, |location| location.line());
-            // The parser's first line is the reason; a picture of the text may follow.
-            let text = error.without_snippet().to_string();
-            SyntaxError {
-                line,
-                what: text.lines().next().unwrap_or_default().to_owned(),
-            }
+            let what = match error.without_snippet() {
+                Error::Budget { breach, .. } => too_much(breach),
+                // The parser's first line is the reason; a picture of the text may follow.
+                error => error
+                    .to_string()
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
+            };
+            SyntaxError { line, what }
         })?;
     Ok(documents
         .into_iter()
         .map(Node::from)
         .filter(|node| !matches!(node.value, Value::Null))
         .collect())
+}
+
+/// What a file has too much of.
+fn too_much(breach: &BudgetBreach) -> String {
+    match breach {
+        BudgetBreach::Depth { .. } => {
+            format!("lists and maps are nested more than {DEPTH_MAX} deep; take some levels out")
+        }
+        BudgetBreach::Aliases { .. }
+        | BudgetBreach::Anchors { .. }
+        | BudgetBreach::MergeKeys { .. }
+        | BudgetBreach::AliasAnchorRatio { .. } => {
+            "more anchors and aliases than are followed; write the values out".to_owned()
+        }
+        _ => "more documents, values or text than are read of one file; make several files of it"
+            .to_owned(),
+    }
 }
 
 impl From<Spanned<Value>> for Node {
@@ -323,6 +349,30 @@ mod tests {
             "[".repeat(DEPTH_MAX - 2),
             "]".repeat(DEPTH_MAX - 2)
         );
+        assert_eq!(documents(&text).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_is_too_much_is_said_in_words() {
+        let deep = "[".repeat(DEPTH_MAX + 1) + &"]".repeat(DEPTH_MAX + 1);
+        let many = format!("[{}]", vec!["1"; 10_000].join(", "));
+        let limits = Limits {
+            nodes: 5_000,
+            documents: 1,
+            repeated_keys: false,
+        };
+        for (text, words) in [
+            (deep, "nested more than 32 deep"),
+            (many, "make several files"),
+        ] {
+            let error = super::documents(&text, limits).unwrap_err();
+            assert!(error.what.contains(words), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_file_has_long_texts() {
+        let text = format!("a: {}", "x".repeat(TEXTS_MAX + 1));
         assert_eq!(documents(&text).unwrap().len(), 1);
     }
 

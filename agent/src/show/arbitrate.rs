@@ -3,7 +3,7 @@
 pub(crate) mod svg;
 
 use plimsoll_core::arbitration::Cycle;
-use plimsoll_core::arbitration::amounts::Amounts;
+use plimsoll_core::arbitration::amounts::{AMOUNT_LIMIT, Amounts};
 use plimsoll_core::arbitration::census::Standing;
 use plimsoll_core::arbitration::cluster::Cluster;
 use plimsoll_core::arbitration::fill::ONE;
@@ -257,6 +257,28 @@ impl<'a> Answer<'a> {
     fn found(&self) -> Vec<Condition> {
         let names = self.names();
         let mut conditions = Vec::new();
+        if self.cluster.nodes.is_empty() {
+            conditions.push(Condition {
+                object: "Cluster".to_owned(),
+                reason: "NoNodes",
+                message: "no Node is among the objects, so that nothing bounds what namespaces deserve but their hard, and no pod fits anywhere. Add what `kubectl get nodes -o yaml` prints".to_owned(),
+            });
+        }
+        for (resource, name) in names.iter().enumerate() {
+            let nodes = self.cluster.nodes.iter();
+            let all = nodes.filter_map(|node| node.allocatable[resource]);
+            let all: u128 = all.map(u128::from).sum();
+            if all >= AMOUNT_LIMIT.into() {
+                conditions.push(Condition {
+                    object: "Cluster".to_owned(),
+                    reason: "AmountTooLarge",
+                    message: format!(
+                        "all nodes together have more {name} than can be computed with; it is counted as {} at most",
+                        amount(name, AMOUNT_LIMIT - 1)
+                    ),
+                });
+            }
+        }
         for (at, standing) in self.cycle.census.standings.iter().enumerate() {
             if *standing == Standing::NeverFits {
                 conditions.push(Condition {
@@ -310,7 +332,7 @@ impl<'a> Answer<'a> {
             .max_by_key(|(part, whole, _)| u128::from(*part) * (1 << 60) / u128::from(*whole));
         let own = self.cluster.names[at].shown();
         let mut text = format!("{own} has weight {}", consumer.weight);
-        if let Some((part, whole, resource)) = greatest {
+        if let Some((part, whole, resource)) = greatest.filter(|(part, ..)| *part > 0) {
             text += &format!(
                 " and deserves {} of the cluster's {} ({} of {}), its greatest share.\n",
                 percent(part.into(), whole.into()),
@@ -318,6 +340,8 @@ impl<'a> Answer<'a> {
                 amount(&names[resource], part),
                 amount(&names[resource], whole)
             );
+        } else {
+            text += ".\n";
         }
         let demand = &self.cycle.census.asks[at].demand;
         if demand.is_nothing() {

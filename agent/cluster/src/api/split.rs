@@ -1,7 +1,7 @@
 //! Takes apart what the API server streams, without holding it: the items of a list, the lines of a watch. Pure; bounded whatever comes.
 
-/// Bytes of one object at most: etcd takes 1.5 MiB of the API server's own encoding, JSON is some times that.
-pub const OBJECT_BYTES_MAX: usize = 4 << 20;
+/// Bytes of one object at most: etcd takes 1.5 MiB of the API server's own encoding, and JSON has six bytes for some of its characters.
+pub const OBJECT_BYTES_MAX: usize = 10 << 20;
 /// Bytes of a list outside of its items.
 const REST_BYTES_MAX: usize = 64 << 10;
 
@@ -246,7 +246,7 @@ mod tests {
         assert!(list.object.capacity() < 256 << 10 && list.rest.len() < 100);
         // One item that does not end, and the one after it.
         list.feed(br#"{"a":""#, |_| {}).unwrap();
-        for _ in 0..9 {
+        for _ in 0..2 * (OBJECT_BYTES_MAX >> 20) {
             list.feed(&vec![b'x'; 1 << 20], |_| {}).unwrap();
         }
         assert!(list.object.capacity() <= 2 * OBJECT_BYTES_MAX);

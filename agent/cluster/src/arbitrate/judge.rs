@@ -37,7 +37,14 @@ const LONG_GRACE_MS: u64 = 60_000;
 const CHOICES_MAX: usize = 4_000_000;
 /// Comparisons of rules with nodes in a cycle, about: half a second of them.
 const WORK_MAX: usize = 50_000_000;
+/// A pod has left so long after its time, milliseconds, or it hangs.
+const LATE_MS: u64 = 30_000;
+/// Budgets of a namespace. Where there are more no pod of it is compared with them, and none is evicted.
+const BUDGETS_MAX: usize = 100;
+/// A pod for which room was begun counts as one that has waited for longer than any other.
+const BEGUN_S: u64 = 1 << 32;
 /// Why no room is made for pods of these.
+const MISSED: &str = "room that they did not take twice";
 const NO_SUCH_RESOURCE: &str = "a resource that no node has";
 const TOO_MUCH_WORK: &str = "rules for their nodes of which there are too many";
 
@@ -65,6 +72,10 @@ pub struct Memory {
     pub noticed: BTreeSet<String>,
     /// Pending pods for which no room is made for now.
     pub unserved: BTreeSet<String>,
+    /// The time that a leaving pod was given, seconds, and since when.
+    pub leaving_since: BTreeMap<String, (u64, u64)>,
+    /// Pending pods for which room is being made, or was.
+    pub begun: BTreeSet<String>,
     /// There was a cycle before: a pod that is seen for the first time has just started.
     pub is_warm: bool,
 }
@@ -148,6 +159,7 @@ pub fn judge(
     unix_ms: u64,
 ) -> Result<Judgement, TooManyResources> {
     note_running(store, memory, now.mono_ms, unix_ms);
+    note_leaving(store, memory, now.mono_ms);
     let consumers = consumers(store);
     let objects = objects(store, memory, &consumers, times, now);
     let resolved = objects.resolve()?;
@@ -182,8 +194,16 @@ pub fn judge(
             judgement.note_odd(odd, &cluster, at);
         }
     }
-    for (at, why) in &refused {
-        if let Some(row) = judgement.row_of(&cluster, *at) {
+    let left_out = all.iter().filter(|entitled| !is_served(entitled));
+    let left_out = left_out.filter(|entitled| is_living(store, &pods[entitled.pod].1.namespace));
+    let left_out = left_out.map(|entitled| {
+        let unknown = pods[entitled.pod].1.placement.unknown;
+        (entitled.pod, unknown.unwrap_or(MISSED))
+    });
+    let mut why: BTreeMap<usize, &'static str> = left_out.collect();
+    why.extend(&refused);
+    for (at, why) in why {
+        if let Some(row) = judgement.row_of(&cluster, at) {
             *row.not_served.entry(why).or_default() += 1;
         }
     }
@@ -313,6 +333,30 @@ fn note_running(store: &Store, memory: &mut Memory, mono_ms: u64, unix_ms: u64) 
     memory.is_warm = true;
 }
 
+fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
+    let leaves = |uid: &String| store.pods.get(uid).is_some_and(|pod| pod.is_leaving);
+    memory.leaving_since.retain(|uid, _| leaves(uid));
+    for (uid, pod) in store.pods.iter().filter(|(_, pod)| pod.is_leaving) {
+        let grace_s = pod.leaving_grace_s;
+        let since = memory.leaving_since.entry(uid.clone());
+        let since = since.or_insert((grace_s, mono_ms));
+        // It was made shorter.
+        if since.0 != grace_s {
+            *since = (grace_s, mono_ms);
+        }
+    }
+}
+
+/// Whether a running pod will soon have gone. One that has a year for it, or does not end when its time is over, uses what it has like any other: else its namespace would be entitled to as much again, and
+/// others would wait for its room.
+fn goes(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> bool {
+    let since = memory.leaving_since.get(uid);
+    let is_in_time = since.is_none_or(|(grace_s, since_ms)| {
+        mono_ms < since_ms.saturating_add(grace_s.saturating_mul(1000)) + LATE_MS
+    });
+    pod.leaves() && is_in_time
+}
+
 /// As the core takes objects.
 fn objects(
     store: &Store,
@@ -424,7 +468,11 @@ fn named_pod(
     times: Times,
     mono_ms: u64,
 ) -> NamedPod {
-    let since = |since: Option<u64>| mono_ms.saturating_sub(since.unwrap_or(mono_ms)) / 1000;
+    // Of whole seconds, so that the order of two pods is the same in each cycle.
+    let since_ms = memory.entitled_since.get(uid).copied().unwrap_or(mono_ms);
+    let waiting = (mono_ms / 1000).saturating_sub(since_ms / 1000);
+    // Pods that are alike keep the room that was begun for each: else one of them takes it in the plan, and the next pod is evicted for another that has its own already.
+    let begun = u64::from(memory.begun.contains(uid)) * BEGUN_S;
     let age = memory
         .running_since
         .get(uid)
@@ -440,12 +488,23 @@ fn named_pod(
         seconds => seconds.max(usual) + 1,
     };
     let in_namespace = (pod.namespace.clone(), String::new());
-    let budgets = store
-        .budgets
-        .from(in_namespace)
-        .take_while(|((namespace, _), _)| *namespace == pod.namespace);
+    let budgets = store.budgets.from(in_namespace);
+    let budgets = budgets.take_while(|((namespace, _), _)| *namespace == pod.namespace);
+    let budgets = budgets
+        .clone()
+        .nth(BUDGETS_MAX)
+        .is_none()
+        .then_some(budgets);
     let terminating = store.namespaces.get(&pod.namespace);
     let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
+    let goes = goes(memory, uid, pod, mono_ms);
+    // Nothing can be done about it but by its node.
+    let hangs = pod.leaves() && !goes;
+    let is_leaving = if pod.node.is_none() {
+        pod.is_leaving
+    } else {
+        goes || (terminating && !pod.is_leaving)
+    };
     NamedPod {
         uid: uid.clone(),
         namespace: pod.namespace.clone(),
@@ -454,14 +513,16 @@ fn named_pod(
         requests: pod.requests.clone(),
         priority: pod.priority,
         age,
-        waiting: since(memory.entitled_since.get(uid).copied()),
-        leaving: pod.is_leaving
-            || memory.evicted.contains(uid)
-            || (terminating && pod.node.is_some()),
+        waiting: waiting + begun,
+        leaving: is_leaving || memory.evicted.contains(uid),
         // What is never evicted: pods of namespaces that are not arbitrated, and those that the Eviction API refused.
-        daemon: pod.is_daemon || spec.is_none() || memory.left_alone.contains(uid),
+        daemon: pod.is_daemon
+            || hangs
+            || budgets.is_none()
+            || spec.is_none()
+            || memory.left_alone.contains(uid),
         nodes: None,
-        budgets: selecting(budgets, &pod.labels),
+        budgets: budgets.map_or_else(BTreeSet::new, |budgets| selecting(budgets, &pod.labels)),
     }
 }
 

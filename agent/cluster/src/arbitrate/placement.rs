@@ -14,8 +14,6 @@ type Texts = BTreeMap<String, String>;
 
 /// Bytes of what binds one pod to nodes; people write some hundred.
 const BYTES_MAX: usize = 4096;
-/// Why no room is made for a pod that another scheduler places.
-pub const OWN_SCHEDULER: &str = "a scheduler of its own";
 /// Why a pod with more has no room made for it.
 pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
 
@@ -175,6 +173,13 @@ struct Port {
 }
 
 impl ApiPlacement {
+    /// Another scheduler than the usual one places the pod.
+    #[must_use]
+    pub fn has_own_scheduler(&self) -> bool {
+        let scheduler = self.scheduler_name.as_deref();
+        scheduler.is_some_and(|name| !matches!(name, "" | "default-scheduler"))
+    }
+
     /// What binds the pod to nodes and is not computed with here.
     fn unknown(&self) -> Option<&'static str> {
         let is_required = |affinity: &Option<PodAffinity>| {
@@ -189,7 +194,6 @@ impl ApiPlacement {
         let mut volumes = self.volumes.iter().flatten();
         let mut ports = self.containers.iter().flatten();
         let mut ports = ports.by_ref().flat_map(|it| it.ports.iter().flatten());
-        let scheduler = self.scheduler_name.as_deref();
         if needs_pods {
             Some("required affinity to pods")
         } else if spreads.any(|it| it.when_unsatisfiable != "ScheduleAnyway") {
@@ -204,8 +208,8 @@ impl ApiPlacement {
             Some("a resource claim")
         } else if ports.any(|port| port.host_port.is_some_and(|port| port > 0)) {
             Some("a host port")
-        } else if scheduler.is_some_and(|name| !matches!(name, "" | "default-scheduler")) {
-            Some(OWN_SCHEDULER)
+        } else if self.has_own_scheduler() {
+            Some("a scheduler of its own")
         } else {
             None
         }

@@ -43,6 +43,8 @@ pub struct Notice {
     pub due_ms: u64,
     /// The same by the clock on the wall when the notice began, milliseconds since 1970.
     pub due_unix_ms: u64,
+    /// The API had it once. Its owner may take it off again, and has read it.
+    pub was_read: bool,
 }
 
 impl Notice {
@@ -92,6 +94,8 @@ struct Claim {
     made_ms: u64,
     /// When a victim of it was last there, or was seen to have gone.
     free_ms: u64,
+    /// It was free before this process looked: since when, and whether its pod was tried, is not known.
+    was_free: bool,
     /// What came of it since was not seen.
     is_unseen: bool,
     is_open: bool,
@@ -112,6 +116,7 @@ impl Claim {
         self.victims.insert(victim.to_owned());
         self.left = left;
         self.made_ms = mono_ms;
+        self.was_free = false;
         self.is_open = true;
     }
 
@@ -210,12 +215,12 @@ impl Reclaims {
         alone.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Since when a hole is free for its pod, which has not started there: the longest.
-    #[must_use]
-    pub fn free_ms(&self) -> Option<u64> {
+    /// Holes that are free for their pods, which have not started there: since when.
+    pub fn free_ms(&self) -> impl Iterator<Item = u64> {
         let open = self.claims.values().filter(|claim| claim.is_open);
-        let free = open.filter(|claim| claim.victims.is_empty() && claim.left == 0);
-        free.map(|claim| claim.free_ms).min()
+        let free =
+            open.filter(|claim| claim.victims.is_empty() && claim.left == 0 && !claim.was_free);
+        free.map(|claim| claim.free_ms)
     }
 
     /// Nobody places pods: that is no fault of those for which holes are kept.
@@ -233,10 +238,39 @@ impl Reclaims {
         unserved.map(|(uid, _)| uid.clone()).collect()
     }
 
+    /// Pods for which evictions were sent, and whose holes are not given up.
+    #[must_use]
+    pub fn begun(&self) -> BTreeSet<String> {
+        let open = self.claims.iter().filter(|(_, claim)| claim.is_open);
+        let open = open.map(|(pod, _)| pod.clone());
+        let asked = self.asked.values().map(|asked| asked.for_pod.clone());
+        open.chain(asked).collect()
+    }
+
     /// Whether the pod has notice, or had it a moment ago.
     #[must_use]
     pub fn is_noticed(&self, uid: &str) -> bool {
         self.notices.contains_key(uid) || self.gaps.contains_key(uid)
+    }
+
+    /// The API has this notice, or it takes no annotation on the pod because of what its owner has written there: then its Event is the notice.
+    pub fn was_read(&mut self, victim: &str) {
+        if let Some(notice) = self.notices.get_mut(victim) {
+            notice.was_read = true;
+        }
+    }
+
+    /// Notes the notices that the API has, by what a watch shows.
+    pub fn read(&mut self, shows: impl Fn(&str, &Notice) -> bool) {
+        for (victim, notice) in &mut self.notices {
+            notice.was_read = notice.was_read || shows(victim, notice);
+        }
+    }
+
+    /// How often in a row the pod had changed when it was to go.
+    #[must_use]
+    pub fn conflicts(&self, victim: &str) -> u32 {
+        self.conflicts.get(victim).copied().unwrap_or(0)
     }
 
     /// Pods with notice.
@@ -297,11 +331,24 @@ impl Reclaims {
         });
     }
 
+    /// Evictions that were answered, and did nothing to pods that were leaving already.
+    pub fn give_up(&mut self, mono_ms: u64, is_stuck: impl Fn(&str) -> bool) {
+        let late = |asked: &Asked| asked.is_done && mono_ms >= asked.at_ms + UNCLEAR_MS;
+        let asked = self
+            .asked
+            .extract_if(.., |uid, asked| late(asked) && is_stuck(uid));
+        let stuck: Vec<String> = asked.map(|(uid, _)| uid).collect();
+        for victim in stuck {
+            self.leave_alone(&victim, mono_ms);
+        }
+    }
+
     /// A hole that an earlier leader made: the API shows that it is kept. Only at the beginning of a leader's time, so that no owner can keep room by what he writes on a pod. `victims`: the
     /// pods that leave that node.
     pub fn adopt(&mut self, pod: &str, node: &str, victims: BTreeSet<String>, mono_ms: u64) {
         let claim = self.claims.entry(pod.to_owned()).or_default();
         claim.node = node.to_owned();
+        claim.was_free = victims.is_empty();
         claim.victims = victims;
         claim.left = 0;
         claim.opened_ms = mono_ms;
@@ -330,16 +377,11 @@ impl Reclaims {
     }
 
     /// Holes whose victims may go: those that are begun, and so many others at most.
-    fn due(
-        &self,
-        mono_ms: u64,
-        begins: usize,
-        has_read: impl Fn(&str, &Notice) -> bool,
-    ) -> impl Iterator<Item = &Reclaim> {
+    fn due(&self, mono_ms: u64, begins: usize) -> impl Iterator<Item = &Reclaim> {
         let mut left = begins;
         let is_paused = mono_ms < self.pause_until_ms;
         self.plan.iter().filter(move |reclaim| {
-            if is_paused || !self.is_due(reclaim, mono_ms, &has_read) {
+            if is_paused || !self.is_due(reclaim, mono_ms) {
                 return false;
             }
             let is_begun = self.is_begun(&reclaim.pod);
@@ -349,15 +391,9 @@ impl Reclaims {
         })
     }
 
-    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan, so many that are not begun at most. `has_read`: as for
-    /// [`Self::next`].
+    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan, so many that are not begun at most.
     #[must_use]
-    pub fn holes(
-        &self,
-        mono_ms: u64,
-        begins: Option<usize>,
-        has_read: impl Fn(&str, &Notice) -> bool,
-    ) -> BTreeMap<&str, &str> {
+    pub fn holes(&self, mono_ms: u64, begins: Option<usize>) -> BTreeMap<&str, &str> {
         let claims = self.claims.iter();
         let claims = claims.filter(|(_, claim)| claim.is_kept(mono_ms));
         let made = claims.map(|(pod, claim)| (pod.as_str(), claim.node.as_str()));
@@ -365,7 +401,7 @@ impl Reclaims {
         let asked = self.asked.values();
         let asked = asked.map(|asked| (asked.for_pod.as_str(), asked.node.as_str()));
         // None: no eviction follows.
-        let next = begins.map(|begins| self.due(mono_ms, begins, has_read));
+        let next = begins.map(|begins| self.due(mono_ms, begins));
         let next = next
             .into_iter()
             .flatten()
@@ -374,19 +410,14 @@ impl Reclaims {
     }
 
     /// Whether nothing but the hole itself keeps the victims of a plan from being evicted.
-    fn is_due(
-        &self,
-        reclaim: &Reclaim,
-        mono_ms: u64,
-        has_read: impl Fn(&str, &Notice) -> bool,
-    ) -> bool {
+    fn is_due(&self, reclaim: &Reclaim, mono_ms: u64) -> bool {
         let mut victims = reclaim.victims.iter();
         victims.all(|victim| {
             let alone = self.alone.get(victim);
             let notice = self.notice_over(victim, mono_ms);
             !self.asked.contains_key(victim)
                 && alone.is_none_or(|alone| alone.until_ms <= mono_ms)
-                && notice.is_some_and(|notice| !notice.has_grace() || has_read(victim, notice))
+                && notice.is_some_and(|notice| !notice.has_grace() || notice.was_read)
         })
     }
 
@@ -424,6 +455,7 @@ impl Reclaims {
                 let due_ms = since_ms + grace_ms;
                 // The text stays as long as what it says: the clock on the wall may jump.
                 let known = known.filter(|notice| notice.due_ms == due_ms);
+                let was_read = known.as_ref().is_some_and(|notice| notice.was_read);
                 let due_unix_ms = known.map_or_else(
                     || now.unix_ms + due_ms.saturating_sub(mono_ms),
                     |notice| notice.due_unix_ms,
@@ -433,6 +465,7 @@ impl Reclaims {
                     since_ms,
                     due_ms,
                     due_unix_ms,
+                    was_read,
                 };
                 notices.insert(victim.clone(), notice);
             }
@@ -444,14 +477,12 @@ impl Reclaims {
         begun
     }
 
-    /// The next victim to be evicted, and the hole. `begins`: how many holes may be begun. `has_read`: whether the API shows this notice on the pod; `is_kept`: whether it shows that the
-    /// hole on this node is kept for this pod.
+    /// The next victim to be evicted, and the hole. `begins`: how many holes may be begun. `is_kept`: whether the API has it that the hole on this node is kept for this pod.
     #[must_use]
     pub fn next(
         &self,
         mono_ms: u64,
         begins: usize,
-        has_read: impl Fn(&str, &Notice) -> bool,
         is_kept: impl Fn(&str, &str) -> bool,
     ) -> Option<(String, Reclaim)> {
         // One at a time for each hole, and only while the plan still is what was last computed.
@@ -459,7 +490,7 @@ impl Reclaims {
             let mut asked = self.asked.values();
             asked.any(|it| it.for_pod == pod && it.is_on_its_way)
         };
-        let mut due = self.due(mono_ms, begins, has_read);
+        let mut due = self.due(mono_ms, begins);
         let reclaim =
             due.find(|reclaim| !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node))?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))

@@ -12,9 +12,9 @@ use plimsoll_core::kube::duration;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::placement::{OWN_SCHEDULER, Placement, Taint};
+use super::placement::{Placement, Taint};
 use crate::clock::unix_ms_of;
 use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
@@ -22,20 +22,19 @@ use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
 /// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's word.
 pub const ROOM_ON: &str = "plimsoll.dev/room-on";
+/// So long a pod that is evicted may take to end, seconds; what its owner has asked for beyond that is cut.
+pub const GRACE_MAX_S: u64 = 600;
 /// Bytes of a node's name.
 const NODE_NAME_MAX: usize = 253;
 /// More of an [`EVICT_AFTER`] is not kept: its owner may write what he likes, and a time takes 20.
 const TIME_MAX: usize = 32;
-/// Conditions with which a node takes no further pod: the kubelet's, and those of Plimsoll.
-const PRESSURE: [&str; 4] = [
-    "MemoryPressure",
-    "DiskPressure",
-    "PIDPressure",
-    "plimsoll.dev/MemoryPressure",
-];
 
 /// Bytes of a pod's labels. Of a pod with more none is kept: the Eviction API still asks its budgets.
 const LABEL_BYTES_MAX: usize = 4096;
+/// A quantity that no node has.
+const MORE_THAN_ANY: &str = "1Ei";
+/// Bytes of a budget's selector. One that is longer selects all pods of its namespace, and allows none to go: its owner wants some of them to stay.
+const SELECTOR_BYTES_MAX: usize = 1024;
 /// Resources that a pod requests: more than a cluster can have.
 const REQUESTS_MAX: usize = RESOURCES_MAX;
 /// Why a pod with more has no room made for it.
@@ -54,6 +53,7 @@ struct Meta {
     labels: Option<Texts>,
     annotations: Option<Texts>,
     deletion_timestamp: Option<String>,
+    deletion_grace_period_seconds: Option<u64>,
     owner_references: Option<Vec<Owner>>,
 }
 
@@ -66,13 +66,10 @@ struct Owner {
 }
 
 impl Owner {
-    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none.
-    fn is_of_the_node(&self) -> bool {
-        match self.kind.as_str() {
-            "Node" => self.api_version == "v1",
-            "DaemonSet" => self.api_version == "apps/v1" && self.controller == Some(true),
-            _ => false,
-        }
+    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none: a Node as owner, for example, which says nothing that the annotation of a mirror
+    /// pod does not say.
+    fn is_daemon_set(&self) -> bool {
+        self.kind == "DaemonSet" && self.api_version == "apps/v1" && self.controller == Some(true)
     }
 }
 
@@ -131,14 +128,10 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Whether pods can start there. Under pressure none is planned there, and what it has is what runs there.
+    /// Whether pods can start there.
     #[must_use]
     pub fn state(&self) -> NodeState {
-        match (self.is_ready, self.is_cordoned || self.has_pressure) {
-            (false, _) => NodeState::NotReady,
-            (true, true) => NodeState::Cordoned,
-            (true, false) => NodeState::Ready,
-        }
+        NodeState::of(self.is_ready, self.is_cordoned, self.has_pressure)
     }
 
     /// Reads one, with its name.
@@ -190,7 +183,7 @@ impl SeenNode {
             withheld_at_unix_ms,
             is_ready: is_true(&["Ready"]),
             is_cordoned: node.spec.unschedulable,
-            has_pressure: is_true(&PRESSURE),
+            has_pressure: is_true(&NodeState::PRESSURE),
             labels: node.metadata.labels.unwrap_or_default(),
             taints: taints.into_iter().filter(Taint::keeps_away).collect(),
             overused: annotations.remove(OVERUSED),
@@ -244,12 +237,18 @@ pub struct SeenPod {
     pub started_unix_ms: Option<u64>,
     /// It is being deleted.
     pub is_leaving: bool,
+    /// How long that may take, seconds.
+    pub leaving_grace_s: u64,
+    /// `spec.terminationGracePeriodSeconds`.
+    pub grace_s: u64,
     /// Of a DaemonSet, a mirror or a static pod.
     pub is_daemon: bool,
     /// Labels, by which budgets select it.
     pub labels: Texts,
     /// Where a pending pod may go.
     pub placement: Placement,
+    /// It waits for another scheduler than the usual one.
+    pub has_own_scheduler: bool,
     /// The value of [`EVICT_AFTER`], its beginning if it is no time.
     pub evict_after: Option<String>,
     /// `status.nominatedNodeName`: there the scheduler keeps room for it.
@@ -261,15 +260,22 @@ pub struct SeenPod {
 }
 
 impl SeenPod {
-    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it.
+    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it. Each of these takes a
+    /// right to bind pods or to write their status; a pod that is made with a node was placed by nobody.
     #[must_use]
     pub fn is_sign_after(&self, before: &Self) -> bool {
-        let is_of_another = before.placement.unknown == Some(OWN_SCHEDULER);
         let is_tried = self.tried.is_some() && self.tried != before.tried;
         let took_back = before.has_kept_hole()
             && self.room_on == before.room_on
             && self.nominated != before.nominated;
-        before.node.is_none() && !is_of_another && (self.node.is_some() || is_tried || took_back)
+        let is_done = self.node.is_some() || is_tried || took_back;
+        before.node.is_none() && !before.has_own_scheduler && is_done
+    }
+
+    /// Whether it leaves within the time that a pod may take for it.
+    #[must_use]
+    pub const fn leaves(&self) -> bool {
+        self.is_leaving && self.leaving_grace_s <= GRACE_MAX_S
     }
 
     /// Whether its status and [`ROOM_ON`] name the same node: the arbitrator keeps room for it there.
@@ -306,6 +312,7 @@ impl SeenPod {
         struct Spec {
             node_name: Option<String>,
             scheduling_gates: Option<Vec<Value>>,
+            termination_grace_period_seconds: Option<u64>,
             #[serde(flatten)]
             placement: super::placement::ApiPlacement,
         }
@@ -340,10 +347,11 @@ impl SeenPod {
         if has_ended || is_gated {
             return Ok(PodRead::Idle(metadata.uid));
         }
-        let core: Pod = read(object)?;
+        let core = core_pod(object)?;
         let mut requests = counted(&core);
         let owners = metadata.owner_references.unwrap_or_default();
-        let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_of_the_node);
+        let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_daemon_set);
+        let has_own_scheduler = node.is_none() && spec.placement.has_own_scheduler();
         let mut placement = if node.is_none() {
             Placement::of(spec.placement)
         } else {
@@ -378,9 +386,12 @@ impl SeenPod {
             priority: core.spec.priority.unwrap_or(0).into(),
             started_unix_ms: status.start_time.and_then(|stamp| unix_ms_of(&stamp)),
             is_leaving: metadata.deletion_timestamp.is_some(),
+            leaving_grace_s: metadata.deletion_grace_period_seconds.unwrap_or(0),
+            grace_s: spec.termination_grace_period_seconds.unwrap_or(0),
             is_daemon,
             labels,
             placement,
+            has_own_scheduler,
             evict_after: evict_after.map(|value| value.chars().take(TIME_MAX).collect()),
             nominated: nominated.filter(|node| !node.is_empty()),
             room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
@@ -389,6 +400,58 @@ impl SeenPod {
         };
         Ok(PodRead::Counts(metadata.uid, Box::new(seen)))
     }
+}
+
+/// What counts of a pod. A pod can have more than is read here (volumes, words of its status), and quantities with more digits than any machine has: nobody hides one by that.
+fn core_pod(object: &[u8]) -> Result<Pod, String> {
+    if let Ok(pod) = read(object) {
+        return Ok(pod);
+    }
+    let mut whole: Value = read(object)?;
+    let mut pod = json!({"metadata": whole["metadata"].take(), "spec": {}});
+    for field in ["priority", "overhead", "resources"] {
+        pod["spec"][field] = whole["spec"][field].take();
+    }
+    for list in ["containers", "initContainers"] {
+        let containers = whole["spec"][list].as_array_mut();
+        let containers = containers.into_iter().flatten();
+        let containers = containers.map(|container| {
+            json!({"name": container["name"], "restartPolicy": container["restartPolicy"],
+                "resources": {"requests": container["resources"]["requests"], "limits": container["resources"]["limits"]}})
+        });
+        pod["spec"][list] = containers.collect();
+    }
+    pod["spec"] = saturated(pod["spec"].take());
+    serde_json::from_value(pod).map_err(|error| error.to_string())
+}
+
+/// The same, with quantities that cannot be read as more than any node has.
+fn saturated(mut spec: Value) -> Value {
+    let lists = ["containers", "initContainers"];
+    let of_containers: Vec<String> = lists
+        .into_iter()
+        .flat_map(|list| {
+            let count = spec[list].as_array().map_or(0, Vec::len);
+            (0..count).map(move |at| format!("/{list}/{at}/resources"))
+        })
+        .collect();
+    let of_all = of_containers
+        .iter()
+        .map(String::as_str)
+        .chain(["/resources"]);
+    let amounts = of_all.flat_map(|at| [format!("{at}/requests"), format!("{at}/limits")]);
+    for at in amounts.chain(["/overhead".to_owned()]) {
+        let amounts = spec.pointer_mut(&at).and_then(Value::as_object_mut);
+        for (_, amount) in amounts.into_iter().flatten() {
+            let text = amount
+                .as_str()
+                .map_or_else(|| amount.to_string(), str::to_owned);
+            if Quantity::parse(&text).is_err() {
+                *amount = json!(MORE_THAN_ANY);
+            }
+        }
+    }
+    spec
 }
 
 /// A disruption budget.
@@ -421,13 +484,35 @@ impl SeenBudget {
         let judged: Judged = read(object)?;
         let allowed = budget.status.and_then(|status| status.disruptions_allowed);
         let is_judged = judged.status.observed_generation >= judged.metadata.generation;
+        let selector = budget.spec.selector;
+        let is_long = selector
+            .as_ref()
+            .is_some_and(|it| bytes(it) > SELECTOR_BYTES_MAX);
         let seen = Self {
-            selector: budget.spec.selector,
-            allowed: allowed.filter(|_| is_judged).unwrap_or(0).into(),
+            selector: if is_long {
+                Some(LabelSelector::default())
+            } else {
+                selector
+            },
+            allowed: allowed
+                .filter(|_| is_judged && !is_long)
+                .unwrap_or(0)
+                .into(),
         };
         let namespace = budget.metadata.namespace.unwrap_or_default();
         Ok(((namespace, budget.metadata.name), seen))
     }
+}
+
+/// Bytes of what a selector compares, with some for each text.
+fn bytes(selector: &LabelSelector) -> usize {
+    let labels = selector.match_labels.iter();
+    let labels = labels.map(|(key, value)| key.len() + value.len() + 16);
+    let expressions = selector.match_expressions.iter().map(|expression| {
+        let values = expression.values.iter().map(|value| value.len() + 16);
+        expression.key.len() + 16 + values.sum::<usize>()
+    });
+    labels.chain(expressions).sum()
 }
 
 /// A ResourceQuota: its `hard` for what the arbitrator counts. One with scopes is for some pods only, and bounds no namespace.
@@ -665,8 +750,6 @@ pub fn selecting<'a>(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn pod(metadata: &Value, more: &Value) -> SeenPod {
@@ -718,9 +801,26 @@ mod tests {
         let mut given_up = before.clone();
         given_up.room_on = None;
         assert!(!given_up.is_sign_after(&kept));
-        // Of another scheduler nothing follows.
-        let other = waits(none.clone(), json!({"schedulerName": "volcano"}));
-        assert!(!placed.is_sign_after(&other));
+        // Of another scheduler nothing follows, whatever else binds the pod to nodes.
+        let far: String = "x".repeat(5_000);
+        let requests: BTreeMap<String, String> = (0..200)
+            .map(|at| (format!("example.com/r{at}"), "1".to_owned()))
+            .collect();
+        for more in [
+            json!({}),
+            json!({"volumes": [{"persistentVolumeClaim": {"claimName": "x"}}]}),
+            json!({"nodeSelector": {"far": far}}),
+            json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}),
+        ] {
+            let mut spec = json!({"schedulerName": "volcano"});
+            for (key, value) in more.as_object().unwrap() {
+                spec[key] = value.clone();
+            }
+            let other = waits(none.clone(), spec.clone());
+            assert!(!placed.is_sign_after(&other), "{more}");
+            let tried = waits(said("0/1 nodes"), spec);
+            assert!(!tried.is_sign_after(&other), "{more}");
+        }
     }
 
     #[test]
@@ -748,7 +848,7 @@ mod tests {
                 json!({"annotations": {"kubernetes.io/config.mirror": "x"}}),
                 true,
             ),
-            (owner("v1", "Node", json!(true)), true),
+            (owner("v1", "Node", json!(true)), false),
             (owner("apps/v1", "DaemonSet", json!(true)), true),
             (owner("apps/v1", "DaemonSet", json!(false)), false),
             (owner("apps/v1", "DaemonSet", Value::Null), false),
@@ -758,6 +858,43 @@ mod tests {
             let seen = pod(&metadata, &json!({}));
             assert_eq!(seen.is_daemon, is_daemon, "{metadata}");
         }
+    }
+
+    #[test]
+    fn no_pod_hides_behind_what_is_not_read() {
+        let odd = json!({"spec": {"nodeName": "n", "terminationGracePeriodSeconds": 31_536_000,
+            "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "1e20000"}}],
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "2", "memory": "1e20000"}}}]}});
+        let seen = pod(&json!({}), &odd);
+        assert_eq!(
+            (
+                seen.requests["cpu"],
+                seen.requests["memory"],
+                seen.requests["pods"]
+            ),
+            (2000, 1 << 60, 1)
+        );
+        assert_eq!(seen.grace_s, 31_536_000);
+    }
+
+    #[test]
+    fn of_a_long_selector_nothing_is_kept_and_it_allows_nothing() {
+        let budget = |values: usize| {
+            let values: Vec<String> = (0..values).map(|at| format!("v{at}")).collect();
+            let object = json!({"metadata": {"name": "b", "namespace": "a"}, "status": {"disruptionsAllowed": 5},
+                "spec": {"selector": {"matchExpressions": [{"key": "x", "operator": "NotIn", "values": values}]}}});
+            SeenBudget::read(object.to_string().as_bytes()).unwrap().1
+        };
+        let usual = budget(10);
+        assert_eq!(
+            (usual.selector.as_ref().map(bytes), usual.allowed),
+            (Some(197), 5)
+        );
+        let long = budget(100_000);
+        assert_eq!(
+            (long.selector, long.allowed),
+            (Some(LabelSelector::default()), 0)
+        );
     }
 
     #[test]

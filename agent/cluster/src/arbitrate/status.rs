@@ -106,21 +106,26 @@ impl Status {
                 format!("{} above what it deserves", amounts_in_words(&row.over)),
             ),
         });
+        let not_served = row.not_served.iter();
+        let not_served: Vec<String> = not_served
+            .map(|(why, pods)| format!("{pods} pods with {why}"))
+            .collect();
+        let not_served = match not_served.as_slice() {
+            [] => String::new(),
+            words => format!("no room is made for {}", words.join(", ")),
+        };
+        let and = if not_served.is_empty() { "" } else { "; " };
         conditions.push(match (row.waiting, row.blocked) {
-            (0, _) if !row.not_served.is_empty() => {
-                let words = row.not_served.iter();
-                let words: Vec<String> =
-                    words.map(|(why, pods)| format!("{pods} pods with {why}")).collect();
-                let message = format!("no room is made for {}", words.join(", "));
-                condition("Underserved", true, "NotServed", message)
+            (0, _) if !not_served.is_empty() => {
+                condition("Underserved", true, "NotServed", not_served)
             }
             (0, _) => condition("Underserved", false, "NoneWaits", "no entitled pod waits for room".to_owned()),
-            (waiting, 0) => condition("Underserved", true, "Waiting", format!("{waiting} entitled pods wait for room")),
+            (waiting, 0) => condition("Underserved", true, "Waiting", format!("{waiting} entitled pods wait for room{and}{not_served}")),
             (waiting, blocked) => condition(
                 "Underserved",
                 true,
                 "Blocked",
-                format!("{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, or none that use too much"),
+                format!("{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, or none that use too much{and}{not_served}"),
             ),
         });
         conditions.push(if row.short.is_empty() {

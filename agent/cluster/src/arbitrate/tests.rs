@@ -153,11 +153,13 @@ impl World {
             self.arbiter.store.signs += u64::from(!self.no_scheduler);
             self.arbiter.turn(now, acts);
             while let Some((target, call)) = self.arbiter.next(now, acts) {
-                let answer = answer(&target).unwrap_or(Answer::Done(Vec::new()));
-                if let (Target::Notice(name) | Target::Hole(name), Answer::Done(_)) =
-                    (&target, &answer)
+                let mut answer = answer(&target).unwrap_or(Answer::Done(Vec::new()));
+                if let (Target::Notice(name) | Target::Hole(name), Answer::Done(body)) =
+                    (&target, &mut answer)
                 {
-                    self.annotate(&name.clone(), &call);
+                    self.annotate(name, &call);
+                    let pod = self.pods.get(name).map(Value::to_string);
+                    *body = pod.unwrap_or_default().into_bytes();
                 }
                 self.arbiter.answered(&target, &answer, now);
                 calls.push((target, call));

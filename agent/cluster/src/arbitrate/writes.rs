@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::reclaim::Notice;
-use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
+use super::seen::{EVICT_AFTER, GRACE_MAX_S, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
 use crate::call::{Call, Content, Verb};
@@ -29,10 +28,21 @@ const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
 const FORGOTTEN_MS: u64 = 120_000;
 
-/// Of this pod as it was seen, and no other. `version`: group and version that the API server takes.
-pub(super) fn eviction(uid: &str, pod: &SeenPod, version: &str, is_dry: bool) -> Call {
-    let mut options =
-        json!({"preconditions": {"uid": uid, "resourceVersion": pod.resource_version}});
+/// Of this pod and no other, and only as it was seen unless `is_any_version`. `version`: group and version that the API server takes.
+pub(super) fn eviction(
+    uid: &str,
+    pod: &SeenPod,
+    version: &str,
+    is_any_version: bool,
+    is_dry: bool,
+) -> Call {
+    let mut options = json!({"preconditions": {"uid": uid}});
+    if pod.grace_s.max(pod.leaving_grace_s) > GRACE_MAX_S {
+        options["gracePeriodSeconds"] = json!(GRACE_MAX_S);
+    }
+    if !is_any_version {
+        options["preconditions"]["resourceVersion"] = json!(pod.resource_version);
+    }
     if is_dry {
         options["dryRun"] = json!(["All"]);
     }
@@ -69,11 +79,11 @@ fn hole(uid: &str, pod: &SeenPod, node: &str) -> Call {
 }
 
 /// No hole any more. Only of the pod as it was seen: what another one has written since stays.
-fn no_hole(uid: &str, pod: &SeenPod) -> Call {
+fn no_hole(uid: &str, pod: &SeenPod, is_ours: bool) -> Call {
     let mut body = json!({"metadata": {
         "uid": uid, "resourceVersion": pod.resource_version, "annotations": {ROOM_ON: null},
     }});
-    if pod.node.is_none() && pod.has_kept_hole() {
+    if pod.node.is_none() && is_ours {
         body["status"] = json!({"nominatedNodeName": null});
     }
     status_patch(pod, &body)
@@ -164,19 +174,21 @@ impl Arbiter {
             return BTreeMap::new();
         }
         let may_evict = self.held_back.is_none() && self.eviction_version.is_some();
-        let has_read = |uid: &str, notice: &Notice| self.shows(uid, notice);
         let begins = may_evict.then(|| self.begins(ms));
-        self.reclaims.holes(ms, begins, has_read)
+        self.reclaims.holes(ms, begins)
     }
 
     /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and other pods are faster from then on: it is written before all else, as
     /// soon as that is seen.
     pub(super) fn next_hole(&mut self, ms: u64) -> Option<Due> {
+        if !self.hole_writes.allows(ms) {
+            return None;
+        }
         let (uid, node) = self.holes(ms).into_iter().find(|(uid, node)| {
             let Some(pod) = self.store.pods.get(*uid) else {
                 return false;
             };
-            let is_kept = pod.has_kept_hole() && pod.nominated.as_deref() == Some(*node);
+            let is_kept = self.is_kept(uid, pod, node);
             // What was written and is not shown yet, or was written just now: scheduler and arbitrator must not write by turns without end.
             let is_written = self.holes_at.get(*uid).is_some_and(|(version, at)| {
                 let is_seen = *version != pod.resource_version;
@@ -201,6 +213,7 @@ impl Arbiter {
         self.holes_at
             .retain(|_, (_, at)| ms < at.saturating_add(SEEN_AFTER_MS));
         self.holes_at.extend([written]);
+        self.hole_writes.count(ms);
         Some((target, call))
     }
 
@@ -209,14 +222,28 @@ impl Arbiter {
         let holes = self.holes(ms);
         let ended = self.store.pods.iter().filter(|(uid, pod)| {
             let is_wanted = pod.node.is_none() && holes.contains_key(uid.as_str());
-            pod.room_on.is_some() && !pod.is_leaving && !is_wanted
+            let is_shown = pod.room_on.is_some() || self.has_nominated(uid, pod);
+            is_shown && !pod.is_leaving && !is_wanted
         });
         let due = ended.filter_map(|(uid, pod)| {
             let target = Target::Hole(uid.clone());
+            let is_ours = pod.has_kept_hole() || self.has_nominated(uid, pod);
             self.may_write(&target, ms)
-                .then(|| (target, no_hole(uid, pod)))
+                .then(|| (target, no_hole(uid, pod, is_ours)))
         });
         due.take(OF_A_CLASS_MAX).collect()
+    }
+
+    /// Whether the pod's nominated node is a word of this process, whatever became of the annotation beside it, which its owner can take off.
+    fn has_nominated(&self, uid: &str, pod: &SeenPod) -> bool {
+        let ours = self.nominated.get(uid);
+        pod.node.is_none() && ours.is_some() && ours == pod.nominated.as_ref()
+    }
+
+    /// Whether the API has it that the hole on this node is kept for this pod.
+    pub(super) fn is_kept(&self, uid: &str, pod: &SeenPod, node: &str) -> bool {
+        let is_ours = pod.has_kept_hole() || self.has_nominated(uid, pod);
+        is_ours && pod.nominated.as_deref() == Some(node)
     }
 
     /// Whether a hole that had ended when the queue was made is kept by now.

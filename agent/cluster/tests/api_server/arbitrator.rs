@@ -230,6 +230,7 @@ impl Cluster {
 
     async fn runs(&self, expected: &[(&str, usize)]) {
         until(&format!("{expected:?} to run"), async || {
+            assert!(!self.task.is_finished(), "the stand-in has ended");
             let seen = self.seen.lock().unwrap();
             let is = expected.iter().all(|(namespace, count)| {
                 seen.running.get(*namespace).copied().unwrap_or(0) == *count
@@ -314,7 +315,16 @@ async fn turn(
         if matches!(server.admin.call(&call).await, Answer::Done(_)) {
             let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
             let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
-            server.patch(&path, &status).await;
+            let call = Call::write(
+                Verb::Patch,
+                "test",
+                &path,
+                Content::StrategicMerge,
+                &status,
+                false,
+            );
+            // It may have been deleted meanwhile.
+            let _started = server.admin.call(&call).await;
             *free -= 1;
             changed = true;
         }

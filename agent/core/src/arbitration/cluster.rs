@@ -39,6 +39,26 @@ pub enum NodeState {
     NotReady,
 }
 
+impl NodeState {
+    /// Conditions of a node with which it takes no further pod: the kubelet's, and those of Plimsoll.
+    pub const PRESSURE: [&str; 4] = [
+        "MemoryPressure",
+        "DiskPressure",
+        "PIDPressure",
+        "plimsoll.dev/MemoryPressure",
+    ];
+
+    /// Of a node that says so. Under pressure no pod is planned there, and what it has is what runs there.
+    #[must_use]
+    pub const fn of(is_ready: bool, is_cordoned: bool, has_pressure: bool) -> Self {
+        match (is_ready, is_cordoned || has_pressure) {
+            (false, _) => Self::NotReady,
+            (true, true) => Self::Cordoned,
+            (true, false) => Self::Ready,
+        }
+    }
+}
+
 /// A pod that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {

@@ -227,10 +227,12 @@ impl<'a> Resolver<'a> {
     /// An amount that can be computed with.
     fn within_limit(&mut self, object: &str, resource: &str, amount: u64) -> u64 {
         if amount >= AMOUNT_LIMIT {
+            let more = if amount == u64::MAX { "more than " } else { "" };
             let shown = quantity_of(resource, amount);
             let most = quantity_of(resource, AMOUNT_LIMIT - 1);
-            let message =
-                format!("{shown} of {resource} is too much to compute with; counted as {most}");
+            let message = format!(
+                "{more}{shown} of {resource} is too much to compute with; counted as {most}"
+            );
             self.note(object.to_owned(), "AmountTooLarge", message);
         }
         amount.min(AMOUNT_LIMIT - 1)

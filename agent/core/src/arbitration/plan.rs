@@ -109,6 +109,8 @@ struct Planner<'a> {
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
     evictions_left: usize,
+    /// So many more sets of victims may be tried.
+    sets_left: usize,
     /// What victims on each node can be at best, and the nodes in that order: a search that has found good ones first need not look at the others. Empty until the first search.
     bounds: Vec<Bound>,
     by_bound: Vec<usize>,
@@ -264,6 +266,7 @@ impl<'a> Planner<'a> {
             over,
             budgets: cluster.budgets.clone(),
             evictions_left: cluster.options.max_evictions_per_cycle,
+            sets_left: victims::SETS_MAX,
             bounds: Vec::new(),
             by_bound: Vec::new(),
             lenient: Vec::new(),
@@ -418,6 +421,7 @@ impl<'a> Planner<'a> {
             .filter(|(_, even_urgent)| *even_urgent || !urgent);
         let nodes = self.nodes_since(in_vain.map(|(seen, _)| seen));
         let search = self.victims(entitled, &nodes);
+        self.sets_left = search.sets_left;
         let seen = self.changes.count();
         let Some((loss, Victims { node, pods })) = search.best else {
             if !search.is_close {
@@ -519,7 +523,70 @@ fn part_of(amount: i128, capacity: Option<u64>, bits: u32) -> i128 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::amounts::Resources;
+    use super::super::cluster::{Node, Options};
+    use super::super::groups::{Consumer, deserve};
     use super::*;
+
+    /// Nodes with so many equal pods, of which three make room for the one that waits.
+    #[test]
+    fn equal_pods_are_tried_once() {
+        let resources = Resources::new(["cpu", "pods"].map(str::to_owned)).unwrap();
+        let (nodes, on_a_node) = (20, 110);
+        let consumer = Consumer {
+            parent: None,
+            weight: 1,
+            hard: resources.unbounded(),
+            reserved: resources.none(),
+            unlimited: false,
+        };
+        let pod = |uid: String, namespace, node, cpu, age| Pod {
+            uid,
+            namespace,
+            node,
+            requests: [cpu, 1].into(),
+            priority: 0,
+            age,
+            waiting: 100,
+            leaving: false,
+            daemon: false,
+            nodes: None,
+            budgets: Vec::new(),
+        };
+        let mut pods: Vec<Pod> = (0..nodes * on_a_node)
+            .map(|at| {
+                let age = 100 + (at as u64 * 7) % 50;
+                pod(format!("a{at}"), 0, Some(at % nodes), 100, age)
+            })
+            .collect();
+        pods.push(pod("b".to_owned(), 1, None, 300, 0));
+        let cluster = Cluster {
+            nodes: (0..nodes)
+                .map(|at| Node {
+                    name: format!("n{at:02}"),
+                    allocatable: [Some(100 * on_a_node as u64), Some(200)].into(),
+                    withheld: resources.none(),
+                    state: NodeState::Ready,
+                })
+                .collect(),
+            names: ["a", "b"].map(str::to_owned).into(),
+            consumers: vec![consumer.clone(), consumer],
+            pods,
+            budgets: Vec::new(),
+            options: Options::default(),
+            resources,
+        };
+        let census = Census::of(&cluster);
+        let deserved = deserve(&cluster.consumers, &census.asks, &census.capacity);
+        let entitled = entitled::entitled(&cluster, &census, &deserved);
+        let mut planner = Planner::new(&cluster, &census, &deserved);
+        let Action::Preempt { evict, .. } = planner.serve(&entitled[0]) else {
+            panic!("three make room");
+        };
+        assert_eq!(evict.len(), 3);
+        let tried = victims::SETS_MAX - planner.sets_left;
+        assert!(tried <= 10 * nodes, "{tried} sets for {nodes} nodes");
+    }
 
     /// So much is free on each node.
     pub(super) fn free_of(rows: &[[u64; 2]], parts: &[Parts]) -> Free {

@@ -74,8 +74,13 @@ fn what_would_be_otherwise() {
         text.contains("WAS") && text.contains("d/what-if-0"),
         "{text}"
     );
-    let more = ask(&["--what-if", "node=cpu=10,memory=40Gi,pods=110"], WORKED).unwrap();
-    assert!(more.contains("fits on what-if:1"), "{more}");
+    for node in [
+        "node=cpu=10,memory=40Gi,pods=110",
+        "node=cpu=10,memory=40Gi",
+    ] {
+        let more = ask(&["--what-if", node], WORKED).unwrap();
+        assert!(more.contains("fits on what-if:1"), "{more}");
+    }
     assert!(matches!(
         ask(&["--what-if", "weight=x,2"], WORKED),
         Err(ArbitrateError::WhatIf(_))
@@ -90,10 +95,60 @@ fn what_would_be_otherwise() {
         "weight=a,1000001",
         "node=cpu=-1",
         "namespace=a,pods=1,cpu=1,cpu=2",
+        "namespace=a,pods=0,cpu=1",
+        "namespace=a,pods=1.5,cpu=1",
+        "namespace=a,pods=1,pods=2",
+        "namespace=a,pods=100001",
         "pod=x",
     ] {
         assert!(wrong.parse::<Change>().is_err(), "{wrong}");
     }
+}
+
+/// A file that is empty, because kubectl failed, is no cluster without pods; and nothing is shared where there are no nodes.
+#[test]
+fn without_objects_or_nodes_no_shares_are_made_up() {
+    for (input, only) in [
+        ("", "Consumer;"),
+        ("kind: List\nitems: []\n", "Consumer;"),
+        (
+            "kind: Service\nmetadata: {name: s}\n",
+            "Consumer, only 1 Service;",
+        ),
+    ] {
+        let error = ask(&[], input).unwrap_err().to_string();
+        assert!(error.contains(only), "{error}");
+    }
+    let pod = "kind: Pod\nmetadata: {name: p, namespace: a}\nspec: {containers: [{name: c, resources: {requests: {cpu: 1}}}]}\n";
+    let text = ask(&[], pod).unwrap();
+    assert!(
+        text.contains("Cluster: NoNodes: no Node is among"),
+        "{text}"
+    );
+}
+
+#[test]
+fn no_pod_goes_for_one_that_asks_for_a_device_that_no_node_has() {
+    let mut cluster =
+        "kind: Node\nmetadata: {name: n1}\nstatus: {allocatable: {cpu: 2, pods: 110}}\n".to_owned();
+    for (name, node, gpu) in [
+        ("a-1", "n1", ""),
+        ("a-2", "n1", ""),
+        ("b-1", "", ", nvidia.com/gpu: 1"),
+    ] {
+        let namespace = &name[..1];
+        cluster += &format!(
+            "---\nkind: Pod\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{nodeName: \"{node}\", containers: [{{name: c, resources: {{requests: {{cpu: 1{gpu}}}}}}}]}}\n"
+        );
+    }
+    let text = ask(&[], &cluster).unwrap();
+    assert!(
+        !text.contains("evict") && text.contains("Pod b/b-1: NeverFits"),
+        "{text}"
+    );
+    // With such a node it has a place.
+    let text = ask(&["--what-if", "node=cpu=2,nvidia.com/gpu=1"], &cluster).unwrap();
+    assert!(text.contains("b/b-1 fits on what-if:1"), "{text}");
 }
 
 #[test]

@@ -15,6 +15,9 @@ use crate::input::snapshot::in_canonical_units;
 /// Pods that one change adds, at most.
 const PODS_MAX: u64 = 100_000;
 
+/// Pods that an added node takes if nothing else is said: the kubelet's `maxPods`.
+const PODS_OF_A_NODE: u64 = 110;
+
 /// Seconds that an added pod has waited: longer than any grace period.
 const WAITED_S: u64 = 86_400;
 
@@ -62,19 +65,32 @@ impl FromStr for Change {
         let (kind, rest) = text.split_once('=').ok_or(form)?;
         let mut parts = rest.split(',');
         match kind {
-            "node" => Ok(Self::Node {
-                allocatable: amounts(parts)?,
-            }),
+            "node" => {
+                let mut allocatable = amounts(parts)?;
+                allocatable
+                    .entry("pods".to_owned())
+                    .or_insert(PODS_OF_A_NODE);
+                Ok(Self::Node { allocatable })
+            }
             "namespace" => {
                 let name = parts
                     .next()
                     .filter(|name| !name.is_empty() && !name.contains('='))
                     .ok_or(form)?;
-                let mut requests = amounts(parts)?;
-                let pods = requests.insert("pods".to_owned(), 1).unwrap_or(1);
-                if pods > PODS_MAX {
-                    return Err(format!("at most {PODS_MAX} pods can be added"));
-                }
+                let (count, parts): (Vec<&str>, Vec<&str>) =
+                    parts.partition(|part| part.starts_with("pods="));
+                let count = count.iter().map(|part| part["pods=".len()..].parse().ok());
+                let pods = match count.collect::<Vec<_>>()[..] {
+                    [] => 1,
+                    [Some(pods)] if (1..=PODS_MAX).contains(&pods) => pods,
+                    _ => {
+                        return Err(format!(
+                            "pods is given once, as a whole number from 1 to {PODS_MAX}"
+                        ));
+                    }
+                };
+                let mut requests = amounts(parts.into_iter())?;
+                requests.insert("pods".to_owned(), 1);
                 let name = name.to_owned();
                 Ok(Self::Namespace {
                     name,

@@ -68,6 +68,163 @@ fn a_notice_that_is_not_written_evicts_no_pod() {
     assert!(evictions(&world.run(200, true, refuse)).is_empty());
 }
 
+/// Its owner sees it, so it was a notice.
+#[test]
+fn who_takes_the_notice_off_again_is_evicted_all_the_same() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    for _ in 0..35 {
+        evicted.extend(evictions(&world.run(1, true, |_| None)));
+        let pods: Vec<Value> = world.pods.values().cloned().collect();
+        for mut pod in pods {
+            if let Some(annotations) = pod["metadata"].get_mut("annotations") {
+                annotations
+                    .as_object_mut()
+                    .unwrap()
+                    .remove("plimsoll.dev/evict-after");
+                world.see_pod(pod);
+            }
+        }
+    }
+    assert_eq!(evicted, ["a0"]);
+}
+
+/// Annotations that are full are of the owner's own making: he has the Event.
+#[test]
+fn a_pod_that_takes_no_annotation_is_evicted_all_the_same() {
+    let mut world = World::full(false);
+    let refuse = |target: &Target| matches!(target, Target::Notice(_)).then(|| refused(422, ""));
+    assert!(evictions(&world.run(30, true, refuse)).is_empty());
+    assert_eq!(evictions(&world.run(3, true, refuse)), ["a0"]);
+}
+
+#[test]
+fn a_pod_that_changes_all_the_time_is_evicted_in_any_version() {
+    let mut world = World::full(false);
+    let conflict = |target: &Target| matches!(target, Target::Evict(_)).then(|| refused(409, ""));
+    let calls = world.run(45, true, conflict);
+    let asked = calls
+        .iter()
+        .filter(|(target, _)| *target == Target::Evict("a0".into()))
+        .map(|(_, call)| {
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            let preconditions = &body["deleteOptions"]["preconditions"];
+            assert_eq!(preconditions["uid"], "a0");
+            preconditions["resourceVersion"].is_string()
+        });
+    assert_eq!(asked.collect::<Vec<_>>(), [true, true, false]);
+}
+
+const YEAR_S: u64 = 365 * 86_400;
+
+/// The pod leaves, and may take so long.
+fn leaves_in(world: &mut World, name: &str, grace_s: u64) {
+    let mut pod = world.pods[name].clone();
+    pod["metadata"]["deletionTimestamp"] = json!("2027-11-22T10:00:00Z");
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
+    world.see_pod(pod);
+}
+
+/// A tenant deletes all its pods, which have a year to end: it uses what it did before, and gives back as before.
+#[test]
+fn a_pod_that_leaves_in_a_year_is_there() {
+    let mut world = World::full(false);
+    for at in 0..10 {
+        leaves_in(&mut world, &format!("a{at}"), YEAR_S);
+    }
+    for at in 0..5 {
+        world.pod("a", &format!("more{at}"), None);
+        world.pod("b", &format!("b{}", at + 1), None);
+    }
+    world.run(2, true, |_| None);
+    assert_eq!(row(&world, "a").over["cpu"], 5_000);
+    let entitled = &world.arbiter.judgement.entitled;
+    assert!(
+        !entitled.iter().any(|uid| uid.starts_with("more")),
+        "{entitled:?}"
+    );
+    let mut evicted = Vec::new();
+    for _ in 0..150 {
+        for (target, call) in world.run(1, true, |_| None) {
+            let Target::Evict(victim) = target else {
+                continue;
+            };
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            assert_eq!(body["deleteOptions"]["gracePeriodSeconds"], 600);
+            // Its time is shorter now: it leaves as others do.
+            leaves_in(&mut world, &victim, 600);
+            evicted.push(victim);
+        }
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    assert_eq!((world.held().as_str(), actions(&world, "leaving")), ("", 5));
+}
+
+/// What the API server did with the eviction of a pod that was leaving is nothing: it is left alone, and others go on.
+#[test]
+fn an_eviction_that_makes_no_time_shorter_stops_nobody() {
+    let mut world = World::full(false);
+    leaves_in(&mut world, "a0", YEAR_S);
+    let calls = world.run(100, true, |_| None);
+    assert_eq!(evictions(&calls), ["a0", "a1"], "then another one");
+}
+
+#[test]
+fn a_pod_that_does_not_end_in_its_time_holds_up_nobody() {
+    let mut world = World::full(false);
+    let calls = world.run(32, true, |_| None);
+    assert_eq!(evictions(&calls), ["a0"]);
+    leaves_in(&mut world, "a0", 20);
+    assert!(evictions(&world.run(50, true, |_| None)).is_empty());
+    assert_eq!(evictions(&world.run(40, true, |_| None)).len(), 1);
+    // Of a usual time nothing is said.
+    let body: Value = serde_json::from_slice(
+        &calls
+            .iter()
+            .find(|(target, _)| matches!(target, Target::Evict(_)))
+            .unwrap()
+            .1
+            .body,
+    )
+    .unwrap();
+    assert!(body["deleteOptions"]["gracePeriodSeconds"].is_null());
+}
+
+#[test]
+fn a_namespace_with_too_many_budgets_keeps_its_pods_and_costs_no_other() {
+    for (count, evicted) in [(100, 1), (101, 0)] {
+        let mut world = World::full(false);
+        for at in 0..count {
+            let name = format!("budget{at}");
+            world.see(Kind::Budgets, &json!({"metadata": {"name": name, "namespace": "a"},
+                "spec": {"selector": {"matchLabels": {"app": name}}}, "status": {"disruptionsAllowed": 1}}));
+        }
+        let calls = world.run(32, true, |_| None);
+        assert_eq!(evictions(&calls).len(), evicted, "{count}");
+    }
+}
+
+#[test]
+fn an_entitled_pod_for_which_no_room_is_made_is_said() {
+    let mut world = World::full(false);
+    let mut pod = world.pod_object("b", "b0", None);
+    pod["spec"]["volumes"] = json!([{"persistentVolumeClaim": {"claimName": "x"}}]);
+    world.see_pod(pod);
+    world.run(2, true, |_| None);
+    assert_eq!(
+        row(&world, "b").not_served,
+        [("a persistent volume", 1)].into()
+    );
+    // And one that missed its hole twice, or cannot have one.
+    let mut world = World::full(false);
+    let refuse = |target: &Target| matches!(target, Target::Hole(_)).then(|| refused(422, ""));
+    world.run(35, true, refuse);
+    assert_eq!(
+        row(&world, "b").not_served,
+        [("room that they did not take twice", 1)].into()
+    );
+}
+
 #[test]
 fn a_text_that_an_earlier_leader_left_is_written_anew() {
     let mut world = World::full(false);
@@ -306,6 +463,78 @@ fn where_nobody_places_pods_one_goes_and_no_other() {
     world.see_pod(pod);
     let calls = world.run(40, true, |_| None);
     assert_eq!(evictions(&calls).len(), 4, "{:?}", evictions(&calls));
+}
+
+/// Pods of `b` wait, nobody places any, and a hole is free for longer than a scheduler would take.
+fn in_doubt() -> World {
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let calls = world.run(33, true, |_| None);
+    world.gone(&evictions(&calls)[0]);
+    world.run(22, true, |_| None);
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+    world
+}
+
+#[test]
+fn a_tenant_does_not_end_the_doubt_about_the_scheduler() {
+    let mut world = in_doubt();
+    // Made with a node; of another scheduler, which places it; waiting, changed, and deleted.
+    world.pod("b", "bound", Some("n"));
+    for more in [json!({}), json!({"volumes": [{"ephemeral": {}}]})] {
+        for node in [None, Some("n")] {
+            let mut pod = world.pod_object("b", "other", node);
+            pod["spec"]["schedulerName"] = json!("volcano");
+            for (key, value) in more.as_object().unwrap() {
+                pod["spec"][key] = value.clone();
+            }
+            world.see_pod(pod);
+        }
+        world.gone("other");
+    }
+    for node in ["n", "m"] {
+        let mut pod = world.pod_object("b", "waits", None);
+        pod["metadata"]["annotations"] = json!({"plimsoll.dev/room-on": node});
+        world.see_pod(pod);
+    }
+    world.gone("waits");
+    assert!(evictions(&world.run(5, true, |_| None)).is_empty());
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+    // What only the scheduler does.
+    let mut pod = world.pods["b4"].clone();
+    pod["status"]["conditions"] =
+        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    world.see_pod(pod);
+    world.run(1, true, |_| None);
+    assert!(!world.held().contains("kube-scheduler"), "{}", world.held());
+}
+
+#[test]
+fn without_a_scheduler_fewer_and_fewer_pods_go() {
+    let mut world = World::full(false);
+    let mut leaving = Vec::new();
+    world.no_scheduler = true;
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let mut minutes = Vec::new();
+    while world.ms < 6 * 3_600_000 {
+        let calls = world.run(1, true, |_| None);
+        for victim in evictions(&calls) {
+            minutes.push(world.ms / 60_000);
+            leaving.push((victim, world.ms + 40_000));
+        }
+        world.ms += 9_000;
+        let ms = world.ms;
+        for (victim, _) in leaving.extract_if(.., |(_, end_ms)| *end_ms <= ms) {
+            world.gone(&victim);
+        }
+    }
+    // After each the doubt, of 10, 20, 40, 80 and 160 minutes.
+    assert_eq!(minutes, [0, 12, 33, 74, 156]);
 }
 
 #[test]

@@ -26,6 +26,7 @@ fn kept(node: &str) -> (String, Option<String>, Option<String>) {
 fn leaves(world: &mut World, name: &str) {
     let mut pod = world.pods[name].clone();
     pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
+    pod["metadata"]["deletionGracePeriodSeconds"] = json!(600);
     world.see_pod(pod);
 }
 
@@ -198,6 +199,96 @@ fn a_hole_is_taken_back_only_as_it_was_seen_and_not_once_it_is_wanted_again() {
     assert!(world.arbiter.is_wanted_again(&target, world.ms));
     starts(&mut world, "b0");
     assert!(!world.arbiter.is_wanted_again(&target, world.ms));
+}
+
+/// Pods that are alike come within a second, in cycles of their own, the last in the order of UIDs first. Victims are slow.
+#[test]
+fn each_pod_keeps_the_room_that_was_begun_for_it() {
+    let mut world = World::full(false);
+    world.arbiter.settings.cycle_ms = 200;
+    world.gone("b0");
+    let mut evicted = Vec::new();
+    for turn in 0..300 {
+        if turn < 5 {
+            world.pod("b", &format!("b{}", 4 - turn), None);
+        }
+        for victim in evictions(&world.run(1, true, |_| None)) {
+            leaves(&mut world, &victim);
+            evicted.push(victim);
+        }
+        world.ms -= 800;
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    let pods = world.pods.values();
+    let kept = pods.filter(|pod| pod["status"]["nominatedNodeName"] == "n");
+    assert_eq!(kept.count(), 5, "one hole for each");
+}
+
+/// Whether the scheduler has tried its pod before is not known, and it may have been taken: no sign of the scheduler need follow.
+#[test]
+fn a_hole_that_was_free_before_a_leader_came_is_no_doubt_about_the_scheduler() {
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    let pod = pod_with_hole(&mut world, "b", "b0");
+    world.see_pod(pod);
+    // Another pod of `b` has it.
+    world.gone("a0");
+    world.pod("b", "b1", Some("n"));
+    for _ in 0..12 {
+        world.run(10, true, |_| None);
+        assert!(!world.held().contains("kube-scheduler"), "{}", world.held());
+    }
+    // One that comes free later is.
+    let mut world = World::full(false);
+    world.no_scheduler = true;
+    let pod = pod_with_hole(&mut world, "b", "b0");
+    world.see_pod(pod);
+    leaves(&mut world, "a0");
+    world.run(10, true, |_| None);
+    world.gone("a0");
+    world.run(25, true, |_| None);
+    assert!(world.held().contains("kube-scheduler"), "{}", world.held());
+}
+
+/// A script of the owner takes the annotation off whenever it appears.
+#[test]
+fn who_takes_the_mark_of_a_hole_off_takes_no_writes_of_others_and_keeps_no_room() {
+    let mut world = World::full(false);
+    for at in 1..5 {
+        world.pod("b", &format!("b{at}"), None);
+    }
+    let (mut written, mut evicted) = (0, Vec::new());
+    for _ in 0..60 {
+        let calls = world.run(1, true, |_| None);
+        written += holes(&calls).len();
+        for victim in evictions(&calls) {
+            leaves(&mut world, &victim);
+            evicted.push(victim);
+        }
+        let pods: Vec<Value> = world.pods.values().cloned().collect();
+        for mut pod in pods
+            .into_iter()
+            .filter(|pod| pod["spec"]["nodeName"].is_null())
+        {
+            pod["metadata"]["annotations"] = json!({});
+            world.see_pod(pod);
+        }
+    }
+    assert_eq!(evicted.len(), 5, "{evicted:?}");
+    assert_eq!(written, 5, "each hole once");
+    // What is given up is taken back also without the annotation.
+    for at in 0..5 {
+        world.pod("a", &format!("faster{at}"), Some("n"));
+        world.gone(&evicted[at]);
+    }
+    world.consumer(
+        "a",
+        &json!({"namespace": "a", "reclaim": {"gracePeriod": "10m"}}),
+    );
+    world.run(70, true, |_| None);
+    let mut pods = world.pods.values();
+    let nominated = pods.find(|pod| pod["status"]["nominatedNodeName"].is_string());
+    assert_eq!(nominated, None);
 }
 
 #[test]

@@ -175,6 +175,28 @@ mod tests {
         assert_eq!(had(&mut pace, 4, 1_999), 100);
     }
 
+    /// A host can take another address of its network for each question.
+    #[test]
+    fn a_network_of_ipv6_has_one_part_and_one_place_among_peers() {
+        let of = |network: u16, host: u16| {
+            Peer::of(IpAddr::from([0xfd00, 0, 0, network, 0, 0, 0, host]))
+        };
+        let mut pace = FairPace::new(100);
+        let hosts = (0..1000).filter(|host| pace.takes(of(1, *host), 0));
+        assert_eq!(hosts.count(), 100);
+        let other = (0..1000).filter(|_| pace.takes(of(2, 0), 0));
+        assert_eq!(other.count(), 50, "two peers, so its half");
+        let mut seats = Seats::default();
+        for host in 0..CONNECTIONS_MAX {
+            let host = u16::try_from(host).unwrap();
+            seats.take(of(1, host), host, 0).unwrap();
+        }
+        let (_, ended) = seats.take(of(2, 0), 99, 0).unwrap();
+        assert_eq!(ended, Some(0));
+        let (_, ended) = seats.take(of(1, 99), 100, 0).unwrap();
+        assert_eq!(ended, Some(1), "one of its own");
+    }
+
     /// Ten hosts that ask a thousand times a second each, and one that asks ten times.
     #[test]
     fn who_asks_seldom_is_served_beside_those_who_ask_all_the_time() {

@@ -6,6 +6,7 @@ use plimsoll_cluster::certificate;
 use plimsoll_cluster::serve::webhook::{PATH, Slot, serve};
 use tokio::net::TcpListener;
 
+use super::super::support::server;
 use super::super::unix_ms;
 use super::*;
 
@@ -105,6 +106,53 @@ fn where_nobody_places_pods_one_pod_goes_and_the_others_when_the_scheduler_is_ba
             (arbitrator.metric("held_back").await == 0.0).then_some(())
         })
         .await;
+    });
+}
+
+/// What the arbitrator takes for a word of the scheduler needs rights that no tenant has: the roles of Kubernetes for them let pods be made and changed, and nothing else of a pod be written.
+#[test]
+fn a_tenant_writes_nothing_that_is_taken_for_a_word_of_the_scheduler() {
+    run(async {
+        let Some(server) = server::shared().await else {
+            return;
+        };
+        let roles =
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles/system:aggregate-to-".to_owned();
+        let has = |list: &Value, names: &[&str]| {
+            let list = list.as_array().into_iter().flatten();
+            list.filter_map(Value::as_str).any(|it| names.contains(&it))
+        };
+        for role in ["view", "edit", "admin"] {
+            let role = server.get(&format!("{roles}{role}")).await.unwrap();
+            for rule in role["rules"].as_array().unwrap() {
+                let words = [
+                    "*",
+                    "*/*",
+                    "pods/*",
+                    "pods/status",
+                    "pods/binding",
+                    "bindings",
+                ];
+                let writes = has(&rule["verbs"], &["*", "create", "update", "patch"]);
+                assert!(!(writes && has(&rule["resources"], &words)), "{rule}");
+            }
+        }
+        // Nor does the pod itself let them through.
+        let status = json!({"nominatedNodeName": "n1", "conditions": [{"type": "PodScheduled", "status": "False"}]});
+        let mut body = pod_body("tenant");
+        body["status"] = status.clone();
+        server.create("/api/v1/namespaces/shop/pods", &body).await;
+        let path = server::pod_path("tenant");
+        server.merge(&path, &json!({"status": status})).await;
+        let seen = server.seen("tenant").await;
+        assert!(seen["status"]["nominatedNodeName"].is_null(), "{seen}");
+        assert!(seen["status"]["conditions"].is_null(), "{seen}");
+        let node = json!({"spec": {"nodeName": "n1"}});
+        let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &node, false);
+        let answer = server.admin.call(&call).await;
+        let is_refused = matches!(&answer, Answer::Refused(refusal) if refusal.code == 422);
+        assert!(is_refused, "{answer:?}");
+        server.delete(&path).await;
     });
 }
 

@@ -1,10 +1,11 @@
 //! Which pods leave for an entitled one (ARBITRATOR.md, section 6, point 4).
 //!
 //! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for sure, and that a namespace has too much even when
-//! all its victims but one are gone. As few pods as can leave do: sets of one, two and three are all tried, smaller first. Beyond three the search is greedy: a set
-//! from which no pod can be left out.
+//! all its victims but one are gone. As few pods as can leave do: sets of one, two and three are all tried, smaller first. Pods of a node that are alike are tried once, as only their ages and
+//! UIDs tell them apart. Beyond three, and where a plan has tried [`SETS_MAX`] sets, the search is greedy: a set from which no pod can be left out.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;
@@ -16,6 +17,9 @@ const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 
 /// Up to so many victims all sets are tried.
 const EXACT_MAX: usize = 3;
+
+/// Sets of more than one that a plan tries at most, some tenths of a second: a node has a million sets of three if no two of its pods are alike.
+pub(super) const SETS_MAX: usize = 4_000_000;
 
 /// Pods of one node that leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +46,8 @@ struct Site {
     need: Need,
     /// Those who could leave, each for itself.
     candidates: Vec<usize>,
+    /// The same by what they are alike in, the younger ones first, then by UID.
+    kinds: Vec<Vec<usize>>,
     /// Fewer than so many cannot make enough room.
     fewest: usize,
 }
@@ -59,6 +65,8 @@ struct Found<'a> {
     /// How many victims, how good, and which.
     best: Option<(usize, Rank<'a>, Victims)>,
     is_close: bool,
+    /// So many more sets may be tried.
+    sets_left: usize,
 }
 
 impl Found<'_> {
@@ -83,6 +91,8 @@ pub(super) struct Search {
     pub(super) best: Option<(i128, Victims)>,
     /// A set was refused by so little that another pod with the same requests could have it.
     pub(super) is_close: bool,
+    /// So many more sets may be tried.
+    pub(super) sets_left: usize,
 }
 
 /// What a set may cost.
@@ -114,6 +124,7 @@ impl Planner<'_> {
             price: self.price(entitled),
             best: None,
             is_close: false,
+            sets_left: self.sets_left,
         };
         let any_will_do = self.evictions_left == 0;
         let mut needs = Vec::new();
@@ -145,6 +156,7 @@ impl Planner<'_> {
         Search {
             best: found.best.map(|(_, rank, victims)| (rank.1, victims)),
             is_close: found.is_close,
+            sets_left: found.sets_left,
         }
     }
 
@@ -172,7 +184,7 @@ impl Planner<'_> {
     fn try_all<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) -> bool {
         for count in 2..=EXACT_MAX {
             for site in sites.iter().filter(|site| site.fewest <= count) {
-                self.try_sets(site, count, 0, &mut Vec::new(), found);
+                self.try_sets(site, count, (0, 0), &mut Vec::new(), found);
             }
             if found.best.is_some() {
                 return true;
@@ -233,9 +245,35 @@ impl Planner<'_> {
         Some(Site {
             node,
             need,
+            kinds: self.kinds(&candidates),
             candidates,
             fewest,
         })
+    }
+
+    /// Candidates of a node by what every rule and price looks at.
+    fn kinds(&self, candidates: &[usize]) -> Vec<Vec<usize>> {
+        let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for at in candidates {
+            let candidate = self.candidates.get(*at);
+            let kind = (
+                candidate.priority,
+                candidate.namespace,
+                candidate.budget,
+                self.candidates.requests(*at),
+            );
+            kinds.entry(kind).or_default().push(*at);
+        }
+        let mut kinds: Vec<Vec<usize>> = kinds.into_values().collect();
+        for alike in &mut kinds {
+            alike.sort_unstable_by_key(|at| self.age_and_uid(*at));
+        }
+        kinds
+    }
+
+    fn age_and_uid(&self, at: usize) -> (u64, &str) {
+        let candidate = self.candidates.get(at);
+        (candidate.age, self.uid(candidate.pod))
     }
 
     /// How few of the candidates can have so much of a resource.
@@ -319,25 +357,56 @@ impl Planner<'_> {
         })
     }
 
-    /// Tries every set of so many candidates, from the given candidate on. What breaks a rule, or costs too much, does so with more victims, too.
+    /// Tries every set of so many candidates, from the given kind on, of which so many are taken. What breaks a rule, or costs too much, does so with more victims, too.
     fn try_sets<'a>(
         &'a self,
         site: &Site,
         count: usize,
-        from: usize,
+        (from, taken): (usize, usize),
         set: &mut Vec<usize>,
         found: &mut Found<'a>,
     ) {
         let is_last = set.len() + 1 == count;
-        for at in from..site.candidates.len() {
-            set.push(site.candidates[at]);
+        for (kind, alike) in site.kinds.iter().enumerate().skip(from) {
+            let taken = if kind == from { taken } else { 0 };
+            let Some(next) = alike.get(taken) else {
+                continue;
+            };
+            let Some(left) = found.sets_left.checked_sub(1) else {
+                return;
+            };
+            found.sets_left = left;
+            set.push(*next);
             if is_last {
-                self.keep_better(site.node, &site.need, set, found);
+                if self.covers(set, &site.need) && self.keeps_rules(set, &site.need) {
+                    self.weigh(site.node, &self.alike(site, set), found);
+                }
             } else if self.keeps_rules(set, &site.need) && found.affords(self.loss(set)) {
-                self.try_sets(site, count, at + 1, set, found);
+                self.try_sets(site, count, (kind, taken + 1), set, found);
             }
             set.pop();
         }
+    }
+
+    /// The best set of pods that are alike those of a set, which has the youngest ones: none is older than its oldest, and of those the lesser UIDs.
+    fn alike(&self, site: &Site, set: &[usize]) -> Vec<usize> {
+        let ages = set.iter().map(|at| self.candidates.get(*at).age);
+        let oldest = ages.max().unwrap_or(0);
+        let mut best = Vec::with_capacity(set.len());
+        for alike in &site.kinds {
+            let count = alike.iter().take_while(|at| set.contains(at)).count();
+            if count == 0 {
+                continue;
+            }
+            let young = alike
+                .iter()
+                .copied()
+                .take_while(|at| self.candidates.get(*at).age <= oldest);
+            let mut young: Vec<usize> = young.collect();
+            young.sort_unstable_by_key(|at| self.age_and_uid(*at).1);
+            best.extend(&young[..count]);
+        }
+        best
     }
 
     /// Keeps the set as the best one, if it may leave, is enough, and is better.
