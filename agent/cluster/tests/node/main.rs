@@ -465,12 +465,8 @@ fn n_a_held_pod_starts_nothing() {
                 &status["lastState"]["terminated"],
             ];
             let messages = states.map(|state| state["message"].as_str().unwrap_or_default());
-            // cgroupfs; runc and crun with systemd, which does not say why.
-            let words = [
-                "esource temporarily unavailable",
-                "unable to start unit",
-                "systemd unit",
-            ];
+            // cgroupfs; systemd, which does not say why.
+            let words = ["resource temporarily unavailable", "unable to start unit"];
             let is_refusal = |message: &&str| words.iter().any(|words| message.contains(words));
             messages.into_iter().find(is_refusal).map(str::to_owned)
         })
