@@ -1,7 +1,7 @@
 //! `cargo xtask kubernetes node`, and `cargo xtask test --cluster`: a node with containerd, a kubelet and an API server, and beside them `plimsoll-agent` and
 //! `plimsoll-cluster`.
 //!
-//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc, crun and systemd are
+//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc and systemd are
 //! Debian bookworm's, and containerd too (1.6) for a kubelet that is as old; one of 1.26 or later talks to containerd 2, which comes from Debian sid.
 
 use std::fs;
@@ -36,9 +36,6 @@ pub(crate) struct NodeArgs {
     /// Who makes the pods' cgroups: the kubelet and runc themselves, or systemd, which is PID 1 then
     #[arg(long, value_enum, default_value_t)]
     cgroup_driver: CgroupDriver,
-    /// What makes containers: runc, or crun
-    #[arg(long, value_enum, default_value_t)]
-    oci_runtime: OciRuntime,
     /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them; also plimsoll-cluster and node (its tests) where it has both
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
@@ -53,14 +50,6 @@ enum CgroupDriver {
     #[default]
     Cgroupfs,
     Systemd,
-}
-
-/// Debian's package, and its program.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum OciRuntime {
-    #[default]
-    Runc,
-    Crun,
 }
 
 /// The tests' program, in the guest.
@@ -144,11 +133,7 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
     let out = out
         .canonicalize()
         .with_context(|| format!("cannot resolve {}", out.display()))?;
-    let runtime = match args.oci_runtime {
-        OciRuntime::Runc => "runc",
-        OciRuntime::Crun => "crun",
-    };
-    let mut packages = vec![containerd, runtime];
+    let mut packages = vec![containerd, "runc"];
     let driver = match args.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => {
@@ -160,7 +145,7 @@ pub(crate) fn boot(args: &NodeArgs, on_line: &mut dyn FnMut(&str)) -> Result<Gue
         packages,
         payload,
         command: format!(
-            "PLIMSOLL_NODE=/payload PLIMSOLL_CGROUP_DRIVER={driver} PLIMSOLL_OCI_RUNTIME={runtime} PLIMSOLL_KUBERNETES=/payload PLIMSOLL_SERVER_LOGS=/out PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {measure} {only}"
+            "PLIMSOLL_NODE=/payload PLIMSOLL_CGROUP_DRIVER={driver} PLIMSOLL_KUBERNETES=/payload PLIMSOLL_SERVER_LOGS=/out PLIMSOLL_TEST_NOTES=/out/notes {TESTS} --test-threads 1 --nocapture {measure} {only}"
         ),
         // 110 pods have as many shims.
         memory_mb: if args.measure { 6144 } else { 3072 },

@@ -614,17 +614,13 @@ pub(crate) struct Pod {
 }
 
 impl Pod {
-    /// The cgroups of its containers; with crun and systemd processes are one further down.
+    /// The cgroups below it.
     fn groups(&self) -> Vec<PathBuf> {
-        let below = |path: &PathBuf| {
-            let entries = fs::read_dir(path).into_iter().flatten().flatten();
-            entries
-                .map(|entry| entry.path())
-                .filter(|path| path.is_dir())
-        };
-        let containers: Vec<PathBuf> = below(&self.cgroup).collect();
-        let nested: Vec<PathBuf> = containers.iter().flat_map(below).collect();
-        [containers, nested].concat()
+        let entries = fs::read_dir(&self.cgroup).into_iter().flatten().flatten();
+        entries
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+            .collect()
     }
 
     /// The cgroup of its sandbox, by what runs in it.
@@ -806,9 +802,8 @@ async fn start_containerd(folder: &Path) -> Process {
     // Its presence makes the node ready. All pods here are on the node's network.
     let network = json!({"cniVersion": "0.3.1", "name": "none", "plugins": [{"type": "loopback"}]});
     fs::write("/run/cni/10-none.conflist", network.to_string()).unwrap();
-    let runtime = std::env::var("PLIMSOLL_OCI_RUNTIME").unwrap();
     let config = format!(
-        "{CONTAINERD_CONFIG}      BinaryName = \"{runtime}\"\n      SystemdCgroup = {}\n",
+        "{CONTAINERD_CONFIG}      SystemdCgroup = {}\n",
         has_systemd_driver()
     );
     fs::write("/run/containerd.toml", config).unwrap();

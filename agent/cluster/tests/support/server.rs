@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use plimsoll_cluster::api::{Api, Source};
 use plimsoll_cluster::call::{Answer, Call, Content, Verb};
@@ -23,6 +24,9 @@ pub(crate) const CLUSTER: &str = "cluster-token";
 /// What kube-apiserver says when a hook of its start takes too long, and how often that is believed.
 const GIVES_UP: &str = "PostStartHook";
 const STARTS_MAX: u32 = 20;
+/// How often a server that does not answer is asked, and with which pause.
+const ASKED_MAX: u32 = 1000;
+const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// That of the arbitrator.
 const ARBITRATOR: &str = "arbitrator-token";
 
@@ -174,6 +178,16 @@ fn spawn(program: &Path, arguments: &[String], log: &Path) -> Child {
         .stderr(log)
         .spawn()
         .unwrap()
+}
+
+/// Where the object is that this call has made.
+fn path_of_made(call: &Call) -> String {
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    let collection = call.path.split('?').next().unwrap();
+    format!(
+        "{collection}/{}",
+        body["metadata"]["name"].as_str().unwrap()
+    )
 }
 
 impl Server {
@@ -346,27 +360,26 @@ impl Server {
     pub(crate) async fn must(&self, call: &Call) -> Value {
         let what = format!("{} {}", call.verb.name(), call.path);
         let mut was_lost = false;
-        until(&what, async || match self.admin.call(call).await {
-            Answer::Done(body) => Some(serde_json::from_slice(&body).unwrap()),
-            Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
-                let body: Value = serde_json::from_slice(&call.body).unwrap();
-                let name = body["metadata"]["name"].as_str()?;
-                let path = call.path.split('?').next()?;
-                self.get(&format!("{path}/{name}")).await
+        for _ in 0..ASKED_MAX {
+            match self.admin.call(call).await {
+                Answer::Done(body) => return serde_json::from_slice(&body).unwrap(),
+                Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
+                    if let Some(made) = self.get(&path_of_made(call)).await {
+                        return made;
+                    }
+                }
+                Answer::Refused(refusal)
+                    if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
+                {
+                    return Value::Null;
+                }
+                // 504: it has given up, and does not know what became of it.
+                Answer::Refused(refusal) if refusal.code != 504 => panic!("{what}: {refusal:?}"),
+                Answer::Lost(_) | Answer::Refused(_) => was_lost = true,
             }
-            Answer::Refused(refusal)
-                if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
-            {
-                Some(Value::Null)
-            }
-            // 504: it has given up, and does not know what became of it.
-            Answer::Refused(refusal) if refusal.code != 504 => panic!("{what}: {refusal:?}"),
-            Answer::Lost(_) | Answer::Refused(_) => {
-                was_lost = true;
-                None
-            }
-        })
-        .await
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
+        panic!("{what}: no answer comes");
     }
 
     pub(crate) async fn create(&self, path: &str, body: &Value) -> Value {
@@ -448,12 +461,14 @@ impl Server {
     /// A pod as it is; null: there is none.
     pub(crate) async fn seen(&self, name: &str) -> Value {
         let call = Call::get("test", pod_path(name));
-        until("an answer", async || match self.admin.call(&call).await {
-            Answer::Done(body) => serde_json::from_slice(&body).ok(),
-            Answer::Refused(refusal) if refusal.code == 404 => Some(Value::Null),
-            _ => None,
-        })
-        .await
+        for _ in 0..ASKED_MAX {
+            match self.admin.call(&call).await {
+                Answer::Done(body) => return serde_json::from_slice(&body).unwrap(),
+                Answer::Refused(refusal) if refusal.code == 404 => return Value::Null,
+                Answer::Lost(_) | Answer::Refused(_) => tokio::time::sleep(ASKED_EVERY).await,
+            }
+        }
+        panic!("{}: no answer comes", call.path);
     }
 
     /// The rights of the program under test.
