@@ -2,7 +2,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 
 use super::*;
-use crate::act::placement::kubelet_state::{FOR_KUBELET, keep};
+use crate::act::placement::kubelet_state::keep;
 use crate::daemon::tests::{Cgroup, Node};
 use crate::host::cgroup::tests::fake_v2;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
@@ -149,13 +149,15 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
 fn a_container_that_the_api_names_is_placed_at_once() {
     let mut node = Node::with(Cgroup::V2, true);
     let _dir = place_on(&mut node, true);
+    node.timer();
+    node.rest();
     let id = "a".repeat(64);
     let named = |node: &Node| {
         let placing = node.agent.placing.as_ref().unwrap();
         let names = placing.names.get(&"uid-0".into());
         names.and_then(|names| names.get(&id)).cloned()
     };
-    let mut tell = |node: &mut Node, id: Option<&str>| {
+    let tell = |node: &mut Node, id: Option<&str>| {
         let one = ClusterPod {
             pod: pod("uid-0", 4, id),
             is_leaving: false,
@@ -251,6 +253,21 @@ fn what_a_kubelet_had_is_kept_beside_it_and_given_back() {
         assert_eq!(node.assignments, before.machine[id].assignments);
         assert_eq!(node.cells, before.machine[id].cells);
     }
+    // What this agent has placed is what runs; that a kubelet has newer files is said.
+    remarks.clear();
+    let placed = Checkpoint {
+        assignments: placement.assignments(),
+        before: None,
+        keeps_quota: false,
+    };
+    let lock = || PlacementLock::exclusive_by_force(&state_dir, BREAK_AFTER).unwrap();
+    placed.write(&lock(), &state_dir).unwrap();
+    let from = std::fs::File::open(state_dir.join(format!("{FROM_KUBELET}{CPU_MANAGER_STATE}")));
+    let at = |seconds| std::time::SystemTime::now() + Duration::from_secs(seconds);
+    from.as_ref().unwrap().set_modified(at(60)).unwrap();
+    taken(&mut remarks);
+    assert!(remarks[0].contains("nothing is taken over"), "{remarks:?}");
+    Checkpoint::remove(&lock(), &state_dir).unwrap();
     kubelet_state::forget(&state_dir).unwrap();
     assert_eq!(taken(&mut remarks), Assignments::default());
 }
