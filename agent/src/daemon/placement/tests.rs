@@ -32,7 +32,9 @@ fn machine() -> Machine {
 pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
-    std::fs::write(dir.path().join(CPU_MANAGER_STATE), state).unwrap();
+    let kubelet_dir = PathBuf::from("/var/lib/kubelet");
+    std::fs::create_dir_all(node.host.path(&kubelet_dir)).unwrap();
+    std::fs::write(node.host.path(&kubelet_dir).join(CPU_MANAGER_STATE), state).unwrap();
     let mounts = node.host.cgroup_mounts().unwrap();
     let cgroup_root = CgroupPath::default();
     let tree = || KubeletTree::find(&mounts, &cgroup_root).unwrap();
@@ -42,7 +44,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         cgroup_root: cgroup_root.clone(),
         kubelet: beside_kubelet.then(tree),
         state_dir: dir.path().to_owned(),
-        kubelet_dir: dir.path().to_owned(),
+        kubelet_dir,
     };
     let options = Options {
         moves_interrupts: false,
