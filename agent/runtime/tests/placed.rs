@@ -247,6 +247,12 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
     agent.pod(1, None);
     agent.say(&ToAgent::Listed);
     let cgroup = format!("{}/kubepods/pod{UID}", scene.containerd.cgroup);
+    let mut elsewhere = 0;
+    for _ in 0..CONTAINERS {
+        attempt += 1;
+        elsewhere += u32::from(scene.first_look(attempt).await != own);
+    }
+    println!("{CONTAINERS} containers without NRI: {elsewhere} first looks elsewhere");
     let mut windows = Vec::new();
     for _ in 0..CONTAINERS_WITHOUT {
         attempt += 1;

@@ -29,7 +29,7 @@ pub mod witness;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
@@ -43,6 +43,7 @@ pub use quota::{PodQuotas, Quotas};
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
+use crate::host::clock::{now_ns, rest_until_ns};
 use crate::host::cpuset::CpusetError;
 use crate::host::file::{FileError, read_text};
 use crate::host::knobs::KnobError;
@@ -84,7 +85,7 @@ pub enum PlacementError {
     /// Another file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The state files for a kubelet.
+    /// The state files for a kubelet, and those that came from one, cannot be removed.
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),
     /// The list of CPUs that are online.
@@ -205,6 +206,8 @@ impl Placement {
             reports,
             period,
             said: (0, Vec::new()),
+            number: 0,
+            unsaid_cpus: None,
         };
         let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
             worker.run(&woken);
@@ -242,29 +245,42 @@ struct Worker {
     period: Duration,
     /// The number and the remarks of the last report.
     said: (u64, Vec<String>),
+    /// The placement of the last turn.
+    number: u64,
+    /// CPUs that are online, which the loop has not taken yet.
+    unsaid_cpus: Option<CpuSet>,
 }
 
 impl Worker {
     fn run(mut self, woken: &Receiver<()>) {
-        let mut next = Instant::now();
+        let period_ns = u64::try_from(self.period.as_nanos()).unwrap_or(u64::MAX);
         loop {
+            let began_ns = now_ns();
             self.turn();
-            next = Instant::now().max(next) + self.period;
-            match woken.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                Ok(()) => next = Instant::now(),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return self.applier.end(),
+            let ended_ns = now_ns();
+            let turns = Turns {
+                look_at_ns: rest_until_ns(began_ns, ended_ns),
+                routine_at_ns: ended_ns.saturating_add(period_ns),
+            };
+            if !turns.wait(woken, || self.shared.wanted().0 != self.number) {
+                return self.applier.end();
             }
         }
     }
 
     fn turn(&mut self) {
         match self.applier.look_at_cpus() {
-            Ok(Some(online)) => self.tell(Report::Cpus { online }),
+            Ok(Some(online)) => self.unsaid_cpus = Some(online),
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "which CPUs are online is unknown"),
         }
+        if let Some(online) = self.unsaid_cpus.take()
+            && !self.tell(Report::Cpus { online })
+        {
+            self.unsaid_cpus = Some(online);
+        }
         let (number, wanted) = self.shared.wanted().clone();
+        self.number = number;
         let Some(wanted) = wanted else {
             return;
         };
@@ -277,19 +293,80 @@ impl Worker {
         if is_quiet && said == self.said {
             return;
         }
-        self.said = said;
-        self.tell(match result {
+        let is_taken = self.tell(match result {
             Ok(outcome) => Report::Applied {
                 number,
                 outcome: Box::new(outcome),
             },
             Err(error) => Report::Failed { number, error },
         });
+        // What was not taken is said with the next turn.
+        self.said = if is_taken { said } else { (0, Vec::new()) };
     }
 
-    fn tell(&self, report: Report) {
-        if self.reports.try_send(report).is_err() {
+    fn tell(&self, report: Report) -> bool {
+        let is_taken = self.reports.try_send(report).is_ok();
+        if !is_taken {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
+        is_taken
+    }
+}
+
+/// When the thread has its next turn. Any process that comes and goes in a pod asks for a look, and each look is at all containers.
+struct Turns {
+    /// Not before, if it was only asked to look.
+    look_at_ns: u64,
+    /// In any case.
+    routine_at_ns: u64,
+}
+
+impl Turns {
+    /// Waits for the next turn: at once for another placement. Whether to go on.
+    fn wait(&self, woken: &Receiver<()>, is_new: impl Fn() -> bool) -> bool {
+        let mut at_ns = self.routine_at_ns;
+        loop {
+            let left = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
+            match woken.recv_timeout(left) {
+                Ok(()) if is_new() || self.look_at_ns <= now_ns() => return true,
+                Ok(()) => at_ns = self.look_at_ns.min(self.routine_at_ns),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    const HOUR_NS: u64 = 3_600_000_000_000;
+
+    #[test]
+    fn a_look_waits_for_its_time_and_another_placement_does_not() {
+        let (wake, woken) = sync_channel(2);
+        let turns = |look_at_ns| Turns {
+            look_at_ns,
+            routine_at_ns: now_ns() + HOUR_NS,
+        };
+        wake.send(()).unwrap();
+        assert!(turns(now_ns() + HOUR_NS).wait(&woken, || true));
+        wake.send(()).unwrap();
+        assert!(turns(0).wait(&woken, || false));
+        wake.send(()).unwrap();
+        wake.send(()).unwrap();
+        let look_at_ns = now_ns() + 20_000_000;
+        assert!(turns(look_at_ns).wait(&woken, || false));
+        assert!(now_ns() >= look_at_ns);
+        let routine = Turns {
+            look_at_ns: now_ns() + HOUR_NS,
+            routine_at_ns: 0,
+        };
+        assert!(routine.wait(&woken, || false));
+        drop(wake);
+        assert!(!turns(0).wait(&woken, || false));
     }
 }

@@ -31,7 +31,7 @@ pub struct NriWork {
     /// The shared pool that was sent.
     pool: Option<CpuSet>,
     tally: NriTally,
-    /// Why it was last away: said once.
+    /// Why it is away: said once.
     away: Option<String>,
 }
 
@@ -157,6 +157,7 @@ impl Agent {
             FromNri::Hello { .. } => {}
             FromNri::Connected { runtime } => {
                 work.tally.is_connected = true;
+                work.away = None;
                 tracing::info!(runtime, "the runtime asks when it makes a container (NRI)");
                 // What it made while it did not ask is as its specification had it.
                 self.rescans.note_all();
@@ -169,7 +170,7 @@ impl Agent {
                 }
                 work.away = Some(why.clone());
                 self.warn(format!(
-                    "NRI is not used: {why}; scores and holds are applied when a container has started, and it is tried again"
+                    "NRI is not used: {why}; scores, holds and CPUs are applied when a container has started, and it is tried again"
                 ));
             }
             FromNri::Container {

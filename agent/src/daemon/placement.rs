@@ -37,7 +37,7 @@ use crate::act::placement::checkpoint::{
 };
 use crate::act::placement::foreign;
 use crate::act::placement::kubelet_state::{
-    self, CPU_MANAGER_STATE, CpuManagerState, FROM_KUBELET, MEMORY_MANAGER_STATE,
+    self, CPU_MANAGER_STATE, CpuManagerState, FOR_KUBELET, FROM_KUBELET, MEMORY_MANAGER_STATE,
     MemoryManagerState,
 };
 use crate::act::placement::{
@@ -129,7 +129,10 @@ impl Placing {
         let mut settings = config.placement.clone();
         settings.devices = devices.unwrap_or_default();
         let is_active = settings.is_active();
-        if !is_active && !around.state_dir.join(CHECKPOINT).exists() {
+        // When the kubelet places, the checkpoint is gone before the policies are none.
+        let for_kubelet = format!("{FOR_KUBELET}{CPU_MANAGER_STATE}");
+        let is_left = |file: &str| around.state_dir.join(file).exists();
+        if !is_active && !is_left(CHECKPOINT) && !is_left(&for_kubelet) {
             return Ok(None);
         }
         let place = Place {
@@ -321,12 +324,23 @@ fn saved(
     machine: &Machine,
     remark: &mut impl FnMut(String),
 ) -> Result<Assignments> {
+    let from_kubelet = around
+        .state_dir
+        .join(format!("{FROM_KUBELET}{CPU_MANAGER_STATE}"));
     let found = {
         let lock = PlacementLock::exclusive_by_force(around.state_dir, BREAK_AFTER)?;
         Checkpoint::read(&lock, around.state_dir)?
     };
     match found {
-        Found::Checkpoint(checkpoint) => return Ok(checkpoint.assignments),
+        Found::Checkpoint(checkpoint) => {
+            if is_newer(&from_kubelet, &around.state_dir.join(CHECKPOINT)) {
+                remark(format!(
+                    "{}: is newer than {CHECKPOINT}, and nothing is taken over from it: placement goes on with what this agent has placed",
+                    from_kubelet.shown()
+                ));
+            }
+            return Ok(checkpoint.assignments);
+        }
         Found::Damaged(set_aside) => {
             remark(set_aside.to_string());
             // What was put aside from a kubelet that runs is older than what is damaged: others may have its CPUs by now.
@@ -362,6 +376,11 @@ fn saved(
             Ok(Assignments::default())
         }
     }
+}
+
+fn is_newer(one: &Path, other: &Path) -> bool {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|there| there.modified());
+    matches!((modified(one), modified(other)), (Ok(one), Ok(other)) if one > other)
 }
 
 fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {

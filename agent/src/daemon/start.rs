@@ -567,7 +567,8 @@ impl Start<'_> {
             return prepared;
         }
         // Evictions go on without it.
-        let prepared = prepared.map_err(|error| format!("{error:#}"));
+        let prepared = prepared
+            .map_err(|error| format!("{error:#}; then restart plimsoll: it looks at its start"));
         Ok(self
             .without("placement of CPUs and memory", prepared)
             .flatten())

@@ -175,10 +175,12 @@ impl SourceName {
             Self::PodEvents => "what limits cost the pods is seen by the next rescan, not at once",
             Self::Manifests => "pods that come or go from now on are not known",
             Self::Cluster => "names of new pods are not known, and evictions are not reported",
-            Self::Nri => "scores and holds are applied when a container has started",
+            Self::Nri => "scores, holds and CPUs are applied when a container has started",
             Self::Storage => "thresholds on disks see no new figures and evict nobody",
             Self::Remedies => "the engine sees from its samples alone how remedies go",
-            Self::Placement => "changes of the CPUs that are online are not seen",
+            Self::Placement => {
+                "containers that come from now on are not placed, nor is anything moved"
+            }
             Self::CpuTime => "CPU bursts and suppression stay as they are",
             Self::Snapshots => "`plimsoll explain` and `plimsoll top` get no answer",
         }

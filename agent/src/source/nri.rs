@@ -385,9 +385,8 @@ impl Work {
         }
     }
 
-    /// What does not fit into a frame is sent without scores, so that nothing older holds: its containers are made as their specification has them, or refused.
     fn write(&mut self, frame: &ToNri) {
-        let Some(bytes) = encode(frame).or_else(|| encode(&without_scores(frame))) else {
+        let Some(bytes) = fitting(frame) else {
             return;
         };
         if let Some(peer) = &mut self.peer
@@ -403,17 +402,34 @@ impl Work {
     }
 }
 
-fn without_scores(frame: &ToNri) -> ToNri {
-    match frame {
-        ToNri::Pod { uid, answers } => ToNri::Pod {
-            uid: uid.clone(),
-            answers: PodAnswers {
-                refusal: answers.refusal.clone(),
-                ..PodAnswers::default()
-            },
-        },
-        ToNri::SharedPool { .. } | ToNri::Complete => frame.clone(),
+/// A pod's answers that do not fit into a frame are sent without scores, or else only as far as it is refused, so that nothing older holds.
+fn fitting(frame: &ToNri) -> Option<Vec<u8>> {
+    if let Some(bytes) = encode(frame) {
+        return Some(bytes);
     }
+    let ToNri::Pod { uid, answers } = frame else {
+        return None;
+    };
+    let with = |answers| {
+        let uid = uid.clone();
+        encode(&ToNri::Pod { uid, answers })
+    };
+    let without_scores = with(PodAnswers {
+        oom_score_adj: BTreeMap::new(),
+        specified: BTreeMap::new(),
+        ..answers.clone()
+    });
+    tracing::warn!(
+        uid,
+        has_places = without_scores.is_some(),
+        "NRI: a pod has too many containers for a frame; their scores, or also their CPUs, are applied when they have started"
+    );
+    without_scores.or_else(|| {
+        with(PodAnswers {
+            refusal: answers.refusal.clone(),
+            ..PodAnswers::default()
+        })
+    })
 }
 
 impl Peer {

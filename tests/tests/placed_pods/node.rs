@@ -16,6 +16,8 @@ use super::{Tally, generate};
 
 /// Pods that may be on it at a time.
 const PODS_MAX: usize = 24;
+/// Refused ones that wait.
+const WAITING_MAX: usize = 3;
 
 /// A node.
 pub(crate) struct Node {
@@ -23,6 +25,8 @@ pub(crate) struct Node {
     parts: Parts,
     placement: NodePlacement,
     pods: BTreeMap<PodUid, Pod>,
+    /// Pods that were refused, and are tried again after each operation, as beside a kubelet.
+    waiting: BTreeMap<PodUid, Pod>,
     next: u64,
 }
 
@@ -59,6 +63,7 @@ impl Node {
             parts,
             placement,
             pods: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             next: 0,
         })
     }
@@ -75,6 +80,21 @@ impl Node {
             (9..=11, Some(uid)) => self.resize(random, &uid),
             (_, Some(uid)) => self.remove(&uid),
             (_, None) => {}
+        }
+        self.serve_waiting(random);
+    }
+
+    fn serve_waiting(&mut self, random: &mut Random) {
+        for (uid, pod) in std::mem::take(&mut self.waiting) {
+            if random.one_in(8) {
+                self.placement.remove(&uid);
+            } else if self.placement.admit(&pod).is_ok() {
+                self.tally.served += 1;
+                self.pods.insert(uid, pod);
+            } else {
+                self.waiting.insert(uid, pod);
+            }
+            self.done();
         }
     }
 
@@ -98,7 +118,11 @@ impl Node {
                 "a refused pod holds something"
             );
             assert_eq!(self.memory(), memory, "a refused pod has memory");
-            self.placement.remove(&uid);
+            if self.waiting.len() < WAITING_MAX && random.one_in(2) {
+                self.waiting.insert(uid, pod);
+            } else {
+                self.placement.remove(&uid);
+            }
             self.done();
             return;
         }
@@ -291,7 +315,8 @@ impl Node {
 
     /// The last pod goes, and everything is as on the first day.
     pub(crate) fn clear(&mut self) {
-        for uid in std::mem::take(&mut self.pods).into_keys() {
+        let waiting = std::mem::take(&mut self.waiting).into_keys();
+        for uid in std::mem::take(&mut self.pods).into_keys().chain(waiting) {
             self.placement.remove(&uid);
         }
         self.done();

@@ -264,7 +264,8 @@ impl Session<'_> {
             name: container.name.clone(),
             id: container.id.clone(),
             answer: answer.clone(),
-            is_foreign: !shown.cpus.is_empty() || !shown.mems.is_empty(),
+            // Where only its memory nodes are set, its CPUs are ours to move.
+            is_foreign: !shown.cpus.is_empty(),
         });
         match answer {
             Answer::Unchanged => ttrpc::Response::default(),

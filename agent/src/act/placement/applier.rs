@@ -22,7 +22,7 @@ use plimsoll_core::placement::memory::NodeMemory;
 
 use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
-use super::checkpoint::{BREAK_AFTER, Checkpoint, Found, PlacementLock};
+use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock};
 use super::foreign::{self, Foreign};
 use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
@@ -109,7 +109,12 @@ pub struct Applier {
     foreign: Foreign,
     irqs: Option<IrqAffinity>,
     ours: BTreeMap<CgroupPath, Ours>,
+    /// CPUs that were online when they were last looked at.
     online: Option<CpuSet>,
+    /// Those at the last look at the sets.
+    online_at_look: Option<CpuSet>,
+    /// The files for a kubelet have what is in force.
+    is_kept_for_kubelet: bool,
     truce: Truce,
 }
 
@@ -142,6 +147,8 @@ impl Applier {
             foreign,
             ours: BTreeMap::new(),
             online: None,
+            online_at_look: None,
+            is_kept_for_kubelet: false,
             truce: Truce::default(),
         };
         let remarks = restoration.remarks().into_iter().chain(unread);
@@ -166,9 +173,9 @@ impl Applier {
         }
         let mut sets = Sets::open(&place.host, &place.state_dir)?;
         leave_to(&owner, place, Some(&mut sets));
+        kubelet_state::forget(&place.state_dir).map_err(PlacementError::ForKubelet)?;
         let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
         Checkpoint::remove(&lock, &place.state_dir)?;
-        kubelet_state::forget(&place.state_dir).map_err(PlacementError::ForKubelet)?;
         Ok(true)
     }
 
@@ -249,8 +256,14 @@ impl Applier {
         if is_apart && (is_new || !is_done) {
             checkpoint.before = None;
             checkpoint.write(&lock, &self.place.state_dir)?;
-            kubelet_state::keep(&self.place.state_dir, &wanted.assignments, &wanted.memory)
-                .map_err(PlacementError::ForKubelet)?;
+        }
+        self.is_kept_for_kubelet &= !is_new;
+        if is_apart && !self.is_kept_for_kubelet {
+            // Everything is in force, with them or without.
+            let kept =
+                kubelet_state::keep(&self.place.state_dir, &wanted.assignments, &wanted.memory);
+            self.is_kept_for_kubelet = kept.is_ok();
+            outcome.not_kept_for_kubelet = kept.err().map(|error| error.to_string());
         }
         if is_apart {
             self.before = Some(wanted.assignments.clone());
@@ -354,7 +367,7 @@ impl Applier {
         online: CpuSet,
         now: Instant,
     ) -> Result<Option<CgroupPath>, PlacementError> {
-        let online_changed = self.online.replace(online) != Some(online);
+        let online_changed = self.online_at_look.replace(online) != Some(online);
         let there = |path: &CgroupPath| containers.iter().any(|container| container.path == *path);
         self.ours.retain(|path, _| there(path));
         let mut as_written = true;
@@ -365,8 +378,9 @@ impl Applier {
             let Ok(theirs) = runs_on(container, online) else {
                 continue;
             };
-            // v1 takes CPUs out of sets when they go offline, and does not give them back.
-            if theirs == ours.cpus || ours.id != container.id || online_changed {
+            // v1 takes CPUs out of sets when they go offline, and does not give them back. On v2 they stay in what is written.
+            let is_as_written = theirs & online == ours.cpus & online;
+            if is_as_written || ours.id != container.id || online_changed {
                 ours.rewritten = 0;
                 continue;
             }
@@ -568,14 +582,25 @@ impl Applier {
     }
 }
 
-/// Somebody else manages cpusets from now on: what they do not write is not to stay ours.
+/// Somebody else manages cpusets from now on: what they do not write is not to stay ours, and the checkpoint is not to be gone on from when they have ended.
 fn leave_to(owner: &OtherOwner, place: &Place, sets: Option<&mut Sets>) {
     if let (OtherOwner::Kubelet { .. }, Some(sets)) = (owner, sets) {
         let kept = beside::nodes_of_kubelet(place);
         if let Err(error) = kept.and_then(|kept| Ok(sets.hand_over(&kept)?)) {
             tracing::error!(%error, "memory nodes of containers are not given back; the next look tries again");
         }
+        if let Err(error) = forget_checkpoint(place) {
+            tracing::error!(%error, "the checkpoint of placement is not removed; the next look tries again");
+        }
     }
+}
+
+fn forget_checkpoint(place: &Place) -> Result<(), PlacementError> {
+    if !place.state_dir.join(CHECKPOINT).exists() {
+        return Ok(());
+    }
+    let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
+    Ok(Checkpoint::remove(&lock, &place.state_dir)?)
 }
 
 /// Another program has put a container where others are to be alone.

@@ -11,6 +11,7 @@ use super::PlacementError;
 use super::cgroups::Container;
 use super::checkpoint::SetAside;
 use super::foreign::FOREIGN;
+use super::kubelet_state::FOR_KUBELET;
 use crate::host::cgroup::CgroupPath;
 use crate::host::irq::Moved;
 
@@ -81,6 +82,8 @@ pub struct Outcome {
     pub offline: Vec<Offline>,
     /// Why the file of containers whose cpuset another plugin has set could not be written.
     pub foreign_not_kept: Option<String>,
+    /// Why the state files for a kubelet could not be written.
+    pub not_kept_for_kubelet: Option<String>,
     /// A checkpoint that was none.
     pub set_aside: Option<SetAside>,
     /// Interrupts.
@@ -101,6 +104,11 @@ impl Outcome {
         remarks.extend(self.foreign_not_kept.iter().map(|why| {
             format!(
                 "{FOREIGN}: {why}; plimsoll tries again: after a restart before that, containers whose cpuset another NRI plugin has set are placed like any other"
+            )
+        }));
+        remarks.extend(self.not_kept_for_kubelet.iter().map(|why| {
+            format!(
+                "{FOR_KUBELET}*: {why}; plimsoll tries again: give a kubelet none of these files before"
             )
         }));
         remarks.extend(self.failed.iter().map(ToString::to_string));

@@ -203,15 +203,19 @@ pub fn beside(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
     })
 }
 
-/// The pid of a kubelet, if one runs.
+/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes.
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
         .take(PROCESSES_MAX)
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_in_pod = |pid: &u32| {
+        let cgroups = read_text(host.procfs(format!("{pid}/cgroup")));
+        cgroups.is_ok_and(|cgroups| cgroups.contains("kubepods"))
+    };
     let is_kubelet = |pid: &u32| {
         let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
-        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
+        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet") && !is_in_pod(pid)
     };
     pids.filter(is_kubelet).min()
 }

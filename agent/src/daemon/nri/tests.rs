@@ -1,7 +1,7 @@
 use std::sync::mpsc::Receiver;
 
 use plimsoll_core::kube::cluster_link::Settled;
-use plimsoll_core::kube::runtime_link::Adjustment;
+use plimsoll_core::kube::runtime_link::{Adjustment, Answer};
 
 use super::*;
 use crate::act::oom_order::OomOrdering;

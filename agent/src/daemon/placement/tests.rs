@@ -2,7 +2,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 
 use super::*;
-use crate::act::placement::kubelet_state::{FOR_KUBELET, keep};
+use crate::act::placement::kubelet_state::keep;
 use crate::daemon::tests::{Cgroup, Node};
 use crate::host::cgroup::tests::fake_v2;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
@@ -32,7 +32,9 @@ fn machine() -> Machine {
 pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
-    std::fs::write(dir.path().join(CPU_MANAGER_STATE), state).unwrap();
+    let kubelet_dir = PathBuf::from("/var/lib/kubelet");
+    std::fs::create_dir_all(node.host.path(&kubelet_dir)).unwrap();
+    std::fs::write(node.host.path(&kubelet_dir).join(CPU_MANAGER_STATE), state).unwrap();
     let mounts = node.host.cgroup_mounts().unwrap();
     let cgroup_root = CgroupPath::default();
     let tree = || KubeletTree::find(&mounts, &cgroup_root).unwrap();
@@ -42,7 +44,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         cgroup_root: cgroup_root.clone(),
         kubelet: beside_kubelet.then(tree),
         state_dir: dir.path().to_owned(),
-        kubelet_dir: dir.path().to_owned(),
+        kubelet_dir,
     };
     let options = Options {
         moves_interrupts: false,
@@ -149,13 +151,15 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
 fn a_container_that_the_api_names_is_placed_at_once() {
     let mut node = Node::with(Cgroup::V2, true);
     let _dir = place_on(&mut node, true);
+    node.timer();
+    node.rest();
     let id = "a".repeat(64);
     let named = |node: &Node| {
         let placing = node.agent.placing.as_ref().unwrap();
         let names = placing.names.get(&"uid-0".into());
         names.and_then(|names| names.get(&id)).cloned()
     };
-    let mut tell = |node: &mut Node, id: Option<&str>| {
+    let tell = |node: &mut Node, id: Option<&str>| {
         let one = ClusterPod {
             pod: pod("uid-0", 4, id),
             is_leaving: false,
@@ -251,6 +255,21 @@ fn what_a_kubelet_had_is_kept_beside_it_and_given_back() {
         assert_eq!(node.assignments, before.machine[id].assignments);
         assert_eq!(node.cells, before.machine[id].cells);
     }
+    // What this agent has placed is what runs; that a kubelet has newer files is said.
+    remarks.clear();
+    let placed = Checkpoint {
+        assignments: placement.assignments(),
+        before: None,
+        keeps_quota: false,
+    };
+    let lock = || PlacementLock::exclusive_by_force(&state_dir, BREAK_AFTER).unwrap();
+    placed.write(&lock(), &state_dir).unwrap();
+    let from = std::fs::File::open(state_dir.join(format!("{FROM_KUBELET}{CPU_MANAGER_STATE}")));
+    let at = |seconds| std::time::SystemTime::now() + Duration::from_secs(seconds);
+    from.as_ref().unwrap().set_modified(at(60)).unwrap();
+    taken(&mut remarks);
+    assert!(remarks[0].contains("nothing is taken over"), "{remarks:?}");
+    Checkpoint::remove(&lock(), &state_dir).unwrap();
     kubelet_state::forget(&state_dir).unwrap();
     assert_eq!(taken(&mut remarks), Assignments::default());
 }

@@ -233,3 +233,34 @@ fn a_pod_that_does_not_fit_into_a_frame_costs_itself_alone() {
     link.set(scored("b", 2));
     assert_eq!(program.hear(), Some(pod(&scored("b", 2))));
 }
+
+fn many(what: &'static str, count: usize) -> impl Iterator<Item = String> {
+    (0..count).map(move |at| format!("{what}-{at}"))
+}
+
+#[test]
+fn of_too_many_answers_the_scores_go_first() {
+    let answers = PodAnswers {
+        oom_score_adj: many("scored", 3000).map(|name| (name, 1)).collect(),
+        foreign: many("id", 10).collect(),
+        ..PodAnswers::default()
+    };
+    let sent = |answers: &PodAnswers| {
+        let (uid, answers) = ("u1".to_owned(), answers.clone());
+        let bytes = fitting(&ToNri::Pod { uid, answers }).unwrap();
+        match serde_json::from_slice(&bytes[LENGTH_BYTES..]).unwrap() {
+            ToNri::Pod { answers, .. } => answers,
+            other => panic!("{other:?}"),
+        }
+    };
+    let scored = sent(&answers);
+    assert_eq!((scored.oom_score_adj.len(), scored.foreign.len()), (0, 10));
+    let refused = PodAnswers {
+        refusal: Some("evicted".to_owned()),
+        foreign: many("id", 3000).collect(),
+        ..answers
+    };
+    let sent = sent(&refused);
+    assert_eq!(sent.refusal, refused.refusal);
+    assert_eq!((sent.oom_score_adj.len(), sent.foreign.len()), (0, 0));
+}

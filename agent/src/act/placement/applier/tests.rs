@@ -263,6 +263,11 @@ fn a_kubelet_that_places_is_left_alone() {
     std::fs::create_dir_all(&comm).unwrap();
     std::fs::write(comm.join("comm"), "kubelet\n").unwrap();
     let options = applier.options;
+    // Any process in a pod may have this name.
+    let in_pod = "0::/kubepods/poda/main\n";
+    std::fs::write(comm.join("cgroup"), in_pod).unwrap();
+    Applier::open(node.place(), options).unwrap();
+    std::fs::write(comm.join("cgroup"), "0::/system.slice/kubelet.service\n").unwrap();
     let errors = [
         Applier::open(node.place(), options).unwrap_err(),
         applier.apply(&wanted("0-5", &[("a", "6-7")])).unwrap_err(),
@@ -304,6 +309,76 @@ fn cpus_that_go_offline_are_reported_and_survived() {
     node.online("0-7");
     let outcome = applier.apply(&first).unwrap();
     assert_eq!(node.cpus(), ["6-7", "4-5"], "{}", said(&outcome));
+}
+
+/// On v2 a CPU that goes offline stays in what is written, and that is nobody's doing.
+#[test]
+fn a_cpu_that_goes_offline_is_no_other_program() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let first = wanted("0-5,7", &[("a", "6")]);
+    applier.apply(&first).unwrap();
+    node.online("0-6");
+    // As the engine has it, once it knows.
+    for pool in ["0-5,7", "0-5", "0-5", "0-5", "0-5", "0-5"] {
+        applier.look_at_cpus().unwrap();
+        let outcome = applier.apply(&wanted(pool, &[("a", "6")])).unwrap();
+        assert_eq!(outcome.failed.len(), 0, "{}", said(&outcome));
+    }
+    node.online("0-7");
+    for _ in 0..5 {
+        applier.look_at_cpus().unwrap();
+        applier.apply(&first).unwrap();
+    }
+    assert_eq!(node.cpus(), ["6", "0-5,7"]);
+    // Somebody who writes is seen as before.
+    for _ in 0..REWRITES_MAX - 1 {
+        node.put(&format!("{B}/cpuset.cpus"), "0\n");
+        applier.apply(&first).unwrap();
+    }
+    node.put(&format!("{B}/cpuset.cpus"), "0\n");
+    applier.apply(&first).unwrap_err();
+}
+
+#[test]
+fn what_a_kubelet_may_go_on_with_is_written_until_it_is_there() {
+    let node = Node::new();
+    let mut applier = node.applier();
+    let file = node.place().state_dir.join("for-kubelet.cpu_manager_state");
+    std::fs::create_dir_all(&file).unwrap();
+    let first = wanted("0-5", &[("a", "6-7")]);
+    let outcome = applier.apply(&first).unwrap();
+    assert!(
+        said(&outcome).contains("for-kubelet."),
+        "{}",
+        said(&outcome)
+    );
+    assert_eq!(node.cpus(), ["6-7", "0-5"], "it is in force all the same");
+    std::fs::remove_dir(&file).unwrap();
+    assert_eq!(said(&applier.apply(&first).unwrap()), "");
+    assert!(file.is_file());
+    // An agent that ended in between, or wrote none.
+    std::fs::remove_file(&file).unwrap();
+    drop(applier);
+    node.applier().apply(&first).unwrap();
+    assert!(file.is_file());
+}
+
+#[test]
+fn when_the_kubelet_turns_static_nothing_is_gone_on_from_later() {
+    let (node, place) = beside("none");
+    let mut applier = open_at(&place);
+    let wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    applier.apply(&wanted).unwrap();
+    let checkpoint = place.state_dir.join(CHECKPOINT);
+    assert!(checkpoint.exists());
+    let state = node.host.path("/var/lib/kubelet/cpu_manager_state");
+    std::fs::write(&state, r#"{"policyName":"static"}"#).unwrap();
+    applier.apply(&wanted).unwrap_err();
+    assert!(!checkpoint.exists());
+    std::fs::write(&state, r#"{"policyName":"none"}"#).unwrap();
+    applier.apply(&wanted).unwrap();
+    assert!(checkpoint.exists());
 }
 
 #[test]
