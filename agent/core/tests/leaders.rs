@@ -131,7 +131,7 @@ fn followed(
         node_only: true,
         ..full.clone()
     };
-    // Where no threshold is on it, the kubepods cgroup is read when the question comes again.
+    // Where no threshold is on it, the kubepods cgroup is read with the second leader.
     let is_of_kubepods =
         |threshold: &Threshold| threshold.signal == Signal::AllocatableMemoryAvailable;
     let thresholds = &engine.config().thresholds;
@@ -156,13 +156,12 @@ fn followed(
         match stale {
             Stale::Unread(uid) => {
                 assert!(sample.leaders_only && sample.pods.iter().all(|memory| memory.uid != uid));
-                if sample.kubepods != full.kubepods && !sample.pods.is_empty() {
-                    sample.kubepods = full.kubepods;
-                    continue;
-                }
                 match full.pods.iter().find(|memory| memory.uid == uid) {
                     Some(memory) if sample.pods.len() < LEADERS_MAX => {
-                        sample.pods.push(old(memory))
+                        sample.pods.push(old(memory));
+                        if sample.pods.len() > 1 {
+                            sample.kubepods = full.kubepods;
+                        }
                     }
                     _ => {
                         (sample.leaders_only, sample.pods) = (false, all());
