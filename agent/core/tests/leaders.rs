@@ -131,7 +131,7 @@ fn followed(
         node_only: true,
         ..full.clone()
     };
-    // Where no threshold is on it, the kubepods cgroup is read when the question comes again.
+    // Where no threshold is on it, the kubepods cgroup is read with the second leader.
     let is_of_kubepods =
         |threshold: &Threshold| threshold.signal == Signal::AllocatableMemoryAvailable;
     let thresholds = &engine.config().thresholds;
@@ -156,13 +156,12 @@ fn followed(
         match stale {
             Stale::Unread(uid) => {
                 assert!(sample.leaders_only && sample.pods.iter().all(|memory| memory.uid != uid));
-                if sample.kubepods != full.kubepods && !sample.pods.is_empty() {
-                    sample.kubepods = full.kubepods;
-                    continue;
-                }
                 match full.pods.iter().find(|memory| memory.uid == uid) {
                     Some(memory) if sample.pods.len() < LEADERS_MAX => {
-                        sample.pods.push(old(memory))
+                        sample.pods.push(old(memory));
+                        if sample.pods.len() > 1 {
+                            sample.kubepods = full.kubepods;
+                        }
                     }
                     _ => {
                         (sample.leaders_only, sample.pods) = (false, all());
@@ -469,8 +468,23 @@ fn only(name: &str) -> BTreeSet<String> {
 
 #[test]
 fn of_a_hundred_pods_few_are_read() {
-    // More than all others together, whatever was charged since.
+    // More than all others together. So much was charged since that this does not tell; the kubepods cgroup, which is read with the second, does.
     let (mut node, machine) = crowd(1200);
+    let (gone, read) = urgent(&mut node, &machine, &Clone::clone);
+    assert_eq!(gone, only("p0042"));
+    assert_eq!(read, 2);
+    // Where less was charged than it is ahead by, that does.
+    let (mut node, mut machine) = scene(
+        vec![threshold(Signal::MemoryAvailable, 0)],
+        Availability::Kubelet,
+        &[(0, 5); 100],
+    );
+    let mut pods = [Some((10, 0, 0)); 100];
+    pods[42] = Some((1200, 0, 0));
+    machine.becomes(&pods, 1200, 0);
+    node.step(EventKind::Sample(machine.sample(Cause::Timer)));
+    pods[42] = Some((1400, 0, 0));
+    machine.becomes(&pods, 1200, 0);
     let (gone, read) = urgent(&mut node, &machine, &Clone::clone);
     assert_eq!(gone, only("p0042"));
     assert_eq!(read, 1);

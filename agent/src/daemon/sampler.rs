@@ -305,13 +305,6 @@ impl Sampler {
                 first = Err(error.clone());
             }
         };
-        // What was charged settles it nearly always; if not, what this leader leaves of the kubepods cgroup may.
-        if sample.kubepods.is_none() && !sample.pods.is_empty() {
-            sample.kubepods = self.kubepods(true, |_, error| failed(error));
-            if sample.kubepods.is_some() {
-                return Ok(());
-            }
-        }
         let is_leader = sample.pods.len() < LEADERS_MAX
             && pods.read_one(uid, &mut sample.pods, now_ns, &mut failed);
         if !is_leader {
@@ -319,13 +312,13 @@ impl Sampler {
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
             sample.kubepods = self.kubepods(true, |_, error| failed(error));
             self.read_node(None, sample, |_, error| failed(error))?;
-        } else if let Some(before) = sample.kubepods {
-            // After the pod: what is left of it is the most that the others have.
-            let kubepods = self.kubepods(true, |_, error| failed(error));
-            sample.kubepods = kubepods.map(|kubepods| CgroupMemory {
-                swap_bytes: before.swap_bytes,
-                ..kubepods
-            });
+        } else if sample.pods.len() > 1 {
+            // After the pods: what is left of it is the most that the others have.
+            let swap_bytes = sample.kubepods.map(|kubepods| kubepods.swap_bytes);
+            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            if let (Some(kubepods), Some(swap_bytes)) = (&mut sample.kubepods, swap_bytes) {
+                kubepods.swap_bytes = swap_bytes;
+            }
         }
         first
     }

@@ -347,8 +347,8 @@ impl Agent {
     /// Reads anew what is too old for the decision about a sample.
     fn freshen(&mut self, received_ns: u64, sample: &mut Sample) {
         let until_ns = now_ns().saturating_add(FRESHEN_FOR_NS);
-        // Each pod twice, its usage and its page cache, the kubepods cgroup twice and a NUMA node.
-        let figures = 2 * self.pods.len() + 3;
+        // Each pod twice, its usage and its page cache, the kubepods cgroup and a NUMA node.
+        let figures = 2 * self.pods.len() + 2;
         for _ in 0..figures {
             let Some(stale) = self.engine.stale(sample, received_ns) else {
                 return;

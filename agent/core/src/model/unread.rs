@@ -55,13 +55,15 @@ pub(crate) struct Unread {
 }
 
 impl Unread {
-    /// The kubepods cgroup must have been read after the pods that are in the sample.
+    /// Of one pod what was charged has to do: nearly always it does, and the kubepods cgroup need not be read again. If more pods are in the sample,
+    /// it must have been read after them.
     pub(crate) fn of(sample: &Sample) -> Self {
+        let kubepods = sample.kubepods.filter(|_| sample.pods.len() > 1);
         let read = sample.pods.iter().map(|memory| memory.usage_bytes);
         let read_bytes = read.fold(0, u64::saturating_add);
         Self {
             charged_bytes: sample.charged_bytes,
-            rest_bytes: sample.kubepods.map(|kubepods| {
+            rest_bytes: kubepods.map(|kubepods| {
                 let rest = kubepods.usage_bytes.saturating_sub(read_bytes);
                 rest.saturating_add(NOISE_BYTES)
             }),

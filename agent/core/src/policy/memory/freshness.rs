@@ -56,8 +56,8 @@ pub enum Wanted {
 /// A reading that is too old for what hangs on it, or was not made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
-    /// The memory of this pod, which [`Sample::pods`] lacks. If [`Sample::kubepods`] is known, or becomes so, it is to be read after the pod: it bounds
-    /// what the others have, and may answer in its place. Without a cgroup all pods are to be read.
+    /// The memory of this pod, which [`Sample::pods`] lacks; and from the second on that of the kubepods cgroup after it. Without a cgroup all
+    /// pods are to be read.
     Unread(PodUid),
     /// The inactive file pages of the kubepods cgroup.
     Kubepods,
