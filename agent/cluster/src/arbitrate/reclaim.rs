@@ -72,6 +72,8 @@ struct Asked {
     /// The API server said yes; else it is not clear.
     is_done: bool,
     is_on_its_way: bool,
+    /// When the hole before this one was begun, as it stands again if nothing comes of it.
+    begun_before_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -505,6 +507,7 @@ impl Reclaims {
             at_ms: mono_ms,
             is_done: false,
             is_on_its_way: true,
+            begun_before_ms: self.begun_ms,
         };
         if !self.is_begun(&hole.pod) {
             self.begun_ms = Some(mono_ms);
@@ -528,6 +531,9 @@ impl Reclaims {
         asked.is_done = outcome == Outcome::Evicted;
         asked.at_ms = mono_ms;
         let (for_pod, node, left) = (asked.for_pod.clone(), asked.node.clone(), asked.left);
+        if !matches!(outcome, Outcome::Evicted | Outcome::Unclear) {
+            self.begun_ms = asked.begun_before_ms;
+        }
         if outcome != Outcome::Changed {
             self.conflicts.remove(victim);
         }

@@ -403,17 +403,8 @@ fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
         assert_eq!(cluster.evicted(), 0);
 
         // A budget forbids all.
-        let budgets = "/apis/policy/v1beta1/namespaces/four/poddisruptionbudgets";
-        let budgets = if server.get(budgets).await.is_some() {
-            budgets
-        } else {
-            "/apis/policy/v1/namespaces/four/poddisruptionbudgets"
-        };
-        let version = budgets
-            .trim_start_matches("/apis/")
-            .split("/namespaces")
-            .next()
-            .unwrap();
+        let version = budgets_version(&server).await;
+        let budgets = &format!("/apis/{version}/namespaces/four/poddisruptionbudgets");
         let budget = json!({"apiVersion": version, "kind": "PodDisruptionBudget", "metadata": {"name": "all"},
             "spec": {"minAvailable": 10, "selector": {"matchLabels": {"app": "app"}}}});
         server.create(budgets, &budget).await;
@@ -511,6 +502,15 @@ fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
         assert_eq!(cluster.evicted(), before + 6);
         assert!(arbitrator.page("/readyz").await.starts_with("HTTP/1.1 200"));
     });
+}
+
+/// Group and version of disruption budgets: the first before 1.21, the other one from 1.25 on.
+pub(super) async fn budgets_version(server: &Server) -> &'static str {
+    let version = "policy/v1beta1";
+    match server.get(&format!("/apis/{version}")).await {
+        Some(_) => version,
+        None => "policy/v1",
+    }
 }
 
 /// What the disruption controller would write.

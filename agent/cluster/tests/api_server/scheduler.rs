@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::arbitrator::{
-    Arbitrator, CONSUMERS, consumer, installed, kubeconfig, namespace, until_condition,
+    Arbitrator, CONSUMERS, budgets_version, consumer, installed, kubeconfig, namespace,
+    until_condition,
 };
 use super::support::server::{Control, Server, has_control};
 use super::support::{run, until};
@@ -21,7 +22,7 @@ const GRACE_S: u64 = 2;
 
 /// A cluster but for its kubelets.
 struct Cluster {
-    _control: Control,
+    control: Control,
     server: Server,
     kubelets: JoinHandle<()>,
 }
@@ -49,8 +50,8 @@ impl Cluster {
         }
         let kubelets = tokio::spawn(kubelets(server.admin.clone()));
         Some(Self {
+            control,
             server,
-            _control: control,
             kubelets,
         })
     }
@@ -98,6 +99,7 @@ impl Cluster {
     /// Waits until so many pods run and wait, by namespace.
     async fn until_pods(&self, expected: &[(&str, usize, usize)]) {
         until(&format!("{expected:?}"), async || {
+            self.control.check();
             for (namespace, running, waiting) in expected {
                 if self.pods(namespace).await? != (*running, *waiting) {
                     return None;
@@ -182,12 +184,14 @@ async fn settled(
     evicted
 }
 
-/// A budget of the Deployment `app`, which the disruption controller judges.
-async fn budget(server: &Server, namespace: &str, least: u64) {
-    let path = format!("/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets");
-    let body = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "app"},
+/// A budget of the Deployment `app`, which the disruption controller judges. Returns its path.
+async fn budget(server: &Server, namespace: &str, least: u64) -> String {
+    let version = budgets_version(server).await;
+    let path = format!("/apis/{version}/namespaces/{namespace}/poddisruptionbudgets");
+    let body = json!({"apiVersion": version, "kind": "PodDisruptionBudget", "metadata": {"name": "app"},
         "spec": {"minAvailable": least, "selector": {"matchLabels": {"app": "app"}}}});
     server.create(&path, &body).await;
+    format!("{path}/app")
 }
 
 #[test]
@@ -206,10 +210,9 @@ fn a_lender_gets_its_place_back_and_no_successor_takes_it_again() {
         let arbitrator = Arbitrator::start(&kubeconfig(server), "one");
 
         // A budget that forbids all.
-        budget(server, "borrower", 12).await;
+        let path = budget(server, "borrower", 12).await;
         until("the disruption controller", async || {
-            let path = "/apis/policy/v1/namespaces/borrower/poddisruptionbudgets/app";
-            let seen = server.get(path).await?;
+            let seen = server.get(&path).await?;
             (seen["status"]["currentHealthy"] == 12).then_some(())
         })
         .await;
@@ -218,9 +221,8 @@ fn a_lender_gets_its_place_back_and_no_successor_takes_it_again() {
         still(&cluster, &arbitrator, 0.0).await;
 
         // It allows six: these go, and each place is taken by a pod of the lender, while the borrower's Deployment makes another one for each.
-        let path = "/apis/policy/v1/namespaces/borrower/poddisruptionbudgets/app";
         server
-            .merge(path, &json!({"spec": {"minAvailable": 6}}))
+            .merge(&path, &json!({"spec": {"minAvailable": 6}}))
             .await;
         let shares = [("lender", 6, 0), ("borrower", 6, 6)];
         let first = settled(&cluster, &arbitrator, &shares).await;

@@ -119,15 +119,34 @@ impl Drop for Server {
 
 /// Scheduler and controllers of a server; they end with it.
 pub(crate) struct Control {
-    children: Vec<Child>,
+    children: Mutex<Vec<Child>>,
+}
+
+impl Control {
+    /// None of them has ended.
+    pub(crate) fn check(&self) {
+        for child in &mut *self.children.lock().unwrap() {
+            let ended = child.try_wait().unwrap();
+            assert!(ended.is_none(), "{CONTROL:?}: one ended with {ended:?}");
+        }
+    }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        for child in &mut self.children {
+        let children = self.children.get_mut();
+        for child in children.unwrap_or_else(PoisonError::into_inner) {
             let _ended = (child.kill(), child.wait());
         }
     }
+}
+
+/// Whether a program opens a port without TLS besides, always the same one, as it did before 1.23.
+fn has_open_port(program: &Path) -> bool {
+    let said = Command::new(program).arg("--version").output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let minor = said.split('.').nth(1).and_then(|minor| minor.parse().ok());
+    minor.is_some_and(|minor: u32| minor < 23)
 }
 
 /// Whether the scheduler and the controllers are there, of the version of the API server. `false`: they are not, and that is noted.
@@ -331,11 +350,15 @@ impl Server {
                     format!("--service-account-private-key-file={}", file("service.key")),
                 ]);
             }
+            let program = self.binaries.join(name);
+            if has_open_port(&program) {
+                arguments.push("--port=0".to_owned());
+            }
             let log = self.logs.join(format!("{name}.log"));
-            spawn(&self.binaries.join(name), &arguments, &log)
+            spawn(&program, &arguments, &log)
         };
         Control {
-            children: CONTROL.map(start).into(),
+            children: Mutex::new(CONTROL.map(start).into()),
         }
     }
 

@@ -125,6 +125,27 @@ fn a_pod_that_changes_again_and_again_is_left_alone() {
 }
 
 #[test]
+fn an_eviction_that_is_not_carried_out_begins_no_hole() {
+    for (answer, begun_ms) in [
+        (refused(429, None), None),
+        (refused(429, Some("DisruptionBudget")), None),
+        (refused(409, None), None),
+        (refused(403, None), None),
+        (refused(500, None), Some(30_000)),
+        (Answer::Done(Vec::new()), Some(30_000)),
+    ] {
+        let mut reclaims = Reclaims::new(1);
+        let plan = [reclaim("p", &["v"])];
+        due(&mut reclaims, &plan, 0);
+        due(&mut reclaims, &plan, 30_000);
+        sent(&mut reclaims, 30_000);
+        assert_eq!(reclaims.begun_ms(), Some(30_000));
+        reclaims.answered("v", &answer, false, 30_100);
+        assert_eq!(reclaims.begun_ms(), begun_ms, "{answer:?}");
+    }
+}
+
+#[test]
 fn holes_that_may_not_be_begun_wait_and_those_that_are_go_on() {
     let mut reclaims = Reclaims::new(1);
     let other = Reclaim {

@@ -277,9 +277,9 @@ fn who_takes_the_mark_of_a_hole_off_takes_no_writes_of_others_and_keeps_no_room(
     assert_eq!(evicted.len(), 5, "{evicted:?}");
     assert_eq!(written, 5, "each hole once");
     // What is given up is taken back also without the annotation.
-    for at in 0..5 {
-        world.pod("a", &format!("faster{at}"), Some("n"));
-        world.gone(&evicted[at]);
+    for victim in &evicted {
+        world.pod("a", &format!("faster-{victim}"), Some("n"));
+        world.gone(victim);
     }
     world.consumer(
         "a",

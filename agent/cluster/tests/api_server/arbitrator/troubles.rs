@@ -156,6 +156,49 @@ fn a_tenant_writes_nothing_that_is_taken_for_a_word_of_the_scheduler() {
     });
 }
 
+/// A tenant's pods have a year to end, and it deletes them: they are evicted all the same, which makes their time ten minutes.
+#[test]
+fn a_pod_that_leaves_in_a_year_is_evicted_once_more() {
+    run(async {
+        let Some((server, cluster)) = two_members(2).await else {
+            return;
+        };
+        cluster.ways.is_slow.store(true, Relaxed);
+        for at in 0..2 {
+            let mut body = pod_body(&format!("one-{at}"));
+            body["spec"]["terminationGracePeriodSeconds"] = json!(31_536_000);
+            server.create("/api/v1/namespaces/one/pods", &body).await;
+        }
+        cluster.runs(&[("one", 2)]).await;
+        for at in 0..2 {
+            let path = format!("/api/v1/namespaces/one/pods/one-{at}");
+            server.delete_plain(&path).await;
+        }
+        let _arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
+        pods(&server, "other", 0..1).await;
+        let graces = async || {
+            let mut graces = Vec::new();
+            for at in 0..2 {
+                let path = format!("/api/v1/namespaces/one/pods/one-{at}");
+                let pod = server.get(&path).await?;
+                graces.push(pod["metadata"]["deletionGracePeriodSeconds"].as_u64()?);
+            }
+            graces.sort_unstable();
+            Some(graces)
+        };
+        until("one of them to have less time", async || {
+            (graces().await? == [600, 31_536_000]).then_some(())
+        })
+        .await;
+        cluster.ways.is_slow.store(false, Relaxed);
+        until("the other pod to run", async || {
+            let seen = cluster.seen.lock().unwrap();
+            (seen.running.get("other") == Some(&1)).then_some(())
+        })
+        .await;
+    });
+}
+
 /// A pod takes its time to end, and the leader dies meanwhile: the next one goes on with the hole, and evicts no other pod for it.
 #[test]
 fn a_new_leader_goes_on_with_the_hole_of_a_slow_pod() {
