@@ -48,6 +48,8 @@ const SETTLED_MS: u64 = 5_000;
 const EVENT_EVERY: u32 = 10;
 /// What was written is seen by then, or it is written again.
 const SEEN_AFTER_MS: u64 = 5_000;
+/// A pod whose grace was cut short is taken to leave for so long: the time that it was given, and a minute.
+const CUT_SHORT_MS: u64 = 90_000;
 
 /// The options.
 #[derive(Debug, Clone)]
@@ -327,6 +329,9 @@ impl Arbiter {
         if std::mem::take(&mut self.takes_over) {
             self.adopt_holes(ms);
         }
+        self.memory
+            .cut_short
+            .retain(|uid, since| ms < *since + CUT_SHORT_MS && !is_gone(uid));
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
@@ -570,6 +575,9 @@ impl Arbiter {
             Target::Evict(victim) => {
                 let dry = self.settings.is_dry;
                 let (outcome, for_pod) = self.reclaims.answered(victim, answer, dry, now.mono_ms);
+                if !matches!(outcome, Outcome::Evicted | Outcome::Unclear) || dry {
+                    self.memory.cut_short.remove(victim);
+                }
                 *self.figures.evictions.entry(outcome).or_default() += 1;
                 self.say_outcome(victim, &for_pod, outcome, now);
                 self.is_changed = true;
@@ -697,6 +705,9 @@ impl Arbiter {
         let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
         let call = writes::eviction(&victim, pod, version, self.settings.is_dry);
+        if pod.is_leaving {
+            self.memory.cut_short.insert(victim.clone(), ms);
+        }
         self.evictions.count(ms);
         self.reclaims.sent(&victim, &hole, ms);
         Some((Target::Evict(victim), call))

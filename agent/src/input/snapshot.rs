@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_core::arbitration::cluster::NodeState;
+use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
@@ -77,8 +78,8 @@ struct Reader {
     snapshot: Snapshot,
     /// Of the nodes.
     labels: BTreeMap<String, BTreeMap<String, String>>,
-    /// Pods, with what is looked up when all files are read.
-    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>)>,
+    /// Pods, with what is looked up when all files are read: their node selectors, and the budgets of those that these protect.
+    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>, bool)>,
     budgets: Vec<DisruptionBudget>,
 }
 
@@ -312,24 +313,33 @@ impl Reader {
         let mut owners = owners
             .iter()
             .filter_map(|owner| owner.get("kind").and_then(Node::text));
+        let ends = part("metadata", "deletionTimestamp").map(|stamp| {
+            let stamp = stamp.text().and_then(seconds_since_1970);
+            stamp.map_or(0, |stamp| stamp.saturating_mul(1000))
+        });
+        let leaving = Leaving::of(ends, self.now_s.saturating_mul(1000));
         let named = NamedPod {
             uid: pod.uid().as_str().to_owned(),
             namespace: pod.namespace().to_owned(),
             name: name.to_owned(),
             age: if node.is_some() { started } else { 0 },
             waiting: if node.is_some() { 0 } else { created },
+            // A pending one waits for nothing any more.
+            leaving: leaving == Leaving::Soon || (node.is_none() && leaving != Leaving::No),
             node,
             requests,
             priority: pod.spec.priority.unwrap_or(0).into(),
-            leaving: part("metadata", "deletionTimestamp").is_some(),
-            daemon: pod.is_static()
+            daemon: leaving == Leaving::Hangs
+                || pod.is_static()
                 || pod.is_mirror()
                 || owners.any(|kind| kind == "DaemonSet" || kind == "Node"),
             nodes: None,
             budgets: BTreeSet::new(),
         };
-        self.pods
-            .push((named, pod, texts(part("spec", "nodeSelector"))));
+        // The Eviction API asks no budget of a pod that is being deleted.
+        let keeps_budgets = leaving != Leaving::Later;
+        let selector = texts(part("spec", "nodeSelector"));
+        self.pods.push((named, pod, selector, keeps_budgets));
     }
 
     /// Looks up which nodes and budgets pods mean.
@@ -353,8 +363,11 @@ impl Reader {
                 allowed.into(),
             );
         }
-        for (mut named, pod, selector) in self.pods {
-            let selecting = self.budgets.iter().filter(|budget| budget.selects(&pod));
+        for (mut named, pod, selector, keeps_budgets) in self.pods {
+            let selecting = self
+                .budgets
+                .iter()
+                .filter(|budget| keeps_budgets && budget.selects(&pod));
             named.budgets = selecting
                 .map(|budget| budget.metadata.name.clone())
                 .collect();

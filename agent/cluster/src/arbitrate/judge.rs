@@ -12,6 +12,7 @@ use plimsoll_core::arbitration::census::Census;
 use plimsoll_core::arbitration::cluster::{Cluster, Options};
 use plimsoll_core::arbitration::entitled::{Entitled, entitled, overused};
 use plimsoll_core::arbitration::groups::{Deserved, deserve};
+use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{
     Condition, Named, NamedConsumer, NamedNode, NamedPod, Objects,
 };
@@ -59,6 +60,8 @@ pub struct Memory {
     pub running_since: BTreeMap<String, (u64, u64)>,
     /// Pods that are evicted, as far as is known, and not yet seen to leave.
     pub evicted: BTreeSet<String>,
+    /// Pods that were being deleted already when they were evicted, and when: their new end may lie in the past.
+    pub cut_short: BTreeMap<String, u64>,
     /// Pods that are left alone for now: the Eviction API refused.
     pub left_alone: BTreeSet<String>,
     /// Pods that have notice.
@@ -149,7 +152,7 @@ pub fn judge(
 ) -> Result<Judgement, TooManyResources> {
     note_running(store, memory, now.mono_ms, unix_ms);
     let consumers = consumers(store);
-    let objects = objects(store, memory, &consumers, times, now);
+    let objects = objects(store, memory, &consumers, times, now, unix_ms);
     let resolved = objects.resolve()?;
     let mut cluster = resolved.cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
@@ -320,6 +323,7 @@ fn objects(
     consumers: &BTreeMap<String, (&String, &ConsumerSpec)>,
     times: Times,
     now: Now,
+    unix_ms: u64,
 ) -> Objects {
     let nodes = store.nodes.iter().map(|(name, node)| NamedNode {
         name: name.clone(),
@@ -349,7 +353,14 @@ fn objects(
     }
     let pods = store.pods.iter().map(|(uid, pod)| {
         let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
-        let mut named = named_pod(store, memory, (uid, pod), spec, times, now.mono_ms);
+        let mut named = named_pod(
+            store,
+            memory,
+            (uid, pod),
+            spec,
+            times,
+            (now.mono_ms, unix_ms),
+        );
         named.requests = keep(named.requests);
         let has_enough = long
             .get(pod.namespace.as_str())
@@ -422,7 +433,7 @@ fn named_pod(
     (uid, pod): (&String, &SeenPod),
     spec: Option<&ConsumerSpec>,
     times: Times,
-    mono_ms: u64,
+    (mono_ms, unix_ms): (u64, u64),
 ) -> NamedPod {
     let since = |since: Option<u64>| mono_ms.saturating_sub(since.unwrap_or(mono_ms)) / 1000;
     let age = memory
@@ -446,6 +457,15 @@ fn named_pod(
         .take_while(|((namespace, _), _)| *namespace == pod.namespace);
     let terminating = store.namespaces.get(&pod.namespace);
     let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
+    let ends = Leaving::of(pod.ends_unix_ms, unix_ms);
+    let is_ending = memory.evicted.contains(uid) || memory.cut_short.contains_key(uid);
+    let leaving = match ends {
+        _ if is_ending => true,
+        _ if pod.node.is_none() => pod.is_leaving,
+        Leaving::No => terminating,
+        Leaving::Soon => true,
+        Leaving::Later | Leaving::Hangs => false,
+    };
     NamedPod {
         uid: uid.clone(),
         namespace: pod.namespace.clone(),
@@ -455,13 +475,19 @@ fn named_pod(
         priority: pod.priority,
         age,
         waiting: since(memory.entitled_since.get(uid).copied()),
-        leaving: pod.is_leaving
-            || memory.evicted.contains(uid)
-            || (terminating && pod.node.is_some()),
-        // What is never evicted: pods of namespaces that are not arbitrated, and those that the Eviction API refused.
-        daemon: pod.is_daemon || spec.is_none() || memory.left_alone.contains(uid),
+        leaving,
+        // What is never evicted: pods of namespaces that are not arbitrated, those that the Eviction API refused, and those that no eviction would end.
+        daemon: pod.is_daemon
+            || spec.is_none()
+            || memory.left_alone.contains(uid)
+            || ends == Leaving::Hangs,
         nodes: None,
-        budgets: selecting(budgets, &pod.labels),
+        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it.
+        budgets: if ends == Leaving::Later {
+            BTreeSet::new()
+        } else {
+            selecting(budgets, &pod.labels)
+        },
     }
 }
 
@@ -764,7 +790,7 @@ pub(super) fn refused_with(store: &Store, work: usize) -> BTreeSet<String> {
         mono_ms: 0,
         unix_ms: 0,
     };
-    let objects = objects(store, &Memory::default(), &consumers(store), times, now);
+    let objects = objects(store, &Memory::default(), &consumers(store), times, now, 0);
     let mut cluster = objects.resolve().unwrap().cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
     let refused = choose_nodes(store, &pods, &mut cluster, work);

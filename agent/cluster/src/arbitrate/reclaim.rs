@@ -276,9 +276,9 @@ impl Reclaims {
             // Its answer may come after the watch has shown what came of it.
             asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
-        self.conflicts.retain(|uid, _| !leaves(uid));
+        self.conflicts.retain(|uid, _| !is_gone(uid));
         self.alone
-            .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
+            .retain(|uid, alone| !is_gone(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
             if !claim.victims.is_empty() {
                 claim.free_ms = mono_ms;
@@ -507,6 +507,11 @@ impl Reclaims {
             }
             Outcome::Evicted => {
                 self.backoff.reset();
+                if let Some(notice) = self.notices.get_mut(victim) {
+                    // If it is a victim again, as it takes too long, its notice begins anew.
+                    notice.since_ms = mono_ms;
+                    notice.due_ms = u64::MAX;
+                }
                 let claim = self.claims.entry(for_pod.clone()).or_default();
                 claim.opens(node, victim, left, mono_ms);
             }

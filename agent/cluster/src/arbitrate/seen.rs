@@ -244,6 +244,8 @@ pub struct SeenPod {
     pub started_unix_ms: Option<u64>,
     /// It is being deleted.
     pub is_leaving: bool,
+    /// When its grace ends then: milliseconds since 1970, 0 if that cannot be read.
+    pub ends_unix_ms: Option<u64>,
     /// Of a DaemonSet, a mirror or a static pod.
     pub is_daemon: bool,
     /// Labels, by which budgets select it.
@@ -378,6 +380,8 @@ impl SeenPod {
             priority: core.spec.priority.unwrap_or(0).into(),
             started_unix_ms: status.start_time.and_then(|stamp| unix_ms_of(&stamp)),
             is_leaving: metadata.deletion_timestamp.is_some(),
+            ends_unix_ms: (metadata.deletion_timestamp)
+                .map(|stamp| unix_ms_of(&stamp).unwrap_or(0)),
             is_daemon,
             labels,
             placement,

@@ -268,6 +268,7 @@ mod doubts;
 mod figures;
 mod holes;
 mod inputs;
+mod leaving;
 
 #[test]
 fn without_a_consumer_all_is_as_before() {

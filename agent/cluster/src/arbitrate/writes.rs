@@ -29,10 +29,17 @@ const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
 const FORGOTTEN_MS: u64 = 120_000;
 
-/// Of this pod as it was seen, and no other. `version`: group and version that the API server takes.
+/// The grace of a pod that is being deleted already, and would take longer: seconds.
+const CUT_GRACE_S: u64 = 30;
+
+/// Of this pod as it was seen, and no other, with its own grace; one that is being deleted has had that. `version`: group and version that the API server takes.
 pub(super) fn eviction(uid: &str, pod: &SeenPod, version: &str, is_dry: bool) -> Call {
     let mut options =
         json!({"preconditions": {"uid": uid, "resourceVersion": pod.resource_version}});
+    if pod.is_leaving {
+        // The API server takes a shorter one only.
+        options["gracePeriodSeconds"] = json!(CUT_GRACE_S);
+    }
     if is_dry {
         options["dryRun"] = json!(["All"]);
     }

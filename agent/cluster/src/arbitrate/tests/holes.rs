@@ -25,7 +25,7 @@ fn kept(node: &str) -> (String, Option<String>, Option<String>) {
 /// The pod leaves, or has left.
 fn leaves(world: &mut World, name: &str) {
     let mut pod = world.pods[name].clone();
-    pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
+    pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:01:31Z");
     world.see_pod(pod);
 }
 
