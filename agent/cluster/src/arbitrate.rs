@@ -326,12 +326,12 @@ impl Arbiter {
         };
         let is_gone = |uid: &str| pods.get(uid).is_none();
         self.reclaims.look(ms, leaves, is_gone, pending);
-        if std::mem::take(&mut self.takes_over) {
-            self.adopt_holes(ms);
-        }
         self.memory
             .cut_short
             .retain(|uid, since| ms < *since + CUT_SHORT_MS && !is_gone(uid));
+        if std::mem::take(&mut self.takes_over) {
+            self.adopt_holes(ms);
+        }
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
         self.memory.unserved = self.reclaims.unserved(ms);
