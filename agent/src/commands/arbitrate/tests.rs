@@ -266,7 +266,7 @@ spec: {namespace: a, reserved: {cpu: 5, memory: 20Gi, pods: 50}}
         "{later}"
     );
     let soon = snapshot("1970-01-12T13:47:00Z");
-    assert!(!soon.contains("evict"), "{soon}");
+    assert!(!soon.contains("evict t/"), "{soon}");
     let hangs = snapshot("1970-01-12T13:45:00Z");
     assert!(
         hangs.contains("a/a-0 gets room on n1: evict t/t-6"),
