@@ -243,9 +243,69 @@ fn changes(criterion: &mut Criterion<CpuTime>) {
     group.finish();
 }
 
+/// A pod for which three victims are needed, on nodes that 110 pods fill: equal ones, and such as all differ.
+fn three_victims(criterion: &mut Criterion<CpuTime>) {
+    let mut group = criterion.benchmark_group("arbitration_three_victims");
+    group.sample_size(10);
+    for (name, kinds, wanted) in [("equal", 1, 300), ("different", 110, 580)] {
+        for nodes in [20, 200] {
+            let cluster = full(nodes, kinds, wanted);
+            group.bench_with_input(
+                BenchmarkId::new(name, nodes),
+                &cluster,
+                |bencher, cluster| {
+                    bencher.iter(|| arbitrate(black_box(cluster)));
+                },
+            );
+        }
+    }
+    group.finish();
+}
+
+/// Nodes that pods of one namespace fill, of so many kinds; a pod of another one waits.
+fn full(nodes: usize, kinds: usize, wanted: u64) -> Cluster {
+    const PODS: usize = 110;
+    let mut cluster = cluster(2, false);
+    let of = |at: usize, node: Option<usize>, cpu: u64| Pod {
+        uid: format!("{:016x}", (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        namespace: usize::from(node.is_none()),
+        node,
+        requests: [cpu, 0, 0, 1].into(),
+        priority: 0,
+        age: 1000 + (at * 7919 % 10_007) as u64,
+        waiting: 1000,
+        leaving: false,
+        daemon: false,
+        nodes: None,
+        budgets: Vec::new(),
+    };
+    let cpu = |at: usize| 100 + (at % PODS % kinds) as u64;
+    let pods = (0..nodes * PODS).map(|at| of(at, Some(at / PODS), cpu(at)));
+    cluster.pods = pods.chain([of(nodes * PODS, None, wanted)]).collect();
+    for consumer in &mut cluster.consumers {
+        consumer.reserved = [0; 4].into();
+        consumer.hard = [None; 4].into();
+    }
+    cluster.nodes = (0..nodes)
+        .map(|at| Node {
+            name: format!("n{at:06}"),
+            allocatable: [
+                Some((0..PODS).map(cpu).sum()),
+                Some(64 << 30),
+                Some(0),
+                Some(220),
+            ]
+            .into(),
+            withheld: [0; 4].into(),
+            state: NodeState::Ready,
+        })
+        .collect();
+    cluster
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = sizes, changes
+    targets = sizes, changes, three_victims
 }
 criterion_main!(benches);

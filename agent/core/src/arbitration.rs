@@ -17,6 +17,7 @@ pub mod entitled;
 pub mod fill;
 pub mod groups;
 pub mod kept;
+pub mod leaving;
 pub mod named;
 pub mod plan;
 pub mod rehearsal;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_core::arbitration::cluster::NodeState;
+use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
@@ -337,24 +338,37 @@ impl Reader {
         let mut owners = owners
             .iter()
             .filter_map(|owner| owner.get("kind").and_then(Node::text));
+        let grace_s = part("metadata", "deletionGracePeriodSeconds");
+        let grace_s = match grace_s.map(|node| &node.value) {
+            Some(Value::Number(seconds)) => seconds.as_u64().unwrap_or(0),
+            _ => 0,
+        };
+        // The timestamp is the end of the grace.
+        let leaving = part("metadata", "deletionTimestamp").map_or(Leaving::No, |end| {
+            let end_s = end.text().and_then(seconds_since_1970).unwrap_or(0);
+            let since_s = self.now_s.saturating_add(grace_s).saturating_sub(end_s);
+            Leaving::of(grace_s, since_s.saturating_mul(1000))
+        });
         let named = NamedPod {
             uid: pod.uid().as_str().to_owned(),
             namespace: pod.namespace().to_owned(),
             name: name.to_owned(),
             age: if node.is_some() { started } else { 0 },
             waiting: if node.is_some() { 0 } else { created },
+            // A pending one waits for nothing any more.
+            leaving: leaving == Leaving::Soon || (node.is_none() && leaving != Leaving::No),
             node,
             requests,
             priority: pod.spec.priority.unwrap_or(0).into(),
-            leaving: part("metadata", "deletionTimestamp").is_some(),
-            daemon: pod.is_static()
+            daemon: leaving == Leaving::Hangs
+                || pod.is_static()
                 || pod.is_mirror()
                 || owners.any(|kind| kind == "DaemonSet" || kind == "Node"),
             nodes: None,
             budgets: BTreeSet::new(),
         };
-        self.pods
-            .push((named, pod, texts(part("spec", "nodeSelector"))));
+        let selector = texts(part("spec", "nodeSelector"));
+        self.pods.push((named, pod, selector));
     }
 
     /// Looks up which nodes and budgets pods mean.

@@ -12,6 +12,7 @@ use plimsoll_core::arbitration::census::Census;
 use plimsoll_core::arbitration::cluster::{Cluster, Options};
 use plimsoll_core::arbitration::entitled::{Entitled, entitled, overused};
 use plimsoll_core::arbitration::groups::{Deserved, deserve};
+use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{
     Condition, Named, NamedConsumer, NamedNode, NamedPod, Objects,
 };
@@ -37,8 +38,6 @@ const LONG_GRACE_MS: u64 = 60_000;
 const CHOICES_MAX: usize = 4_000_000;
 /// Comparisons of rules with nodes in a cycle, about: half a second of them.
 const WORK_MAX: usize = 50_000_000;
-/// A pod has left so long after its time, milliseconds, or it hangs.
-const LATE_MS: u64 = 30_000;
 /// Budgets of a namespace. Where there are more no pod of it is compared with them, and none is evicted.
 const BUDGETS_MAX: usize = 100;
 /// A pod for which room was begun counts as one that has waited for longer than any other.
@@ -347,14 +346,14 @@ fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
     }
 }
 
-/// Whether a running pod will soon have gone. One that has a year for it, or does not end when its time is over, uses what it has like any other: else its namespace would be entitled to as much again, and
-/// others would wait for its room.
-fn goes(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> bool {
+/// By our own clock, from when the deletion was seen.
+fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Leaving {
+    if !pod.is_leaving {
+        return Leaving::No;
+    }
     let since = memory.leaving_since.get(uid);
-    let is_in_time = since.is_none_or(|(grace_s, since_ms)| {
-        mono_ms < since_ms.saturating_add(grace_s.saturating_mul(1000)) + LATE_MS
-    });
-    pod.leaves() && is_in_time
+    let (_, since_ms) = since.copied().unwrap_or((0, mono_ms));
+    Leaving::of(pod.leaving_grace_s, mono_ms.saturating_sub(since_ms))
 }
 
 /// As the core takes objects.
@@ -497,13 +496,12 @@ fn named_pod(
         .then_some(budgets);
     let terminating = store.namespaces.get(&pod.namespace);
     let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
-    let goes = goes(memory, uid, pod, mono_ms);
-    // Nothing can be done about it but by its node.
-    let hangs = pod.leaves() && !goes;
-    let is_leaving = if pod.node.is_none() {
-        pod.is_leaving
-    } else {
-        goes || (terminating && !pod.is_leaving)
+    let leaving = leaving(memory, uid, pod, mono_ms);
+    let is_leaving = match leaving {
+        Leaving::No => terminating && pod.node.is_some(),
+        Leaving::Soon => true,
+        // A pending one waits for nothing any more.
+        Leaving::Later | Leaving::Hangs => pod.node.is_none(),
     };
     NamedPod {
         uid: uid.clone(),
@@ -517,7 +515,8 @@ fn named_pod(
         leaving: is_leaving || memory.evicted.contains(uid),
         // What is never evicted: pods of namespaces that are not arbitrated, and those that the Eviction API refused.
         daemon: pod.is_daemon
-            || hangs
+            // Nothing can be done about it but by its node.
+            || leaving == Leaving::Hangs
             || budgets.is_none()
             || spec.is_none()
             || memory.left_alone.contains(uid),

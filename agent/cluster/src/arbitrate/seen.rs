@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
 use plimsoll_core::arbitration::cluster::NodeState;
+use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::{counted, is_of_limits};
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
@@ -22,8 +23,6 @@ use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
 /// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's word.
 pub const ROOM_ON: &str = "plimsoll.dev/room-on";
-/// So long a pod that is evicted may take to end, seconds; what its owner has asked for beyond that is cut.
-pub const GRACE_MAX_S: u64 = 600;
 /// Bytes of a node's name.
 const NODE_NAME_MAX: usize = 253;
 /// More of an [`EVICT_AFTER`] is not kept: its owner may write what he likes, and a time takes 20.

@@ -1,10 +1,11 @@
 //! What is written: bodies of calls, and which write is next.
 
+use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::seen::{EVICT_AFTER, GRACE_MAX_S, ROOM_ON, SeenPod};
+use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
 use crate::call::{Call, Content, Verb};

@@ -6,7 +6,10 @@
 mod candidates;
 mod free;
 mod holes;
+mod kinds;
+mod sets;
 mod victims;
+mod work;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,7 +23,9 @@ use super::groups::Deserved;
 use candidates::Candidates;
 use free::{Free, Parts};
 use holes::{Holes, Order, Wanted};
-use victims::{Bound, Victims};
+use kinds::Kinds;
+use victims::{Bound, Price, Search, Victims};
+use work::Work;
 
 /// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.
 const ORDER_KEPT_FOR: usize = 1024;
@@ -56,7 +61,7 @@ pub enum Action {
     },
     /// No pods may be evicted that would make enough room.
     Blocked,
-    /// There are such pods, but the cycle has evicted enough.
+    /// There are such pods, but the cycle has evicted enough; or there may be, and it has searched enough for pods of the namespace.
     Limited,
 }
 
@@ -77,7 +82,7 @@ pub fn plan(
     deserved: &Deserved,
     entitled: &[Entitled],
 ) -> Vec<Step> {
-    let mut planner = Planner::new(cluster, census, deserved);
+    let mut planner = Planner::new(cluster, census, deserved, entitled);
     let steps = entitled.iter().map(|entitled| Step {
         pod: entitled.pod,
         action: planner.serve(entitled),
@@ -101,7 +106,12 @@ struct Planner<'a> {
     /// A pod is leaving. If none is, the same is free later as now.
     any_leaves: bool,
     candidates: Candidates,
-    /// What they request together.
+    kinds: Kinds,
+    /// Sets of two and three that are tried.
+    sets: Work,
+    /// Pods that are looked at for sets.
+    steps: Work,
+    /// What the candidates of each node request together.
     potential: Table<u64>,
     /// What each namespace uses, as the plan goes on.
     used: Table<u64>,
@@ -109,8 +119,6 @@ struct Planner<'a> {
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
     evictions_left: usize,
-    /// So many more sets of victims may be tried.
-    sets_left: usize,
     /// What victims on each node can be at best, and the nodes in that order: a search that has found good ones first need not look at the others. Empty until the first search.
     bounds: Vec<Bound>,
     by_bound: Vec<usize>,
@@ -148,6 +156,10 @@ struct Known {
     is_full_later: Option<usize>,
     /// There are no victims, at this length; if true not even for a pod that is served at any loss.
     in_vain: Option<(usize, bool)>,
+    /// There are none that cost as little as this.
+    too_dear: Option<TooDear>,
+    /// There are more victims than the cycle may evict.
+    too_many: Option<TooMany>,
     /// When the cycle had evicted enough: victims that there would be.
     enough: Option<Enough>,
 }
@@ -157,6 +169,22 @@ impl Known {
         let holes = [&self.now, &self.later];
         holes.into_iter().flatten().map(Holes::places).sum()
     }
+}
+
+/// What victims cost at least, if anything can be refused for it.
+#[derive(Debug, Clone, Copy)]
+struct TooDear {
+    seen: usize,
+    loss: i128,
+    /// The next eviction changes what others lose.
+    evictions_left: usize,
+}
+
+/// The best victims of a pod are more than the cycle may evict, as long as nothing changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TooMany {
+    seen: usize,
+    price: Price,
 }
 
 /// Victims that would be taken if the cycle could evict more.
@@ -208,7 +236,16 @@ impl Changes {
 }
 
 impl<'a> Planner<'a> {
-    fn new(cluster: &'a Cluster, census: &'a Census, deserved: &'a Deserved) -> Self {
+    fn new(
+        cluster: &'a Cluster,
+        census: &'a Census,
+        deserved: &'a Deserved,
+        entitled: &[Entitled],
+    ) -> Self {
+        let mut is_waiting = vec![false; cluster.consumers.len()];
+        for entitled in entitled {
+            is_waiting[cluster.pods[entitled.pod].namespace] = true;
+        }
         let (nodes, resources) = (cluster.nodes.len(), cluster.resources.len());
         let mut free = Table::new(nodes, resources, 0);
         for (at, node) in cluster.nodes.iter().enumerate() {
@@ -261,12 +298,14 @@ impl<'a> Planner<'a> {
             parts,
             any_leaves: !leaving.is_empty(),
             candidates: Candidates::new(cluster, &candidates),
+            kinds: Kinds::new(nodes),
+            sets: Work::of_sets(&is_waiting),
+            steps: Work::of_steps(&is_waiting),
             potential,
             used,
             over,
             budgets: cluster.budgets.clone(),
             evictions_left: cluster.options.max_evictions_per_cycle,
-            sets_left: victims::SETS_MAX,
             bounds: Vec::new(),
             by_bound: Vec::new(),
             lenient: Vec::new(),
@@ -413,19 +452,43 @@ impl<'a> Planner<'a> {
         {
             return Action::Limited;
         }
-        if self.evictions_left == 0 && self.victims(entitled, &self.lenient).best.is_some() {
+        if self.evictions_left == 0 {
+            let search = self.victims(entitled, &self.lenient);
+            self.count_work(entitled, &search);
+            if search.best.is_some() {
+                return Action::Limited;
+            }
+        }
+        let price = self.price(entitled);
+        let seen = self.changes.count();
+        if known.too_many == Some(TooMany { seen, price }) {
             return Action::Limited;
         }
+        let too_dear = known.too_dear.filter(|known| {
+            let gain = price.gain();
+            known.evictions_left == self.evictions_left
+                && gain.is_some_and(|gain| gain <= known.loss)
+        });
         let in_vain = known
             .in_vain
             .filter(|(_, even_urgent)| *even_urgent || !urgent);
-        let nodes = self.nodes_since(in_vain.map(|(seen, _)| seen));
+        let since = too_dear.map(|known| known.seen);
+        let nodes = self.nodes_since(since.max(in_vain.map(|(seen, _)| seen)));
         let search = self.victims(entitled, &nodes);
-        self.sets_left = search.sets_left;
-        let seen = self.changes.count();
+        let is_cut = search.is_cut();
+        self.count_work(entitled, &search);
         let Some((loss, Victims { node, pods })) = search.best else {
-            if !search.is_close {
-                known.in_vain = Some((seen, urgent));
+            let least = [search.closest, too_dear.map(|known| known.loss)];
+            match least.into_iter().flatten().min() {
+                _ if is_cut => return Action::Limited,
+                None => known.in_vain = Some((seen, urgent)),
+                Some(loss) => {
+                    known.too_dear = Some(TooDear {
+                        seen,
+                        loss,
+                        evictions_left: self.evictions_left,
+                    });
+                }
             }
             return Action::Blocked;
         };
@@ -439,12 +502,20 @@ impl<'a> Planner<'a> {
                 });
                 self.lenient.truncate(LENIENT_MAX - 1);
                 self.lenient.insert(0, node);
+            } else {
+                known.too_many = Some(TooMany { seen, price });
             }
             return Action::Limited;
         }
         self.evict(node, &pods);
         self.claim(node, entitled.pod);
         Action::Preempt { node, evict: pods }
+    }
+
+    fn count_work(&mut self, entitled: &Entitled, search: &Search) {
+        let namespace = self.cluster.pods[entitled.pod].namespace;
+        self.sets.spend(namespace, search.sets.done);
+        self.steps.spend(namespace, search.steps.done);
     }
 
     /// Whether the pod may use the node, and the node could hold it if it were empty.
@@ -465,6 +536,7 @@ impl<'a> Planner<'a> {
     /// From now on the pods are leaving.
     fn evict(&mut self, node: usize, pods: &[usize]) {
         self.candidates.remove(node, pods);
+        self.kinds.forget(node);
         self.any_leaves = true;
         self.evictions_left -= pods.len();
         for pod in pods {
@@ -523,70 +595,9 @@ fn part_of(amount: i128, capacity: Option<u64>, bits: u32) -> i128 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::amounts::Resources;
-    use super::super::cluster::{Node, Options};
-    use super::super::groups::{Consumer, deserve};
     use super::*;
 
-    /// Nodes with so many equal pods, of which three make room for the one that waits.
-    #[test]
-    fn equal_pods_are_tried_once() {
-        let resources = Resources::new(["cpu", "pods"].map(str::to_owned)).unwrap();
-        let (nodes, on_a_node) = (20, 110);
-        let consumer = Consumer {
-            parent: None,
-            weight: 1,
-            hard: resources.unbounded(),
-            reserved: resources.none(),
-            unlimited: false,
-        };
-        let pod = |uid: String, namespace, node, cpu, age| Pod {
-            uid,
-            namespace,
-            node,
-            requests: [cpu, 1].into(),
-            priority: 0,
-            age,
-            waiting: 100,
-            leaving: false,
-            daemon: false,
-            nodes: None,
-            budgets: Vec::new(),
-        };
-        let mut pods: Vec<Pod> = (0..nodes * on_a_node)
-            .map(|at| {
-                let age = 100 + (at as u64 * 7) % 50;
-                pod(format!("a{at}"), 0, Some(at % nodes), 100, age)
-            })
-            .collect();
-        pods.push(pod("b".to_owned(), 1, None, 300, 0));
-        let cluster = Cluster {
-            nodes: (0..nodes)
-                .map(|at| Node {
-                    name: format!("n{at:02}"),
-                    allocatable: [Some(100 * on_a_node as u64), Some(200)].into(),
-                    withheld: resources.none(),
-                    state: NodeState::Ready,
-                })
-                .collect(),
-            names: ["a", "b"].map(str::to_owned).into(),
-            consumers: vec![consumer.clone(), consumer],
-            pods,
-            budgets: Vec::new(),
-            options: Options::default(),
-            resources,
-        };
-        let census = Census::of(&cluster);
-        let deserved = deserve(&cluster.consumers, &census.asks, &census.capacity);
-        let entitled = entitled::entitled(&cluster, &census, &deserved);
-        let mut planner = Planner::new(&cluster, &census, &deserved);
-        let Action::Preempt { evict, .. } = planner.serve(&entitled[0]) else {
-            panic!("three make room");
-        };
-        assert_eq!(evict.len(), 3);
-        let tried = victims::SETS_MAX - planner.sets_left;
-        assert!(tried <= 10 * nodes, "{tried} sets for {nodes} nodes");
-    }
+    mod effort;
 
     /// So much is free on each node.
     pub(super) fn free_of(rows: &[[u64; 2]], parts: &[Parts]) -> Free {

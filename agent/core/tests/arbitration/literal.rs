@@ -662,15 +662,97 @@ fn consumers(numbers: &mut Numbers, scales: &[u64]) -> Vec<Consumer> {
     rows
 }
 
+/// Full nodes of pods of a few kinds, of which those that wait need several: many sets compare as equal up to the ages and UIDs of their pods, which are scattered.
+fn cluster_of_kinds(seed: u64) -> Cluster {
+    let mut numbers = Numbers::new(seed ^ 0x5eed);
+    let pick = |numbers: &mut Numbers, of: &[u64]| {
+        of[usize::try_from(numbers.below(of.len() as u64)).unwrap()]
+    };
+    let resources = Resources::new(["cpu", "memory"].map(str::to_owned)).unwrap();
+    let node = |at: usize| Node {
+        name: format!("n{at}"),
+        allocatable: [Some(12), Some(16)].into(),
+        withheld: [0, 0].into(),
+        state: NodeState::Ready,
+    };
+    let nodes: Vec<Node> = (0..1 + usize::try_from(numbers.below(3)).unwrap())
+        .map(node)
+        .collect();
+    let consumers: Vec<Consumer> = (0..2 + numbers.below(3))
+        .map(|_| Consumer {
+            parent: None,
+            weight: pick(&mut numbers, &[1, 1, 2]),
+            hard: resources.unbounded(),
+            reserved: [pick(&mut numbers, &[0, 0, 2, 6]), 0].into(),
+            unlimited: false,
+        })
+        .collect();
+    let budgets: Vec<u64> = (0..2).map(|_| numbers.below(4)).collect();
+    let is_mixed = numbers.below(2) == 0;
+    let mut pods = Vec::new();
+    for at in 0..nodes.len() {
+        let mut left = 12;
+        while left > 0 {
+            let cpu = if is_mixed { 1 + numbers.below(3) } else { 1 };
+            let cpu = cpu.min(left);
+            left -= cpu;
+            let memory = if is_mixed { numbers.below(3) } else { 1 };
+            pods.push((Some(at), [cpu, memory]));
+        }
+    }
+    for _ in 0..1 + numbers.below(4) {
+        pods.push((None, [2 + numbers.below(3), 1 + numbers.below(4)]));
+    }
+    let count = pods.len() as u64;
+    let pods = (0..).zip(pods).map(|(at, (node, requests))| {
+        let namespace = numbers.below(consumers.len() as u64);
+        // Who waits mostly has little.
+        let namespace = if node.is_some() {
+            namespace / 2
+        } else {
+            namespace
+        };
+        let seconds = pick(&mut numbers, &[40, 100, 100, 200, 300, 1000 + at]);
+        Pod {
+            uid: format!("u{:02}", (at * 41 + seed) % count),
+            namespace: usize::try_from(namespace).unwrap(),
+            requests: requests.into(),
+            priority: i64::from(numbers.below(5) == 0),
+            age: node.map_or(0, |_| seconds),
+            waiting: node.map_or(seconds, |_| 0),
+            leaving: false,
+            daemon: false,
+            nodes: None,
+            budgets: (0..budgets.len())
+                .filter(|_| numbers.below(8) == 0)
+                .collect(),
+            node,
+        }
+    });
+    Cluster {
+        names: (0..consumers.len()).map(|at| format!("c{at}")).collect(),
+        pods: pods.collect(),
+        options: Options {
+            max_evictions_per_cycle: [10, 10, 4, 2][usize::try_from(numbers.below(4)).unwrap()],
+            ..Options::default()
+        },
+        nodes,
+        consumers,
+        budgets,
+        resources,
+    }
+}
+
 /// The same over many seeds, and how often which action was seen.
-fn run(seeds: std::ops::Range<u64>) -> [usize; 7] {
-    let mut seen = [0; 7];
+fn run(seeds: std::ops::Range<u64>, any: fn(u64) -> Cluster) -> [usize; 8] {
+    let mut seen = [0; 8];
     for seed in seeds {
-        for step in check(seed, &any_cluster(seed)).steps {
+        for step in check(seed, &any(seed)).steps {
             seen[match step.action {
                 Action::Fits { .. } => 0,
                 Action::Leaving { .. } => 1,
                 Action::Grace => 2,
+                Action::Preempt { evict, .. } if evict.len() > 2 => 7,
                 Action::Preempt { evict, .. } if evict.len() > 1 => 6,
                 Action::Preempt { .. } => 3,
                 Action::Blocked => 4,
@@ -683,8 +765,20 @@ fn run(seeds: std::ops::Range<u64>) -> [usize; 7] {
 
 #[test]
 fn a_cycle_is_what_the_specification_says() {
-    let seen = run(0..3000);
-    assert!(seen.iter().all(|count| *count > 5), "{seen:?} shows little");
+    let seen = run(0..3000, any_cluster);
+    assert!(
+        seen[..7].iter().all(|count| *count > 5),
+        "{seen:?} shows little"
+    );
+}
+
+#[test]
+fn the_best_set_of_pods_that_are_alike_is_that_of_all_sets() {
+    let seen = run(0..1500, cluster_of_kinds);
+    assert!(
+        seen[6] > 300 && seen[7] > 100 && seen[4] > 20 && seen[5] > 20,
+        "{seen:?} shows little"
+    );
 }
 
 /// `READINGS=1000000 cargo test --release -p plimsoll-core --test arbitration literal -- --ignored --nocapture`.
@@ -692,8 +786,10 @@ fn a_cycle_is_what_the_specification_says() {
 #[ignore = "minutes"]
 fn many_cycles_are_what_the_specification_says() {
     let readings = std::env::var("READINGS").map_or(100_000, |text| text.parse().unwrap());
-    println!(
-        "fits, leaving, grace, preempts one, blocked, limited, preempts more: {:?}",
-        run(3000..3000 + readings)
-    );
+    for any in [any_cluster, cluster_of_kinds] {
+        println!(
+            "fits, leaving, grace, preempts one, blocked, limited, preempts two, three or more: {:?}",
+            run(3000..3000 + readings, any)
+        );
+    }
 }

@@ -283,3 +283,49 @@ metadata: {name: none, namespace: a}
         assert!(text.contains(condition), "{condition}\n{text}");
     }
 }
+
+/// Six of its ten pods leave, and may take a year: the namespace uses ten CPUs all the same, and room is made of them. What is over in ten minutes is room for others.
+#[test]
+fn pods_that_leave_for_long_are_used() {
+    let pod = |namespace: &str, at: usize, more: &str, node: &str| {
+        format!(
+            "---
+kind: Pod
+metadata: {{name: {namespace}-{at}, namespace: {namespace}, uid: {namespace}{at}, creationTimestamp: '1970-01-10T00:00:00Z'{more}}}
+spec: {{{node}containers: [{{name: c, resources: {{requests: {{cpu: 1, memory: 1Gi}}}}}}]}}
+"
+        )
+    };
+    let snapshot = |end: &str, grace: u64| {
+        let mut text = "
+kind: Node
+metadata: {name: n1}
+status: {allocatable: {cpu: 10, memory: 40Gi, pods: 110}, conditions: [{type: Ready, status: 'True'}]}
+---
+kind: Consumer
+metadata: {name: a}
+spec: {namespace: a, reserved: {cpu: 5, memory: 20Gi, pods: 50}}
+"
+        .to_owned();
+        for at in 0..10 {
+            let leaves =
+                format!(", deletionTimestamp: '{end}', deletionGracePeriodSeconds: {grace}");
+            let more = if at < 6 { &leaves } else { "" };
+            text += &pod("t", at, more, "nodeName: n1, ");
+        }
+        (0..3).for_each(|at| text += &pod("a", at, "", ""));
+        ask(&[], &text).unwrap()
+    };
+    let later = snapshot("1971-01-12T00:00:00Z", 31_536_000);
+    assert!(
+        later.contains("a/a-0 gets room on n1: evict t/t-"),
+        "{later}"
+    );
+    let soon = snapshot("1970-01-12T13:47:00Z", 60);
+    assert!(!soon.contains("evict t/"), "{soon}");
+    let hangs = snapshot("1970-01-12T13:45:00Z", 60);
+    assert!(
+        hangs.contains("a/a-0 gets room on n1: evict t/t-6"),
+        "{hangs}"
+    );
+}

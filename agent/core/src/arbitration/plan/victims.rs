@@ -1,12 +1,13 @@
 //! Which pods leave for an entitled one (ARBITRATOR.md, section 6, point 4).
 //!
 //! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for sure, and that a namespace has too much even when
-//! all its victims but one are gone. As few pods as can leave do: sets of one, two and three are all tried, smaller first. Pods of a node that are alike are tried once, as only their ages and
-//! UIDs tell them apart. Beyond three, and where a plan has tried [`SETS_MAX`] sets, the search is greedy: a set from which no pod can be left out.
+//! all its victims but one are gone. As few pods as can leave do: of sets of one, two and three ([`sets`](super::sets)) the best is found, smaller first. Beyond three the search is greedy: a set
+//! from which no pod can be left out.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use super::sets::Site;
 use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;
 use crate::arbitration::cluster::Pod;
@@ -14,12 +15,6 @@ use crate::arbitration::entitled::Entitled;
 
 /// Pods of this priority and above are critical to the system and never evicted.
 const CRITICAL_PRIORITY: i64 = 2_000_000_000;
-
-/// Up to so many victims all sets are tried.
-const EXACT_MAX: usize = 3;
-
-/// Sets of more than one that a plan tries at most, some tenths of a second: a node has a million sets of three if no two of its pods are alike.
-pub(super) const SETS_MAX: usize = 4_000_000;
 
 /// Pods of one node that leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,54 +25,88 @@ pub(super) struct Victims {
 }
 
 /// What is missing on a node, by resource; only what is.
-type Need = Vec<(usize, u64)>;
+pub(super) type Need = Vec<(usize, u64)>;
 
 /// The resources of which something is missing.
-fn missing(need: &Need) -> ResourceSet {
+pub(super) fn missing(need: &Need) -> ResourceSet {
     let mut missing = ResourceSet::default();
     need.iter()
         .for_each(|(resource, _)| missing.insert(*resource));
     missing
 }
 
-/// A node on which pods could leave.
-struct Site {
-    node: usize,
-    need: Need,
-    /// Those who could leave, each for itself.
-    candidates: Vec<usize>,
-    /// The same by what they are alike in, the younger ones first, then by UID.
-    kinds: Vec<Vec<usize>>,
-    /// Fewer than so many cannot make enough room.
-    fewest: usize,
+/// How good a set is, up to the UIDs; the least is the best. In this order: the highest priority among its pods, what their namespaces lose, the least excess of these namespaces
+/// (greater is better), the age of the oldest, the node.
+pub(super) type Worth = (i64, i128, Reverse<i128>, u64, usize);
+
+/// The best set so far.
+struct Best<'a> {
+    /// How many victims.
+    count: usize,
+    worth: Worth,
+    /// Sorted: of sets that are worth the same the least ones.
+    uids: Vec<&'a str>,
+    victims: Victims,
 }
 
-/// How good a set is; the least is the best. In this order: the highest priority among its pods, what their namespaces lose, the least excess of these namespaces
-/// (greater is better), the age of the oldest, the node, the UIDs.
-type Rank<'a> = (i64, i128, Reverse<i128>, u64, usize, Vec<&'a str>);
-
-/// What the first of a rank can be at best, for a single pod of a node.
+/// The priority and the excess that a single pod of a node can have at best.
 pub(super) type Bound = (i64, Reverse<i128>);
 
+/// How much a search may do, and what it has done.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Effort {
+    pub(super) left: u64,
+    pub(super) done: u64,
+    /// It would have had to do more.
+    pub(super) is_short: bool,
+}
+
+impl Effort {
+    fn of(left: u64) -> Self {
+        Self {
+            left,
+            ..Self::default()
+        }
+    }
+
+    /// Whether so much may be done.
+    pub(super) fn take(&mut self, count: u64) -> bool {
+        self.is_short |= count > self.left;
+        if !self.is_short {
+            self.left -= count;
+            self.done += count;
+        }
+        !self.is_short
+    }
+}
+
 /// What a search has found so far.
-struct Found<'a> {
+pub(super) struct Found<'a> {
     price: Price,
-    /// How many victims, how good, and which.
-    best: Option<(usize, Rank<'a>, Victims)>,
-    is_close: bool,
-    /// So many more sets may be tried.
-    sets_left: usize,
+    best: Option<Best<'a>>,
+    closest: Option<i128>,
+    pub(super) sets: Effort,
+    pub(super) steps: Effort,
 }
 
 impl Found<'_> {
+    pub(super) fn is_found(&self) -> bool {
+        self.best.is_some()
+    }
+
     /// Whether a single pod of a node with this bound can be as good as the best. No loss is less than none.
     fn can_be_better(&self, (priority, excess): Bound) -> bool {
-        let best = self.best.as_ref();
-        best.is_none_or(|(_, best, _)| (priority, 0, excess) <= (best.0, best.1, best.2))
+        let best = self.best.as_ref().map(|best| best.worth);
+        best.is_none_or(|best| (priority, 0, excess) <= (best.0, best.1, best.2))
+    }
+
+    /// Whether a set of as many victims that is worth so much, or less, can be the best.
+    pub(super) fn can_be_best(&self, worth: Worth) -> bool {
+        self.best.as_ref().is_none_or(|best| worth <= best.worth)
     }
 
     /// Whether some pod with the same requests could afford the loss.
-    fn affords(&self, loss: i128) -> bool {
+    pub(super) fn affords(&self, loss: i128) -> bool {
         match self.price {
             Price::Any => true,
             Price::Below { most, .. } => loss < most,
@@ -89,15 +118,23 @@ impl Found<'_> {
 pub(super) struct Search {
     /// With what their namespaces lose.
     pub(super) best: Option<(i128, Victims)>,
-    /// A set was refused by so little that another pod with the same requests could have it.
-    pub(super) is_close: bool,
-    /// So many more sets may be tried.
-    pub(super) sets_left: usize,
+    /// Of sets that were refused by so little that another pod with the same requests could have them: the least loss.
+    pub(super) closest: Option<i128>,
+    /// Sets that were tried, and pods that were looked at.
+    pub(super) sets: Effort,
+    pub(super) steps: Effort,
+}
+
+impl Search {
+    /// It would have had to go on: there may be better victims, or some.
+    pub(super) fn is_cut(&self) -> bool {
+        self.sets.is_short || self.steps.is_short
+    }
 }
 
 /// What a set may cost.
-#[derive(Clone, Copy)]
-enum Price {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Price {
     /// Anything: the pod is within what is reserved, or of an unlimited namespace.
     Any,
     /// Less than the pod's namespace gains.
@@ -106,6 +143,16 @@ enum Price {
         /// The most that any namespace gains by such a pod: gains of pods with the same requests differ by rounding.
         most: i128,
     },
+}
+
+impl Price {
+    /// What the pod's namespace gains, if that matters.
+    pub(super) fn gain(self) -> Option<i128> {
+        match self {
+            Self::Any => None,
+            Self::Below { gain, .. } => Some(gain),
+        }
+    }
 }
 
 /// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will), where namespaces use too much of these resources.
@@ -120,11 +167,13 @@ pub(super) fn may_be_victim(pod: &Pod, over: &[ResourceSet]) -> bool {
 impl Planner<'_> {
     /// The best set of victims on these nodes for a pod that has no room. If no more may be evicted any set will do.
     pub(super) fn victims(&self, entitled: &Entitled, nodes: &[usize]) -> Search {
+        let namespace = self.cluster.pods[entitled.pod].namespace;
         let mut found = Found {
             price: self.price(entitled),
             best: None,
-            is_close: false,
-            sets_left: self.sets_left,
+            closest: None,
+            sets: Effort::of(self.sets.left(namespace)),
+            steps: Effort::of(self.steps.left(namespace)),
         };
         let any_will_do = self.evictions_left == 0;
         let mut needs = Vec::new();
@@ -136,27 +185,19 @@ impl Planner<'_> {
                 continue;
             };
             self.try_singles(entitled, *node, &need, &mut found);
-            if any_will_do && found.best.is_some() {
+            if any_will_do && found.is_found() {
                 break;
             }
             needs.push((*node, need));
         }
-        if found.best.is_none() {
-            let sites = needs
-                .into_iter()
-                .filter_map(|(node, need)| self.site(entitled, node, need));
-            if any_will_do {
-                sites
-                    .map(|site| self.try_all(&[site], &mut found))
-                    .find(|is_found| *is_found);
-            } else {
-                self.try_all(&sites.collect::<Vec<_>>(), &mut found);
-            }
+        if !found.is_found() {
+            self.try_several(entitled, needs, any_will_do, &mut found);
         }
         Search {
-            best: found.best.map(|(_, rank, victims)| (rank.1, victims)),
-            is_close: found.is_close,
-            sets_left: found.sets_left,
+            best: found.best.map(|best| (best.worth.1, best.victims)),
+            closest: found.closest,
+            sets: found.sets,
+            steps: found.steps,
         }
     }
 
@@ -171,27 +212,45 @@ impl Planner<'_> {
         let missing = missing(need);
         for at in self.candidates.on(node) {
             let best = found.best.as_ref();
-            let is_worse =
-                best.is_some_and(|(_, rank, _)| self.candidates.get(at).priority > rank.0);
+            let is_worse = best.is_some_and(|best| self.candidates.get(at).priority > best.worth.0);
             if !is_worse && self.covers(&[at], need) && self.may_leave(entitled, at, need, missing)
             {
-                self.weigh(node, &[at], found);
+                self.weigh(node, &[at], found, |_| vec![at]);
             }
         }
     }
 
-    /// Whether there is a set of more than one on these sites; the best one is kept.
-    fn try_all<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) -> bool {
-        for count in 2..=EXACT_MAX {
-            for site in sites.iter().filter(|site| site.fewest <= count) {
-                self.try_sets(site, count, (0, 0), &mut Vec::new(), found);
+    /// Sets of more than one, where so much is missing; the best one is kept.
+    fn try_several<'a>(
+        &'a self,
+        entitled: &Entitled,
+        needs: Vec<(usize, Need)>,
+        any_will_do: bool,
+        found: &mut Found<'a>,
+    ) {
+        let mut excesses = BTreeMap::new();
+        let mut sites = Vec::new();
+        for (node, need) in needs {
+            if found.steps.is_short {
+                break;
             }
-            if found.best.is_some() {
-                return true;
+            sites.extend(self.site(entitled, node, need, &mut excesses, found));
+            if any_will_do {
+                self.try_all(&mut sites, found);
+                sites.clear();
+                if found.is_found() {
+                    return;
+                }
             }
         }
-        self.try_many(sites, found);
-        found.best.is_some()
+        self.try_all(&mut sites, found);
+    }
+
+    fn try_all<'a>(&'a self, sites: &mut [Site<'a>], found: &mut Found<'a>) {
+        self.try_sets(sites, found);
+        if !found.is_found() {
+            self.try_many(sites, found);
+        }
     }
 
     /// Whether these victims, which are there still, would be enough for this pod.
@@ -230,82 +289,31 @@ impl Planner<'_> {
         Some(need.collect())
     }
 
-    /// Who could leave on a node. Nothing if that cannot be enough.
-    fn site(&self, entitled: &Entitled, node: usize, need: Need) -> Option<Site> {
-        let missing = missing(&need);
-        let candidates: Vec<usize> = self
-            .candidates
-            .on(node)
-            .filter(|at| self.may_leave(entitled, *at, &need, missing))
-            .collect();
-        let fewest = need
-            .iter()
-            .map(|need| self.fewest(&candidates, *need))
-            .try_fold(1, |most, fewest| Some(most.max(fewest?)))?;
-        Some(Site {
-            node,
-            need,
-            kinds: self.kinds(&candidates),
-            candidates,
-            fewest,
-        })
-    }
-
-    /// Candidates of a node by what every rule and price looks at.
-    fn kinds(&self, candidates: &[usize]) -> Vec<Vec<usize>> {
-        let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-        for at in candidates {
-            let candidate = self.candidates.get(*at);
-            let kind = (
-                candidate.priority,
-                candidate.namespace,
-                candidate.budget,
-                self.candidates.requests(*at),
-            );
-            kinds.entry(kind).or_default().push(*at);
-        }
-        let mut kinds: Vec<Vec<usize>> = kinds.into_values().collect();
-        for alike in &mut kinds {
-            alike.sort_unstable_by_key(|at| self.age_and_uid(*at));
-        }
-        kinds
-    }
-
-    fn age_and_uid(&self, at: usize) -> (u64, &str) {
-        let candidate = self.candidates.get(at);
-        (candidate.age, self.uid(candidate.pod))
-    }
-
-    /// How few of the candidates can have so much of a resource.
-    fn fewest(&self, candidates: &[usize], (resource, need): (usize, u64)) -> Option<usize> {
-        let mut amounts: Vec<u64> = candidates
-            .iter()
-            .map(|at| self.candidates.requests(*at)[resource])
-            .collect();
-        amounts.sort_unstable_by_key(|amount| Reverse(*amount));
-        let mut sum = 0_u64;
-        let enough = amounts.iter().position(|amount| {
-            sum = sum.saturating_add(*amount);
-            sum >= need
-        });
-        enough.map(|last| last + 1)
-    }
-
     /// Whether a candidate could leave, if it were the only one.
-    fn may_leave(&self, entitled: &Entitled, at: usize, need: &Need, missing: ResourceSet) -> bool {
+    pub(super) fn may_leave(
+        &self,
+        entitled: &Entitled,
+        at: usize,
+        need: &Need,
+        missing: ResourceSet,
+    ) -> bool {
         let candidate = self.candidates.get(at);
         if !self.over[candidate.namespace].meets(candidate.needs.and(missing)) {
             return false;
         }
         let claimer = &self.cluster.pods[entitled.pod];
-        let minimum_run_time = if self.is_urgent(entitled) {
+        candidate.namespace != claimer.namespace
+            && candidate.age >= self.minimum_run_time(entitled)
+            && self.keeps_rules(&[at], need)
+    }
+
+    /// For how long a victim has to have run.
+    pub(super) fn minimum_run_time(&self, entitled: &Entitled) -> u64 {
+        if self.is_urgent(entitled) {
             0
         } else {
             self.cluster.options.minimum_run_time
-        };
-        candidate.namespace != claimer.namespace
-            && candidate.age >= minimum_run_time
-            && self.keeps_rules(&[at], need)
+        }
     }
 
     /// Whether the pod is served at any loss: it is within what is reserved, or of an unlimited namespace.
@@ -315,7 +323,7 @@ impl Planner<'_> {
     }
 
     /// Whether the set of candidates, as a whole, keeps budgets, reservations and the rule that only namespaces with too much give back.
-    fn keeps_rules(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
+    pub(super) fn keeps_rules(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
         set.iter().all(|at| {
             let candidate = self.candidates.get(*at);
             let requests = self.candidates.requests(*at);
@@ -348,7 +356,7 @@ impl Planner<'_> {
     }
 
     /// Whether the set makes enough room.
-    fn covers(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
+    pub(super) fn covers(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
         need.iter().all(|(resource, need)| {
             let freed = set
                 .iter()
@@ -357,102 +365,68 @@ impl Planner<'_> {
         })
     }
 
-    /// Tries every set of so many candidates, from the given kind on, of which so many are taken. What breaks a rule, or costs too much, does so with more victims, too.
-    fn try_sets<'a>(
+    /// Keeps a set that may leave and is enough, if it is better. `members`: who they are, where it was only said what they are like and how old the oldest is.
+    pub(super) fn weigh<'a>(
         &'a self,
-        site: &Site,
-        count: usize,
-        (from, taken): (usize, usize),
-        set: &mut Vec<usize>,
+        node: usize,
+        set: &[usize],
         found: &mut Found<'a>,
+        members: impl FnOnce(u64) -> Vec<usize>,
     ) {
-        let is_last = set.len() + 1 == count;
-        for (kind, alike) in site.kinds.iter().enumerate().skip(from) {
-            let taken = if kind == from { taken } else { 0 };
-            let Some(next) = alike.get(taken) else {
-                continue;
-            };
-            let Some(left) = found.sets_left.checked_sub(1) else {
-                return;
-            };
-            found.sets_left = left;
-            set.push(*next);
-            if is_last {
-                if self.covers(set, &site.need) && self.keeps_rules(set, &site.need) {
-                    self.weigh(site.node, &self.alike(site, set), found);
-                }
-            } else if self.keeps_rules(set, &site.need) && found.affords(self.loss(set)) {
-                self.try_sets(site, count, (kind, taken + 1), set, found);
-            }
-            set.pop();
-        }
-    }
-
-    /// The best set of pods that are alike those of a set, which has the youngest ones: none is older than its oldest, and of those the lesser UIDs.
-    fn alike(&self, site: &Site, set: &[usize]) -> Vec<usize> {
-        let ages = set.iter().map(|at| self.candidates.get(*at).age);
-        let oldest = ages.max().unwrap_or(0);
-        let mut best = Vec::with_capacity(set.len());
-        for alike in &site.kinds {
-            let count = alike.iter().take_while(|at| set.contains(at)).count();
-            if count == 0 {
-                continue;
-            }
-            let young = alike
-                .iter()
-                .copied()
-                .take_while(|at| self.candidates.get(*at).age <= oldest);
-            let mut young: Vec<usize> = young.collect();
-            young.sort_unstable_by_key(|at| self.age_and_uid(*at).1);
-            best.extend(&young[..count]);
-        }
-        best
-    }
-
-    /// Keeps the set as the best one, if it may leave, is enough, and is better.
-    fn keep_better<'a>(&'a self, node: usize, need: &Need, set: &[usize], found: &mut Found<'a>) {
-        if self.covers(set, need) && self.keeps_rules(set, need) {
-            self.weigh(node, set, found);
-        }
-    }
-
-    /// Keeps a set that may leave and is enough, if it is better.
-    fn weigh<'a>(&'a self, node: usize, set: &[usize], found: &mut Found<'a>) {
-        let loss = self.loss(set);
+        let (count, loss) = (set.len(), self.loss(set));
         if !found.affords(loss) {
             return;
         }
         if matches!(found.price, Price::Below { gain, .. } if loss >= gain) {
-            found.is_close = true;
+            found.closest = Some(found.closest.map_or(loss, |closest| closest.min(loss)));
             return;
         }
-        let victims = set.iter().map(|at| self.candidates.get(*at));
-        let highest = victims.clone().map(|victim| victim.priority).max();
-        let highest = highest.unwrap_or(0);
         let best = found.best.as_ref();
-        if best
-            .is_some_and(|(count, best, _)| (*count, best.0, best.1) < (set.len(), highest, loss))
-        {
+        let first = |(highest, loss, ..): Worth| (highest, loss);
+        if best.is_some_and(|best| {
+            (best.count, first(best.worth)) < (count, (self.highest_priority(set), loss))
+        }) {
             return;
         }
-        let mut pods: Vec<usize> = victims.clone().map(|victim| victim.pod).collect();
+        let worth = self.worth(node, set, loss, self.least_excess(set));
+        if best.is_some_and(|best| (best.count, best.worth) < (count, worth)) {
+            return;
+        }
+        let members = members(worth.3);
+        let pods = members.iter().map(|at| self.candidates.get(*at).pod);
+        let mut pods: Vec<usize> = pods.collect();
         let mut uids: Vec<&str> = pods.iter().map(|pod| self.uid(*pod)).collect();
         uids.sort_unstable();
-        let rank = (
-            highest,
-            loss,
-            Reverse(self.least_excess(set)),
-            victims.map(|victim| victim.age).max().unwrap_or(0),
-            node,
-            uids,
-        );
-        if best.is_none_or(|(count, least, _)| (set.len(), &rank) < (*count, least)) {
+        if best.is_none_or(|best| (count, worth, &uids) < (best.count, best.worth, &best.uids)) {
             pods.sort_unstable_by(|a, b| self.eviction_order(*a).cmp(&self.eviction_order(*b)));
-            found.best = Some((set.len(), rank, Victims { node, pods }));
+            found.best = Some(Best {
+                count,
+                worth,
+                uids,
+                victims: Victims { node, pods },
+            });
         }
     }
 
-    fn uid(&self, pod: usize) -> &str {
+    /// How good a set is that loses so much, of namespaces with at least this excess.
+    pub(super) fn worth(&self, node: usize, set: &[usize], loss: i128, excess: i128) -> Worth {
+        let ages = set.iter().map(|at| self.candidates.get(*at).age);
+        let oldest = ages.max().unwrap_or(0);
+        (
+            self.highest_priority(set),
+            loss,
+            Reverse(excess),
+            oldest,
+            node,
+        )
+    }
+
+    fn highest_priority(&self, set: &[usize]) -> i64 {
+        let priorities = set.iter().map(|at| self.candidates.get(*at).priority);
+        priorities.max().unwrap_or(0)
+    }
+
+    pub(super) fn uid(&self, pod: usize) -> &str {
         &self.cluster.pods[pod].uid
     }
 
@@ -463,7 +437,7 @@ impl Planner<'_> {
     }
 
     /// What the pod's namespace gains by it: that is what victims may cost.
-    fn price(&self, entitled: &Entitled) -> Price {
+    pub(super) fn price(&self, entitled: &Entitled) -> Price {
         if self.is_urgent(entitled) {
             return Price::Any;
         }
@@ -512,7 +486,7 @@ impl Planner<'_> {
     }
 
     /// What the namespaces of a set lose together.
-    fn loss(&self, set: &[usize]) -> i128 {
+    pub(super) fn loss(&self, set: &[usize]) -> i128 {
         let loss = |namespace: usize| {
             let used = self.used.row(namespace);
             let rest = |resource: usize| self.rest(set, namespace, resource);
@@ -522,7 +496,7 @@ impl Planner<'_> {
     }
 
     /// By how much of the cluster a namespace uses more than it deserves, in the resource where that is most, in 2⁻⁴⁸.
-    fn excess(&self, namespace: usize) -> i128 {
+    pub(super) fn excess(&self, namespace: usize) -> i128 {
         let deserved = self.deserved.row(namespace);
         let rows = self.used.row(namespace).iter().zip(deserved);
         let excess = rows.zip(&self.census.capacity);
@@ -533,7 +507,7 @@ impl Planner<'_> {
     }
 
     /// The least excess of the namespaces of a set.
-    fn least_excess(&self, set: &[usize]) -> i128 {
+    pub(super) fn least_excess(&self, set: &[usize]) -> i128 {
         let namespaces = self.namespaces(set);
         let excess = namespaces.map(|namespace| self.excess(namespace));
         excess.min().unwrap_or(0)
@@ -566,9 +540,9 @@ impl Planner<'_> {
 
     /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then those that can be left
     /// out stay.
-    fn try_many<'a>(&'a self, sites: &[Site], found: &mut Found<'a>) {
+    fn try_many<'a>(&'a self, sites: &[Site<'a>], found: &mut Found<'a>) {
         for site in sites {
-            let mut in_order = site.candidates.clone();
+            let mut in_order = site.candidates();
             let pod = |at: &usize| self.candidates.get(*at).pod;
             in_order.sort_unstable_by(|a, b| {
                 self.eviction_order(pod(a))
@@ -577,8 +551,9 @@ impl Planner<'_> {
             let mut by_room = in_order.clone();
             by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
             for order in [in_order, by_room] {
-                if let Some(set) = self.enough_of(&order, &site.need) {
-                    self.keep_better(site.node, &site.need, &set, found);
+                let set = self.enough_of(&order, &site.need, &mut found.steps);
+                if let Some(set) = set.filter(|set| self.keeps_rules(set, &site.need)) {
+                    self.weigh(site.node, &set, found, |_| set.clone());
                 }
             }
         }
@@ -594,25 +569,102 @@ impl Planner<'_> {
     }
 
     /// A set that makes enough room, from which no pod can be left out: taken in order, then the last ones first are tried to be left out.
-    fn enough_of(&self, order: &[usize], need: &[(usize, u64)]) -> Option<Vec<usize>> {
+    fn enough_of(
+        &self,
+        order: &[usize],
+        need: &[(usize, u64)],
+        steps: &mut Effort,
+    ) -> Option<Vec<usize>> {
         let mut set = Vec::new();
+        let mut freed: Vec<i128> = need.iter().map(|(_, need)| -i128::from(*need)).collect();
+        let mut parts = BTreeMap::new();
         for victim in order {
-            set.push(*victim);
-            if !self.keeps_rules(&set, need) {
-                set.pop();
-            } else if self.covers(&set, need) {
+            if freed.iter().all(|freed| *freed >= 0) {
                 break;
             }
+            let part = parts
+                .entry(self.candidates.get(*victim).namespace)
+                .or_insert_with(|| Part::new(self.cluster.resources.len()));
+            if !steps.take(1 + part.set.len() as u64) {
+                return None;
+            }
+            if self.takes(part, *victim, need) {
+                set.push(*victim);
+                self.free(&mut freed, *victim, need, 1);
+            }
         }
-        if !self.covers(&set, need) {
+        if freed.iter().any(|freed| *freed < 0) {
             return None;
         }
         for at in (0..set.len()).rev() {
-            let victim = set.remove(at);
-            if !self.covers(&set, need) {
-                set.insert(at, victim);
+            self.free(&mut freed, set[at], need, -1);
+            if freed.iter().all(|freed| *freed >= 0) {
+                set.remove(at);
+            } else {
+                self.free(&mut freed, set[at], need, 1);
             }
         }
         Some(set)
+    }
+
+    /// What a victim makes free, or not.
+    fn free(&self, freed: &mut [i128], victim: usize, need: &[(usize, u64)], sign: i128) {
+        let requests = self.candidates.requests(victim);
+        for (freed, (resource, _)) in freed.iter_mut().zip(need) {
+            *freed += sign * i128::from(requests[*resource]);
+        }
+    }
+
+    /// Takes one more of a namespace, if that keeps [the rules](Self::keeps_rules).
+    fn takes(&self, part: &mut Part, victim: usize, need: &[(usize, u64)]) -> bool {
+        let candidate = self.candidates.get(victim);
+        let used = self.used.row(candidate.namespace);
+        let deserved = self.deserved.row(candidate.namespace);
+        let reserved = self.reserved.row(candidate.namespace);
+        let more = self.candidates.requests(victim);
+        let rest = |resource: usize| {
+            used[resource].saturating_sub(part.requested[resource].saturating_add(more[resource]))
+        };
+        let mut all = part.set.iter().copied().chain([victim]);
+        let keeps_rules = all.all(|at| {
+            let requests = self.candidates.requests(at);
+            let mut missing = need.iter().map(|(resource, _)| *resource);
+            let mut needs = self.candidates.get(at).needs.iter();
+            missing.any(|resource| {
+                requests[resource] > 0 && rest(resource) + requests[resource] > deserved[resource]
+            }) && needs
+                .all(|resource| reserved[resource] == 0 || rest(resource) >= reserved[resource])
+        });
+        let of_budget = |budget: usize| {
+            let taken = part.set.iter().map(|at| self.candidates.get(*at).budget);
+            taken.filter(|other| *other == Some(budget)).count() as u64
+        };
+        let is_in_budget = candidate
+            .budget
+            .is_none_or(|budget| of_budget(budget) < self.budgets[budget]);
+        if !keeps_rules || !is_in_budget {
+            return false;
+        }
+        for (requested, more) in part.requested.iter_mut().zip(more) {
+            *requested = requested.saturating_add(*more);
+        }
+        part.set.push(victim);
+        true
+    }
+}
+
+/// Victims of one namespace.
+struct Part {
+    set: Vec<usize>,
+    /// What they request together.
+    requested: Vec<u64>,
+}
+
+impl Part {
+    fn new(resources: usize) -> Self {
+        Self {
+            set: Vec::new(),
+            requested: vec![0; resources],
+        }
     }
 }
