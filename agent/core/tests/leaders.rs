@@ -135,7 +135,7 @@ fn followed(
     let is_of_kubepods =
         |threshold: &Threshold| threshold.signal == Signal::AllocatableMemoryAvailable;
     let thresholds = &engine.config().thresholds;
-    if !thresholds.iter().any(is_of_kubepods) && at_ns / MS % 2 == 0 {
+    if !thresholds.iter().any(is_of_kubepods) && (at_ns / MS).is_multiple_of(2) {
         sample.kubepods = None;
     }
     let all = || full.pods.iter().map(old).collect::<Vec<_>>();
