@@ -31,7 +31,7 @@ use crate::report::event::{EventKey, Events, Regarding, Said};
 use judge::{Judgement, Memory, Row, Times};
 use reclaim::{Outcome, Reclaims};
 use scheduler::Scheduler;
-use seen::SeenPod;
+use seen::pod::{PodRead, SeenPod};
 use store::{Kind, Store};
 
 /// Writes in any second, Events counted.
@@ -717,7 +717,7 @@ impl Arbiter {
 
     /// Notes what the API server has stored, by its answer: an owner may take it off before a watch shows it.
     fn note_stored(&mut self, target: &Target, body: &[u8]) {
-        let Ok(seen::PodRead::Counts(uid, pod)) = SeenPod::read(body) else {
+        let Ok(PodRead::Counts(uid, pod)) = SeenPod::read(body) else {
             return;
         };
         match target {

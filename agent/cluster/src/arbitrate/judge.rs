@@ -21,7 +21,9 @@ use plimsoll_core::arbitration::requests::is_of_limits;
 
 use super::odd::Odd;
 use super::placement::{Placement, TOO_LARGE};
-use super::seen::{ConsumerSpec, SeenPod, TOO_MANY_RESOURCES, selecting};
+use super::seen::budget::selecting;
+use super::seen::consumer::ConsumerSpec;
+use super::seen::pod::{SeenPod, TOO_MANY_RESOURCES};
 use super::store::Store;
 use crate::clock::Now;
 use crate::report::pressure::valid_ms;

@@ -3,7 +3,7 @@
 use plimsoll_core::arbitration::census::Standing;
 use plimsoll_core::arbitration::requests::is_nothing;
 
-use super::seen::SeenPod;
+use super::seen::pod::SeenPod;
 
 /// What is odd about a pod: it counts otherwise than its owner may think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::seen::SeenNode;
+use super::seen::node::{SeenNode, Taint};
 
 type Texts = BTreeMap<String, String>;
 
@@ -16,23 +16,6 @@ type Texts = BTreeMap<String, String>;
 const BYTES_MAX: usize = 4096;
 /// Why a pod with more has no room made for it.
 pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
-
-/// A taint of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(default)]
-pub struct Taint {
-    key: String,
-    value: Option<String>,
-    effect: String,
-}
-
-impl Taint {
-    /// Whether pods that do not tolerate it cannot start there.
-    #[must_use]
-    pub fn keeps_away(&self) -> bool {
-        matches!(self.effect.as_str(), "NoSchedule" | "NoExecute")
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
 #[serde(default)]

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::seen::{ConsumerSpec, SeenConsumer};
+use super::seen::consumer::{ConsumerSpec, SeenConsumer};
 use super::store::{Kind, Store, add};
 use crate::call::cut;
 

@@ -5,10 +5,12 @@ use std::sync::OnceLock;
 
 use plimsoll_core::arbitration::named::Named;
 
-use super::seen::{
-    PodRead, SeenAllocation, SeenBudget, SeenConsumer, SeenNamespace, SeenNode, SeenPod, SeenQuota,
-    uid_of,
-};
+use super::seen::budget::SeenBudget;
+use super::seen::consumer::{SeenAllocation, SeenConsumer};
+use super::seen::node::SeenNode;
+use super::seen::pod::{PodRead, SeenPod};
+use super::seen::quota::SeenQuota;
+use super::seen::{SeenNamespace, uid_of};
 use crate::heard::Heard;
 
 /// What is watched.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::seen::{EVICT_AFTER, ROOM_ON, SeenPod};
+use super::seen::pod::{EVICT_AFTER, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
 use crate::call::{Call, Content, Verb};

@@ -1,7 +1,7 @@
 //! The hole that is kept for the pod for which it is made.
 
 use super::*;
-use crate::arbitrate::seen::ROOM_ON;
+use crate::arbitrate::seen::pod::ROOM_ON;
 
 /// What was written about holes: pod, node of the annotation, node of the status. Nothing of one is not written, an empty text takes it away.
 fn holes(calls: &[(Target, Call)]) -> Vec<(String, Option<String>, Option<String>)> {
