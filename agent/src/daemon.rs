@@ -17,6 +17,7 @@ mod admission;
 mod cpu;
 mod deadlines;
 mod features;
+mod found;
 mod kubelet;
 mod last_line;
 mod lifecycle;

@@ -5,6 +5,7 @@
 
 mod all;
 mod figures;
+mod measurements;
 mod page;
 
 use std::fs;

@@ -13,8 +13,8 @@ use plimsoll_abi::Kind;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::units::PodUid;
 
+use super::found::Found;
 use super::rescan::Rescans;
-use super::turn::Found;
 use super::{Agent, now_ns};
 use crate::act::oom_scores::OomScores;
 use crate::kernel::decode::{Body, Record};

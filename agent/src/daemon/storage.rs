@@ -15,7 +15,7 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::disk::node_reclaim::Targets;
 
 use super::Agent;
-use super::turn::Found;
+use super::found::Found;
 use crate::host::shown::Show as _;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};

@@ -21,7 +21,8 @@ use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
 use plimsoll_core::model::units::PodUid;
 use zerocopy::IntoBytes as _;
 
-use super::turn::{Found, note_record};
+use super::found::Found;
+use super::turn::note_record;
 use super::wake::SourceName;
 use super::*;
 use crate::act::holds::{HOLDS_LEDGER, Holds};

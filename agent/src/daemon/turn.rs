@@ -21,6 +21,7 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 
 use super::deadlines::Deadlines;
+use super::found::{Crossing, Found};
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
 use super::sampler::is_urgent;
@@ -30,7 +31,7 @@ use super::watchdog::Part;
 use super::{Agent, now_ns};
 use crate::act::cpu_time::Change;
 use crate::host::file::FileError;
-use crate::kernel::decode::{Body, NodeCounters, OomLimit, ReclaimPhase, Record};
+use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::kernel::{Bpf, Generation};
 use crate::record::timeline::Hops;
 
@@ -45,49 +46,6 @@ const READ_AGAIN_NS: u64 = 10_000_000;
 const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
-
-/// What the record of a crossing says.
-#[derive(Clone, Copy, Debug)]
-pub struct Crossing {
-    /// When it was, `CLOCK_MONOTONIC`.
-    pub at_ns: u64,
-    /// Charged to memory cgroups in total.
-    pub charged_bytes: u64,
-    /// The node's memory.
-    pub node: Option<NodeCounters>,
-}
-
-/// What a turn of the loop has found.
-#[derive(Debug, Default)]
-pub(super) struct Found {
-    cause: Option<Cause>,
-    /// The crossing of the newest threshold, if that is what woke the loop.
-    crossing: Option<Crossing>,
-    /// A container may have come: a cgroup, or a process into one.
-    pub(super) containers: bool,
-}
-
-impl Found {
-    /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
-    pub(super) fn by(&mut self, cause: Cause) {
-        let weight = |cause: &Cause| match cause {
-            Cause::ChargeThreshold { .. } => 4,
-            Cause::DirectReclaim { .. } => 3,
-            Cause::KswapdWake { .. } => 2,
-            Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle | Cause::Storage => 1,
-            // Rare, and what it answers waits for nothing else.
-            Cause::NodeReclaimed => 5,
-            Cause::Timer => 0,
-        };
-        if self
-            .cause
-            .as_ref()
-            .is_none_or(|known| weight(known) < weight(&cause))
-        {
-            self.cause = Some(cause);
-        }
-    }
-}
 
 /// An event that the engine has taken in and that has been acted upon.
 #[derive(Debug)]

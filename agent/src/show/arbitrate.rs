@@ -246,7 +246,7 @@ impl<'a> Answer<'a> {
                 Action::Blocked => {
                     "is blocked: no pods may be evicted that would make room".to_owned()
                 }
-                Action::Limited => "waits: this cycle evicts enough already".to_owned(),
+                Action::Limited => "waits: this cycle evicts enough already, or has looked for victims for long enough".to_owned(),
             };
             text += &format!("  {} {}\n", line(&self.pod(step.pod)), line(&what));
         }

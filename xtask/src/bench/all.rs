@@ -13,6 +13,7 @@ use clap::{Args, Parser};
 use super::figures::{
     Change, Report, Run, WORSE_PERCENT, committed, compare, is_made_alike, read_figures,
 };
+use super::measurements::{EACH, MEASUREMENTS, Measurement};
 use super::page::{amount, page, picture};
 use super::{BenchCommand, Built, Job, figures_of};
 use crate::apt;
@@ -20,133 +21,24 @@ use crate::paths;
 use crate::process::output_of;
 use crate::progress::say;
 
-/// One measurement of the report.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Measurement {
-    /// In the keys of the report and for `--only`.
-    pub(super) name: &'static str,
-    /// In the page.
-    pub(super) title: &'static str,
-    /// A command of `cargo xtask bench`, without the kernel.
-    what: &'static str,
-    options: &'static str,
-    pub(super) kernels: &'static [&'static str],
-    /// The figure of its picture.
-    pub(super) picture: Option<&'static str>,
-}
-
-const EACH: &[&str] = &["6.1", "6.12", "7.2"];
-
-/// The report, in the order of the page.
-pub(super) const MEASUREMENTS: &[Measurement] = &[
-    Measurement {
-        name: "reaction",
-        title: "From a crossed threshold to memory back, 3 pods",
-        what: "reaction",
-        options: "--runs 3 --rates 64,512 --thresholds 1Gi,100Mi --peers plimsoll --idle 0",
-        kernels: EACH,
-        picture: Some("decision"),
-    },
-    Measurement {
-        name: "reaction-100",
-        title: "The same with 100 pods",
-        what: "reaction",
-        options: "--runs 3 --rates 512 --thresholds 1Gi --peers plimsoll --pods 100 --idle 0",
-        kernels: EACH,
-        picture: None,
-    },
-    Measurement {
-        name: "reaction-1000",
-        title: "The same with 1,000 pods",
-        what: "reaction",
-        options: "--runs 3 --rates 512 --thresholds 1Gi --peers plimsoll --pods 1000 --idle 0 --false-alarms 0",
-        kernels: &["7.2"],
-        picture: None,
-    },
-    Measurement {
-        name: "peers",
-        title: "Beside other systems",
-        what: "reaction",
-        options: "--runs 3 --rates 64,512 --thresholds 1Gi --peers none,earlyoom,oomd,plimsoll --idle 60 --false-alarms 0",
-        kernels: &["6.1"],
-        picture: Some("hog gone"),
-    },
-    Measurement {
-        name: "cost",
-        title: "What attached programs cost loops of page faults, forks and switches",
-        what: "cost",
-        options: "--pairs 3",
-        kernels: EACH,
-        picture: None,
-    },
-    Measurement {
-        name: "signals",
-        title: "Each program, and how soon its records are there",
-        what: "signals",
-        options: "--parts hooks",
-        kernels: EACH,
-        picture: None,
-    },
-    Measurement {
-        name: "footprint",
-        title: "The agent with many cgroups",
-        what: "signals",
-        options: "--parts footprint --cgroups 0,250,1000",
-        kernels: &["6.12"],
-        picture: Some("resident memory"),
-    },
-    Measurement {
-        name: "teardown",
-        title: "From the decision to memory back, beside unmapping by oneself",
-        what: "teardown",
-        options: "--runs 3 --sizes 512,2048",
-        kernels: EACH,
-        picture: Some("back, of unmapped"),
-    },
-    Measurement {
-        name: "burst",
-        title: "A bursty service under its CPU limit",
-        what: "burst",
-        options: "--runs 3",
-        kernels: &["7.2"],
-        picture: None,
-    },
-];
-
-impl Measurement {
-    /// What a person types behind `cargo xtask bench`.
-    pub(super) fn command(&self, kernel: &str) -> String {
-        format!("{} --kernel {kernel} {}", self.what, self.options)
+/// What measures it.
+fn job_of(measurement: &Measurement, kernel: &str) -> Result<Job> {
+    #[derive(Parser)]
+    struct Typed {
+        #[command(subcommand)]
+        command: BenchCommand,
     }
-
-    /// In the report.
-    pub(super) fn key(&self, kernel: &str) -> String {
-        format!("{}/{kernel}", self.name)
-    }
-
-    /// Its picture below `folder`.
-    pub(super) fn picture_path(&self, folder: &str) -> String {
-        format!("{folder}/figures-{}.svg", self.name)
-    }
-
-    fn job(&self, kernel: &str) -> Result<Job> {
-        #[derive(Parser)]
-        struct Typed {
-            #[command(subcommand)]
-            command: BenchCommand,
-        }
-        let command = self.command(kernel);
-        let words = ["bench"].into_iter().chain(command.split_whitespace());
-        Ok(match Typed::try_parse_from(words)?.command {
-            BenchCommand::Reaction(args) => args.job(),
-            BenchCommand::Cost(args) => args.job(),
-            BenchCommand::Signals(args) => args.job(),
-            BenchCommand::Teardown(args) => args.job(),
-            BenchCommand::Idle(args) => args.job(),
-            BenchCommand::Burst(args) => args.job(),
-            BenchCommand::All(_) => bail!("a measurement of the report cannot be the report"),
-        })
-    }
+    let command = measurement.command(kernel);
+    let words = ["bench"].into_iter().chain(command.split_whitespace());
+    Ok(match Typed::try_parse_from(words)?.command {
+        BenchCommand::Reaction(args) => args.job(),
+        BenchCommand::Cost(args) => args.job(),
+        BenchCommand::Signals(args) => args.job(),
+        BenchCommand::Teardown(args) => args.job(),
+        BenchCommand::Idle(args) => args.job(),
+        BenchCommand::Burst(args) => args.job(),
+        BenchCommand::All(_) => bail!("a measurement of the report cannot be the report"),
+    })
 }
 
 /// Every measurement, against the report.
@@ -245,7 +137,7 @@ pub(super) fn run(args: &AllArgs) -> Result<u8> {
 fn measure(measurement: &Measurement, kernel: &str, built: Built, revision: &str) -> Result<Run> {
     let job = Job {
         built,
-        ..measurement.job(kernel)?
+        ..job_of(measurement, kernel)?
     };
     // Of an earlier run, it would be taken for this one's.
     match fs::remove_file(figures_of(measurement.name, &job.kernel)) {
@@ -397,7 +289,7 @@ mod tests {
         for measurement in MEASUREMENTS {
             assert!(names.insert(measurement.name), "{}", measurement.name);
             for kernel in measurement.kernels {
-                let job = measurement.job(kernel).unwrap();
+                let job = job_of(measurement, kernel).unwrap();
                 assert_eq!(job.kernel.to_string(), *kernel);
             }
         }

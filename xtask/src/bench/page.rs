@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::all::{MEASUREMENTS, Measurement};
 use super::figures::{Figure, Report, Run, Unit};
+use super::measurements::{MEASUREMENTS, Measurement};
 
 const HEAD: &str = "\
 # Figures
