@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod::{ContainerStatus, Pod};
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
@@ -220,6 +220,25 @@ fn beside_a_kubelet_a_pod_is_placed_when_its_sandbox_runs() {
     assert_eq!(node.is_empty("b"), NOTHING);
     assert_eq!(node.apply("b", 3), NOTHING);
     assert_eq!(node.assignments().cpus(&"b".into(), "main").cpus.len(), 3);
+}
+
+/// Only a kubelet writes what becomes of containers.
+#[test]
+fn a_pod_is_placed_when_its_kubelet_has_said_something_of_its_containers() {
+    let mut node = Node::beside_kubelet();
+    assert_eq!(node.apply("a", 2), NOTHING);
+    let mut admitted = pod("a", 2);
+    let waiting = ContainerStatus {
+        name: "main".to_owned(),
+        ..ContainerStatus::default()
+    };
+    admitted.status.container_statuses.push(waiting);
+    let pod = Arc::new(admitted);
+    assert_eq!(
+        node.step(EventKind::PodApplied { pod }),
+        ["shared pool 0,3-7; a/main CPUs 1-2"]
+    );
+    assert_eq!(node.runs("a"), NOTHING);
 }
 
 /// Its kubelet has admitted it.

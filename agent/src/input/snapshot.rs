@@ -80,8 +80,8 @@ struct Reader {
     snapshot: Snapshot,
     /// Of the nodes.
     labels: BTreeMap<String, BTreeMap<String, String>>,
-    /// Pods, with what is looked up when all files are read.
-    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>)>,
+    /// Pods, with what is looked up when all files are read: their node selectors, and whether they leave.
+    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>, Leaving)>,
     budgets: Vec<DisruptionBudget>,
 }
 
@@ -368,7 +368,7 @@ impl Reader {
             budgets: BTreeSet::new(),
         };
         let selector = texts(part("spec", "nodeSelector"));
-        self.pods.push((named, pod, selector));
+        self.pods.push((named, pod, selector, leaving));
     }
 
     /// Looks up which nodes and budgets pods mean.
@@ -392,8 +392,20 @@ impl Reader {
                 allowed.into(),
             );
         }
-        for (mut named, pod, selector) in self.pods {
-            let selecting = self.budgets.iter().filter(|budget| budget.selects(&pod));
+        let lost = objects.nodes.iter();
+        let lost = lost.filter(|node| node.state == NodeState::NotReady);
+        let lost: BTreeSet<String> = lost.map(|node| node.name.clone()).collect();
+        for (mut named, pod, selector, leaving) in self.pods {
+            // From a node that is lost none comes back.
+            let is_lost = leaving != Leaving::No
+                && named
+                    .node
+                    .as_deref()
+                    .is_some_and(|node| lost.contains(node));
+            named.leaving |= is_lost;
+            // The Eviction API asks no budget of a pod that is being deleted.
+            let budgets = self.budgets.iter().filter(|_| leaving != Leaving::Later);
+            let selecting = budgets.filter(|budget| budget.selects(&pod));
             named.budgets = selecting
                 .map(|budget| budget.metadata.name.clone())
                 .collect();

@@ -286,8 +286,11 @@ impl Work {
             .arg(&out);
         process::output_of(&mut command, "run `cargo xtask kubernetes up` again")?;
         let generated = out.join(MODULE).join(OPENAPI);
-        fs::copy(&generated, &file)
+        // Whole or not there: renamed last.
+        let partial = file.with_extension("partial");
+        fs::copy(&generated, &partial)
             .with_context(|| format!("cannot copy {}", generated.display()))?;
+        fs::rename(&partial, &file).with_context(|| format!("cannot write {}", file.display()))?;
         step.done();
         Ok(())
     }

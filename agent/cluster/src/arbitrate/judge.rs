@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use plimsoll_core::arbitration::amounts::{Amounts, Bounds, TooManyResources};
 use plimsoll_core::arbitration::census::Census;
-use plimsoll_core::arbitration::cluster::{Cluster, Options};
+use plimsoll_core::arbitration::cluster::{Cluster, NodeState, Options};
 use plimsoll_core::arbitration::entitled::{Entitled, entitled, overused};
 use plimsoll_core::arbitration::groups::{Deserved, deserve};
-use plimsoll_core::arbitration::leaving::Leaving;
+use plimsoll_core::arbitration::leaving::{GRACE_MAX_S, Leaving};
 use plimsoll_core::arbitration::named::{
     Condition, Named, NamedConsumer, NamedNode, NamedPod, Objects,
 };
@@ -341,8 +341,8 @@ fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
         let grace_s = pod.leaving_grace_s;
         let since = memory.leaving_since.entry(uid.clone());
         let since = since.or_insert((grace_s, mono_ms));
-        // It was made shorter.
-        if since.0 != grace_s {
+        // Made shorter by an eviction. Its owner may make it shorter again and again: that gives it no more time.
+        if since.0 > GRACE_MAX_S && since.0 != grace_s {
             *since = (grace_s, mono_ms);
         }
     }
@@ -353,9 +353,9 @@ fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Leaving {
     if !pod.is_leaving {
         return Leaving::No;
     }
-    let since = memory.leaving_since.get(uid);
-    let (_, since_ms) = since.copied().unwrap_or((0, mono_ms));
-    Leaving::of(pod.leaving_grace_s, mono_ms.saturating_sub(since_ms))
+    let since = memory.leaving_since.get(uid).copied();
+    let (grace_s, since_ms) = since.unwrap_or((pod.leaving_grace_s, mono_ms));
+    Leaving::of(grace_s, mono_ms.saturating_sub(since_ms))
 }
 
 /// As the core takes objects.
@@ -496,14 +496,18 @@ fn named_pod(
         .nth(BUDGETS_MAX)
         .is_none()
         .then_some(budgets);
+    let has_many_budgets = budgets.is_none();
     let terminating = store.namespaces.get(&pod.namespace);
     let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
     let leaving = leaving(memory, uid, pod, mono_ms);
     let is_leaving = match leaving {
         Leaving::No => terminating && pod.node.is_some(),
         Leaving::Soon => true,
-        // A pending one waits for nothing any more.
-        Leaving::Later | Leaving::Hangs => pod.node.is_none(),
+        // A pending one waits for nothing any more, and from a node that is lost none comes back.
+        Leaving::Later | Leaving::Hangs => !pod.node.as_ref().is_some_and(|node| {
+            let node = store.nodes.get(node);
+            node.is_some_and(|node| node.state() != NodeState::NotReady)
+        }),
     };
     NamedPod {
         uid: uid.clone(),
@@ -519,11 +523,14 @@ fn named_pod(
         daemon: pod.is_daemon
             // Nothing can be done about it but by its node.
             || leaving == Leaving::Hangs
-            || budgets.is_none()
+            || has_many_budgets
             || spec.is_none()
             || memory.left_alone.contains(uid),
         nodes: None,
-        budgets: budgets.map_or_else(BTreeSet::new, |budgets| selecting(budgets, &pod.labels)),
+        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it.
+        budgets: budgets
+            .filter(|_| leaving != Leaving::Later)
+            .map_or_else(BTreeSet::new, |budgets| selecting(budgets, &pod.labels)),
     }
 }
 

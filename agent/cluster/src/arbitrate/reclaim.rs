@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
+
 use super::judge::Reclaim;
 use crate::backoff::Backoff;
 use crate::call::Answer;
@@ -22,9 +24,9 @@ const UNCLEAR_MS: u64 = 15_000;
 /// A claim on a hole ends so long after its last victim has gone.
 const CLAIM_MS: u64 = 60_000;
 /// And so long after the last eviction, gone or not.
-const CLAIM_MAX_MS: u64 = 10 * 60_000;
+const CLAIM_MAX_MS: u64 = GRACE_MAX_S * 1000 + 60_000;
 /// A hole is kept for so long at most, whatever is not seen meanwhile.
-const KEPT_MAX_MS: u64 = 3 * CLAIM_MAX_MS;
+const KEPT_MAX_MS: u64 = 30 * 60_000;
 /// A victim that no plan names for so long has no notice any more.
 const GAP_MS: u64 = 10_000;
 /// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.

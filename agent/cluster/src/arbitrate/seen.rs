@@ -27,7 +27,7 @@ struct Meta {
     labels: Option<Texts>,
     annotations: Option<Texts>,
     deletion_timestamp: Option<String>,
-    deletion_grace_period_seconds: Option<u64>,
+    deletion_grace_period_seconds: Option<i64>,
     owner_references: Option<Vec<Owner>>,
 }
 

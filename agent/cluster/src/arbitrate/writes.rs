@@ -1,8 +1,8 @@
 //! What is written: bodies of calls, and which write is next.
 
-use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use std::collections::{BTreeMap, VecDeque};
 
+use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use serde_json::{Value, json};
 
 use super::seen::pod::{EVICT_AFTER, ROOM_ON, SeenPod};

@@ -502,7 +502,7 @@ impl<'a> Planner<'a> {
                 });
                 self.lenient.truncate(LENIENT_MAX - 1);
                 self.lenient.insert(0, node);
-            } else {
+            } else if !is_cut {
                 known.too_many = Some(TooMany { seen, price });
             }
             return Action::Limited;

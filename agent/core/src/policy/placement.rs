@@ -5,8 +5,8 @@
 //! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
 //! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
 //!
-//! Beside a kubelet a pod is placed when its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who may create pods can have the API server assign one to
-//! this node. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
+//! Beside a kubelet a pod is placed when its kubelet has said something of its containers, or its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who
+//! may create pods can have the API server assign one to this node. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
 //! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
 //!
 //! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
@@ -231,8 +231,9 @@ fn admit(
         return false;
     }
     let before = placement.placed(uid);
-    // Its kubelet may refuse it. One that it has admitted has a sandbox before any container is made.
-    if config.beside_kubelet && before == Placed::Not && !pod.running {
+    // Its kubelet may refuse it. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
+    let is_admitted = pod.running || pod.pod.status.containers().next().is_some();
+    if config.beside_kubelet && before == Placed::Not && !is_admitted {
         return false;
     }
     let lacked = placement.unserved().get(uid).cloned();

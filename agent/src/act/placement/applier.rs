@@ -279,6 +279,9 @@ impl Applier {
         {
             let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
             if Checkpoint::read(&lock, &self.place.state_dir)? == Found::Nothing {
+                // Of a placement that another owner has ended.
+                kubelet_state::forget_ours(&self.place.state_dir)
+                    .map_err(PlacementError::ForKubelet)?;
                 return Ok(None);
             }
         }

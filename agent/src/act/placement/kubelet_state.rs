@@ -26,7 +26,7 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use plimsoll_core::placement::memory::Block as MemoryBlock;
 use plimsoll_core::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
-pub use write::{FOR_KUBELET, cpu_manager_state, forget, keep, memory_manager_state};
+pub use write::{FOR_KUBELET, cpu_manager_state, forget, forget_ours, keep, memory_manager_state};
 
 /// What the files of a kubelet begin with that has had static policies and has them no more, where somebody has put them into the agent's state directory.
 pub const FROM_KUBELET: &str = "from-kubelet.";

@@ -31,6 +31,11 @@ const REQUESTS_MAX: usize = RESOURCES_MAX;
 /// Why a pod with more has no room made for it.
 pub const TOO_MANY_RESOURCES: &str = "requests of more than 128 resources";
 
+/// A grace; API servers before 1.27 take ones below 0.
+fn seconds(grace: Option<i64>) -> u64 {
+    grace.and_then(|it| u64::try_from(it).ok()).unwrap_or(0)
+}
+
 /// FNV-1a. Two texts with the same one cost a sign of life, and there will be another.
 fn fingerprint<'a>(texts: impl Iterator<Item = &'a str>) -> u64 {
     let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
@@ -133,7 +138,7 @@ impl SeenPod {
         struct Spec {
             node_name: Option<String>,
             scheduling_gates: Option<Vec<Value>>,
-            termination_grace_period_seconds: Option<u64>,
+            termination_grace_period_seconds: Option<i64>,
             #[serde(flatten)]
             placement: ApiPlacement,
         }
@@ -207,8 +212,8 @@ impl SeenPod {
             priority: core.spec.priority.unwrap_or(0).into(),
             started_unix_ms: status.start_time.and_then(|stamp| unix_ms_of(&stamp)),
             is_leaving: metadata.deletion_timestamp.is_some(),
-            leaving_grace_s: metadata.deletion_grace_period_seconds.unwrap_or(0),
-            grace_s: spec.termination_grace_period_seconds.unwrap_or(0),
+            leaving_grace_s: seconds(metadata.deletion_grace_period_seconds),
+            grace_s: seconds(spec.termination_grace_period_seconds),
             is_daemon,
             labels,
             placement,
@@ -391,6 +396,9 @@ mod tests {
             (2000, 1 << 60, 1)
         );
         assert_eq!(seen.grace_s, 31_536_000);
+        let below = json!({"spec": {"nodeName": "n", "terminationGracePeriodSeconds": -1, "containers": []}});
+        let seen = pod(&json!({"deletionGracePeriodSeconds": -1}), &below);
+        assert_eq!((seen.grace_s, seen.leaving_grace_s), (0, 0));
     }
 
     #[test]

@@ -160,6 +160,44 @@ fn a_pod_that_leaves_in_a_year_is_there() {
     assert_eq!((world.held().as_str(), actions(&world, "leaving")), ("", 5));
 }
 
+/// The budget would keep pods that run, and none of these is counted as one any more.
+#[test]
+fn no_budget_keeps_a_pod_that_leaves_in_a_year() {
+    let mut world = World::full(false);
+    world.see(
+        Kind::Budgets,
+        &json!({"metadata": {"name": "none", "namespace": "a"},
+        "spec": {"selector": {"matchLabels": {"app": "a"}}}, "status": {"disruptionsAllowed": 0}}),
+    );
+    assert!(evictions(&world.run(40, true, |_| None)).is_empty());
+    leaves_in(&mut world, "a3", YEAR_S);
+    assert_eq!(evictions(&world.run(40, true, |_| None)), ["a3"]);
+}
+
+#[test]
+fn who_makes_the_time_shorter_again_and_again_has_no_more_of_it() {
+    let mut world = World::full(false);
+    leaves_in(&mut world, "a0", 600);
+    world.run(500, true, |_| None);
+    assert_eq!(actions(&world, "leaving"), 1);
+    leaves_in(&mut world, "a0", 599);
+    assert!(evictions(&world.run(100, true, |_| None)).is_empty());
+    assert_eq!(evictions(&world.run(100, true, |_| None)), ["a1"]);
+}
+
+/// Its replacement is pending already.
+#[test]
+fn a_pod_that_was_deleted_on_a_lost_node_is_not_asked_for() {
+    let mut world = World::full(false);
+    leaves_in(&mut world, "a0", 30);
+    world.see(Kind::Nodes, &json!({"metadata": {"name": "n"}, "status": {
+        "allocatable": {"cpu": "10", "pods": "110"}, "conditions": [{"type": "Ready", "status": "Unknown"}]}}));
+    world.see(Kind::Nodes, &json!({"metadata": {"name": "m"}, "status": {
+        "allocatable": {"cpu": "20", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}}));
+    world.run(100, true, |_| None);
+    assert_eq!(row(&world, "a").deserved["cpu"], 9_000);
+}
+
 /// What the API server did with the eviction of a pod that was leaving is nothing: it is left alone, and others go on.
 #[test]
 fn an_eviction_that_makes_no_time_shorter_stops_nobody() {

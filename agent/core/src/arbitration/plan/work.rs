@@ -1,6 +1,6 @@
 //! How much a cycle may search. Pods that are all different have to be looked at set by set, and many may wait: without a bound a cycle would take minutes.
 //!
-//! Half of the bound is for whoever comes first. The other half is shared out among the namespaces whose pods wait: one that makes its searches long makes nobody else wait longer.
+//! Half of the bound is for whoever comes first. The other half is shared out among the namespaces whose pods wait, so that one that makes its searches long takes no more of it than its part.
 
 /// Sets of two and three that a cycle tries at most: less than half a second.
 const SETS_MAX: u64 = 4 << 20;

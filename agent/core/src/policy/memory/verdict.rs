@@ -68,6 +68,8 @@ pub(crate) struct ByNode {
     cause: Cause,
     node: NodeMemory,
     kubepods: Option<CgroupMemory>,
+    /// What it lacks was left out, and not missed.
+    is_part: bool,
     pub(crate) observations: Observations,
     pub(crate) asked: Asked,
 }
@@ -82,6 +84,7 @@ impl ByNode {
             cause: sample.cause,
             node: sample.node,
             kubepods: sample.kubepods,
+            is_part: is_part(sample),
             observations,
             asked: asked(view, sample.cause, &observations, foreseen.as_ref()),
         }
@@ -99,6 +102,7 @@ impl ByNode {
             && self.cause == sample.cause
             && self.node == sample.node
             && self.kubepods == sample.kubepods
+            && (self.kubepods.is_some() || self.is_part == is_part(sample))
             && !has_more
             && !rests_on_pods
     }
@@ -118,6 +122,11 @@ impl ByNode {
         );
         kept
     }
+}
+
+/// A sample of the node, or of leaders, leaves out what no threshold is on.
+fn is_part(sample: &Sample) -> bool {
+    sample.node_only || sample.leaders_only
 }
 
 /// What is to be done first.

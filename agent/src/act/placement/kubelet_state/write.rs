@@ -48,10 +48,21 @@ pub fn keep(
 /// # Errors
 /// The system's.
 pub fn forget(state_dir: &Path) -> io::Result<()> {
-    for whose in [FOR_KUBELET, FROM_KUBELET] {
-        for file in [CPU_MANAGER_STATE, MEMORY_MANAGER_STATE] {
-            remove(&state_dir.join(format!("{whose}{file}")))?;
-        }
+    forget_ours(state_dir)?;
+    forget_files(state_dir, FROM_KUBELET)
+}
+
+/// Nothing is placed, and a kubelet is not to start with what was placed once.
+///
+/// # Errors
+/// The system's.
+pub fn forget_ours(state_dir: &Path) -> io::Result<()> {
+    forget_files(state_dir, FOR_KUBELET)
+}
+
+fn forget_files(state_dir: &Path, whose: &str) -> io::Result<()> {
+    for file in [CPU_MANAGER_STATE, MEMORY_MANAGER_STATE] {
+        remove(&state_dir.join(format!("{whose}{file}")))?;
     }
     Ok(())
 }
