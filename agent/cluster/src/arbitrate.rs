@@ -73,6 +73,8 @@ pub struct Settings {
 pub enum Target {
     /// The eviction of a pod, by UID.
     Evict(String),
+    /// The same, which changes nothing.
+    Try(String),
     /// The notice on a pod, by UID.
     Notice(String),
     /// The hole that is kept for a pod, by UID.
@@ -596,6 +598,13 @@ impl Arbiter {
                 self.say_outcome(victim, &for_pod, outcome, now);
                 self.is_changed = true;
             }
+            Target::Try(victim) => {
+                let outcome = self.reclaims.has_tried(victim, answer, now.mono_ms);
+                if outcome != Outcome::Evicted {
+                    *self.figures.evictions.entry(outcome).or_default() += 1;
+                    self.is_changed = true;
+                }
+            }
             Target::Event(key) => self.events.answered(key, answer, now),
             _ => {
                 if let (Target::Overused(node), Answer::Done(_)) = (target, answer) {
@@ -749,9 +758,15 @@ impl Arbiter {
             is_dry || pod.is_some_and(|pod| self.is_kept(uid, pod, node))
         };
         let begins = self.begins(ms);
-        let (victim, hole) = self.reclaims.next(ms, begins, is_kept)?;
-        let pod: &SeenPod = self.store.pods.get(&victim)?;
         let version = self.eviction_version.as_deref()?;
+        if let Some(victim) = self.reclaims.next_trial(ms, begins, is_kept) {
+            let pod: &SeenPod = pods.get(&victim)?;
+            let call = writes::eviction(&victim, pod, version, true, true);
+            self.reclaims.tries(&victim, ms);
+            return Some((Target::Try(victim), call));
+        }
+        let (victim, hole) = self.reclaims.next(ms, begins, is_kept)?;
+        let pod: &SeenPod = pods.get(&victim)?;
         // Its owner changes it faster than it can be hit. What was judged is what the watch last showed of it.
         let is_any_version = self.reclaims.conflicts(&victim) >= HITS_BY_VERSION;
         let call = writes::eviction(&victim, pod, version, is_any_version, is_dry);

@@ -1,7 +1,7 @@
 //! From plan to eviction (ARBITRATOR.md, section 6.1): notices, evictions, and what is left alone.
 //!
 //! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that names others for a moment ends no notice. When all victims of a
-//! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other: a refusal of the first must not have cost the second. What an answer leaves open counts as done until it is clear that it was not.
+//! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other, and of several each is tried before: the refusal of one must not have cost another. What an answer leaves open counts as done until it is clear that it was not.
 //!
 //! The owner of a victim makes another pod at once, and the scheduler would give it the hole before the pod for which it was made has had its turn again. So the hole is kept:
 //! `status.nominatedNodeName` of that pod names the node before the first victim goes, until the pod has started or a minute after the last victim has gone.
@@ -21,6 +21,8 @@ const ALONE_MS: u64 = 60_000;
 const ALONE_MAX_MS: u64 = 16 * ALONE_MS;
 /// What an eviction's answer leaves open is clear by then, or it was not done.
 const UNCLEAR_MS: u64 = 15_000;
+/// What a trial has shown is true for so long.
+const TRIED_MS: u64 = 10_000;
 /// A claim on a hole ends so long after its last victim has gone.
 const CLAIM_MS: u64 = 60_000;
 /// And so long after the last eviction, gone or not.
@@ -76,6 +78,13 @@ struct Asked {
     is_on_its_way: bool,
     /// When the hole before this one was begun, as it stands again if nothing comes of it.
     begun_before_ms: Option<u64>,
+}
+
+/// An eviction that changes nothing, of a victim of a hole of several: the refusal of a later one must not cost the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Trial {
+    at_ms: u64,
+    is_on_its_way: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +190,8 @@ pub struct Reclaims {
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
     asked: BTreeMap<String, Asked>,
+    /// That the API server would take.
+    tried: BTreeMap<String, Trial>,
     alone: BTreeMap<String, Alone>,
     claims: BTreeMap<String, Claim>,
     begun_ms: Option<u64>,
@@ -198,6 +209,7 @@ impl Reclaims {
             conflicts: BTreeMap::new(),
             plan: Vec::new(),
             asked: BTreeMap::new(),
+            tried: BTreeMap::new(),
             alone: BTreeMap::new(),
             claims: BTreeMap::new(),
             begun_ms: None,
@@ -315,6 +327,8 @@ impl Reclaims {
             asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
         self.conflicts.retain(|uid, _| !leaves(uid));
+        self.tried
+            .retain(|_, trial| trial.is_on_its_way || mono_ms < trial.at_ms + TRIED_MS);
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
@@ -495,9 +509,66 @@ impl Reclaims {
             asked.any(|it| it.for_pod == pod && it.is_on_its_way)
         };
         let mut due = self.due(mono_ms, begins);
-        let reclaim =
-            due.find(|reclaim| !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node))?;
+        let reclaim = due.find(|reclaim| {
+            let has_tried = self.untried(reclaim, mono_ms).is_none();
+            has_tried && !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node)
+        })?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
+    }
+
+    /// The next victim whose eviction is to be tried before one of its hole goes. Parameters as of [`Reclaims::next`].
+    #[must_use]
+    pub fn next_trial(
+        &self,
+        mono_ms: u64,
+        begins: usize,
+        is_kept: impl Fn(&str, &str) -> bool,
+    ) -> Option<String> {
+        let mut due = self.due(mono_ms, begins);
+        due.find_map(|reclaim| {
+            let victim = self.untried(reclaim, mono_ms)?;
+            let is_new = !self.tried.contains_key(victim);
+            (is_new && is_kept(&reclaim.pod, &reclaim.node)).then(|| victim.clone())
+        })
+    }
+
+    /// The first victim of a hole of several, not yet begun, of which it is not known that the API server would take its eviction.
+    fn untried<'a>(&self, reclaim: &'a Reclaim, mono_ms: u64) -> Option<&'a String> {
+        let is_known = |victim: &String| {
+            let trial = self.tried.get(victim);
+            trial.is_some_and(|it| !it.is_on_its_way && mono_ms < it.at_ms + TRIED_MS)
+        };
+        let mut victims = reclaim.victims.iter();
+        let victim = victims.find(|victim| !is_known(victim));
+        victim.filter(|_| reclaim.victims.len() > 1 && !self.is_begun(&reclaim.pod))
+    }
+
+    /// A trial is on its way.
+    pub fn tries(&mut self, victim: &str, mono_ms: u64) {
+        let trial = Trial {
+            at_ms: mono_ms,
+            is_on_its_way: true,
+        };
+        self.tried.insert(victim.to_owned(), trial);
+    }
+
+    /// What came of a trial.
+    pub fn has_tried(&mut self, victim: &str, answer: &Answer, mono_ms: u64) -> Outcome {
+        let outcome = outcome(answer);
+        match (outcome, self.tried.get_mut(victim)) {
+            (Outcome::Evicted, Some(trial)) => {
+                (trial.at_ms, trial.is_on_its_way) = (mono_ms, false);
+            }
+            (Outcome::Unclear, _) => {
+                self.tried.remove(victim);
+                self.pause_until_ms = mono_ms + self.backoff.wait_ms();
+            }
+            _ => {
+                self.tried.remove(victim);
+                self.refused(victim, outcome, answer, mono_ms);
+            }
+        }
+        outcome
     }
 
     /// The call is on its way.
@@ -557,8 +628,17 @@ impl Reclaims {
                 }
                 self.pause_until_ms = mono_ms + self.backoff.wait_ms();
             }
-            Outcome::Later => {
+            _ => {
                 self.asked.remove(victim);
+                self.refused(victim, outcome, answer, mono_ms);
+            }
+        }
+        (outcome, for_pod)
+    }
+
+    fn refused(&mut self, victim: &str, outcome: Outcome, answer: &Answer, mono_ms: u64) {
+        match outcome {
+            Outcome::Later => {
                 let asks_ms = match answer {
                     Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
                     _ => 0,
@@ -567,7 +647,6 @@ impl Reclaims {
             }
             // Seen anew by the watch before it is planned again.
             Outcome::Changed => {
-                self.asked.remove(victim);
                 self.pause_until_ms = mono_ms + 1_000;
                 let conflicts = self.conflicts.entry(victim.to_owned()).or_default();
                 *conflicts += 1;
@@ -576,12 +655,9 @@ impl Reclaims {
                     self.leave_alone(victim, mono_ms);
                 }
             }
-            Outcome::Budget | Outcome::Refused => {
-                self.asked.remove(victim);
-                self.leave_alone(victim, mono_ms);
-            }
+            Outcome::Budget | Outcome::Refused => self.leave_alone(victim, mono_ms),
+            Outcome::Evicted | Outcome::Unclear => {}
         }
-        (outcome, for_pod)
     }
 
     /// The API server does not take this pod's eviction, or the notice on it: others are looked for, for a while that doubles each time.

@@ -359,6 +359,7 @@ impl Arbiter {
                 Some(apply("allocations/status", &path, &body))
             }
             Target::Evict(_)
+            | Target::Try(_)
             | Target::Notice(_)
             | Target::Hole(_)
             | Target::Overused(_)

@@ -104,6 +104,42 @@ fn no_room_is_kept_where_no_eviction_comes_of_it() {
     assert!(holes(&world.run(20, true, |_| None)).is_empty());
 }
 
+/// Two pods make room for the one that waits.
+#[test]
+fn the_refusal_of_a_second_victim_does_not_cost_the_first() {
+    let wide = |world: &mut World| {
+        let mut pod = world.pods["b0"].clone();
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2");
+        world.see_pod(pod);
+    };
+    let trials = |calls: &[(Target, Call)]| -> Vec<String> {
+        let tried = calls.iter().filter_map(|(target, call)| {
+            let Target::Try(uid) = target else {
+                return None;
+            };
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            assert_eq!(body["deleteOptions"]["dryRun"], json!(["All"]));
+            Some(uid.clone())
+        });
+        tried.collect()
+    };
+    let mut world = World::full(false);
+    wide(&mut world);
+    let calls = world.run(34, true, |_| None);
+    assert_eq!(trials(&calls), ["a0", "a1"]);
+    assert_eq!(evictions(&calls), ["a0", "a1"]);
+    let mut world = World::full(false);
+    wide(&mut world);
+    let forbidden = |target: &Target| {
+        (*target == Target::Try("a1".into())).then(|| refused(429, "DisruptionBudget"))
+    };
+    let calls = world.run(34, true, forbidden);
+    assert_eq!(trials(&calls), ["a0", "a1"]);
+    assert!(evictions(&calls).is_empty());
+    // Others are found, with a notice of their own; nothing keeps them.
+    assert_eq!(evictions(&world.run(40, true, forbidden)), ["a0", "a2"]);
+}
+
 #[test]
 fn a_nomination_of_the_schedulers_own_stays_and_evicts_no_pod() {
     let mut world = World::full(false);
