@@ -88,8 +88,12 @@ fn missing(folder: &Path, programs: &[&'static str]) -> Vec<&'static str> {
 
 /// Whether the cache has the binaries.
 pub(crate) fn is_built() -> Result<bool> {
-    let folder = paths::cache()?.join("kubernetes").join(VERSION);
-    Ok(missing(&folder, PROGRAMS).is_empty())
+    Ok(missing(&cached()?, PROGRAMS).is_empty())
+}
+
+/// The folder of the cache.
+fn cached() -> Result<PathBuf> {
+    Ok(paths::cache()?.join("kubernetes").join(VERSION))
 }
 
 /// The folder with the programs of a cluster without nodes: `given`, or the cache, where they are built when there are none.
@@ -98,15 +102,14 @@ pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
         return has(folder, PROGRAMS);
     }
     built(PROGRAMS_OF_CLUSTER).or_else(|error| {
-        let folder = paths::cache()?.join("kubernetes").join(VERSION);
-        if !missing(&folder, PROGRAMS).is_empty() {
+        if !is_built()? {
             return Err(error);
         }
         say(
             "kubernetes",
             format_args!("no scheduler and controllers, their tests are left out: {error:#}"),
         );
-        Ok(folder)
+        cached()
     })
 }
 

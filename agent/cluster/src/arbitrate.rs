@@ -594,15 +594,12 @@ impl Arbiter {
             Target::Evict(victim) => {
                 let dry = self.settings.is_dry;
                 let (outcome, for_pod) = self.reclaims.answered(victim, answer, dry, now.mono_ms);
-                *self.figures.evictions.entry(outcome).or_default() += 1;
-                self.say_outcome(victim, &for_pod, outcome, now);
-                self.is_changed = true;
+                self.note_outcome(victim, &for_pod, outcome, now);
             }
             Target::Try(victim) => {
-                let outcome = self.reclaims.has_tried(victim, answer, now.mono_ms);
+                let (outcome, for_pod) = self.reclaims.has_tried(victim, answer, now.mono_ms);
                 if outcome != Outcome::Evicted {
-                    *self.figures.evictions.entry(outcome).or_default() += 1;
-                    self.is_changed = true;
+                    self.note_outcome(victim, &for_pod, outcome, now);
                 }
             }
             Target::Event(key) => self.events.answered(key, answer, now),
@@ -616,6 +613,12 @@ impl Arbiter {
                 self.wait(target.clone(), answer, now);
             }
         }
+    }
+
+    fn note_outcome(&mut self, victim: &str, for_pod: &str, outcome: Outcome, now: Now) {
+        *self.figures.evictions.entry(outcome).or_default() += 1;
+        self.say_outcome(victim, for_pod, outcome, now);
+        self.is_changed = true;
     }
 
     /// When a write may be tried again, if the watch does not show it by then.
@@ -726,6 +729,9 @@ impl Arbiter {
 
     /// Notes what the API server has stored, by its answer: an owner may take it off before a watch shows it.
     fn note_stored(&mut self, target: &Target, body: &[u8]) {
+        if !matches!(target, Target::Notice(_) | Target::Hole(_)) {
+            return;
+        }
         let Ok(PodRead::Counts(uid, pod)) = SeenPod::read(body) else {
             return;
         };
@@ -759,10 +765,10 @@ impl Arbiter {
         };
         let begins = self.begins(ms);
         let version = self.eviction_version.as_deref()?;
-        if let Some(victim) = self.reclaims.next_trial(ms, begins, is_kept) {
+        if let Some((victim, for_pod)) = self.reclaims.next_trial(ms, begins, is_kept) {
             let pod: &SeenPod = pods.get(&victim)?;
             let call = writes::eviction(&victim, pod, version, true, true);
-            self.reclaims.tries(&victim, ms);
+            self.reclaims.tries(&victim, &for_pod, ms);
             return Some((Target::Try(victim), call));
         }
         let (victim, hole) = self.reclaims.next(ms, begins, is_kept)?;

@@ -491,12 +491,7 @@ fn named_pod(
     let in_namespace = (pod.namespace.clone(), String::new());
     let budgets = store.budgets.from(in_namespace);
     let budgets = budgets.take_while(|((namespace, _), _)| *namespace == pod.namespace);
-    let budgets = budgets
-        .clone()
-        .nth(BUDGETS_MAX)
-        .is_none()
-        .then_some(budgets);
-    let has_many_budgets = budgets.is_none();
+    let has_many_budgets = budgets.clone().nth(BUDGETS_MAX).is_some();
     let terminating = store.namespaces.get(&pod.namespace);
     let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
     let leaving = leaving(memory, uid, pod, mono_ms);
@@ -528,9 +523,11 @@ fn named_pod(
             || memory.left_alone.contains(uid),
         nodes: None,
         // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it.
-        budgets: budgets
-            .filter(|_| leaving != Leaving::Later)
-            .map_or_else(BTreeSet::new, |budgets| selecting(budgets, &pod.labels)),
+        budgets: if has_many_budgets || leaving == Leaving::Later {
+            BTreeSet::new()
+        } else {
+            selecting(budgets, &pod.labels)
+        },
     }
 }
 

@@ -81,8 +81,9 @@ struct Asked {
 }
 
 /// An eviction that changes nothing, of a victim of a hole of several: the refusal of a later one must not cost the first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Trial {
+    for_pod: String,
     at_ms: u64,
     is_on_its_way: bool,
 }
@@ -516,19 +517,20 @@ impl Reclaims {
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }
 
-    /// The next victim whose eviction is to be tried before one of its hole goes. Parameters as of [`Reclaims::next`].
+    /// The next victim whose eviction is to be tried before one of its hole goes, and the pod that waits. Parameters as of [`Reclaims::next`].
     #[must_use]
     pub fn next_trial(
         &self,
         mono_ms: u64,
         begins: usize,
         is_kept: impl Fn(&str, &str) -> bool,
-    ) -> Option<String> {
+    ) -> Option<(String, String)> {
         let mut due = self.due(mono_ms, begins);
         due.find_map(|reclaim| {
             let victim = self.untried(reclaim, mono_ms)?;
             let is_new = !self.tried.contains_key(victim);
-            (is_new && is_kept(&reclaim.pod, &reclaim.node)).then(|| victim.clone())
+            let is_next = is_new && is_kept(&reclaim.pod, &reclaim.node);
+            is_next.then(|| (victim.clone(), reclaim.pod.clone()))
         })
     }
 
@@ -544,31 +546,29 @@ impl Reclaims {
     }
 
     /// A trial is on its way.
-    pub fn tries(&mut self, victim: &str, mono_ms: u64) {
+    pub fn tries(&mut self, victim: &str, for_pod: &str, mono_ms: u64) {
         let trial = Trial {
+            for_pod: for_pod.to_owned(),
             at_ms: mono_ms,
             is_on_its_way: true,
         };
         self.tried.insert(victim.to_owned(), trial);
     }
 
-    /// What came of a trial.
-    pub fn has_tried(&mut self, victim: &str, answer: &Answer, mono_ms: u64) -> Outcome {
+    /// What came of a trial, and for which pod it was.
+    pub fn has_tried(&mut self, victim: &str, answer: &Answer, mono_ms: u64) -> (Outcome, String) {
         let outcome = outcome(answer);
-        match (outcome, self.tried.get_mut(victim)) {
-            (Outcome::Evicted, Some(trial)) => {
-                (trial.at_ms, trial.is_on_its_way) = (mono_ms, false);
-            }
-            (Outcome::Unclear, _) => {
-                self.tried.remove(victim);
-                self.pause_until_ms = mono_ms + self.backoff.wait_ms();
-            }
-            _ => {
-                self.tried.remove(victim);
-                self.refused(victim, outcome, answer, mono_ms);
-            }
+        let Some(trial) = self.tried.get_mut(victim) else {
+            return (outcome, String::new());
+        };
+        let for_pod = trial.for_pod.clone();
+        if outcome == Outcome::Evicted {
+            (trial.at_ms, trial.is_on_its_way) = (mono_ms, false);
+        } else {
+            self.tried.remove(victim);
+            self.not_done(victim, outcome, answer, mono_ms);
         }
-        outcome
+        (outcome, for_pod)
     }
 
     /// The call is on its way.
@@ -626,18 +626,20 @@ impl Reclaims {
                     let claim = self.claims.entry(for_pod.clone()).or_default();
                     claim.opens(node, victim, left, mono_ms);
                 }
-                self.pause_until_ms = mono_ms + self.backoff.wait_ms();
+                self.not_done(victim, outcome, answer, mono_ms);
             }
             _ => {
                 self.asked.remove(victim);
-                self.refused(victim, outcome, answer, mono_ms);
+                self.not_done(victim, outcome, answer, mono_ms);
             }
         }
         (outcome, for_pod)
     }
 
-    fn refused(&mut self, victim: &str, outcome: Outcome, answer: &Answer, mono_ms: u64) {
+    /// What follows of an eviction, or a trial of one, that the API server did not take: a pause for all, or another victim.
+    fn not_done(&mut self, victim: &str, outcome: Outcome, answer: &Answer, mono_ms: u64) {
         match outcome {
+            Outcome::Unclear => self.pause_until_ms = mono_ms + self.backoff.wait_ms(),
             Outcome::Later => {
                 let asks_ms = match answer {
                     Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
@@ -656,7 +658,7 @@ impl Reclaims {
                 }
             }
             Outcome::Budget | Outcome::Refused => self.leave_alone(victim, mono_ms),
-            Outcome::Evicted | Outcome::Unclear => {}
+            Outcome::Evicted => {}
         }
     }
 

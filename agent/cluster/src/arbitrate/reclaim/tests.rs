@@ -34,8 +34,8 @@ fn at(mono_ms: u64) -> Now {
 fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
     reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
     reclaims.read(|_, _| true);
-    while let Some(victim) = reclaims.next_trial(ms, ALL, |_, _| true) {
-        reclaims.tries(&victim, ms);
+    while let Some((victim, for_pod)) = reclaims.next_trial(ms, ALL, |_, _| true) {
+        reclaims.tries(&victim, &for_pod, ms);
         let next = reclaims.next(ms, ALL, |_, _| true);
         assert!(next.is_none_or(|(next, _)| next != victim), "untried");
         reclaims.has_tried(&victim, &Answer::Done(Vec::new()), ms);

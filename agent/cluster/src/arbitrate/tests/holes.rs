@@ -136,6 +136,7 @@ fn the_refusal_of_a_second_victim_does_not_cost_the_first() {
     let calls = world.run(34, true, forbidden);
     assert_eq!(trials(&calls), ["a0", "a1"]);
     assert!(evictions(&calls).is_empty());
+    assert!(events(&calls).contains(&("b0".into(), "ReclaimRefused".into())));
     // Others are found, with a notice of their own; nothing keeps them.
     assert_eq!(evictions(&world.run(40, true, forbidden)), ["a0", "a2"]);
 }
