@@ -375,6 +375,14 @@ impl Pod {
         self.spec.priority.unwrap_or(0)
     }
 
+    /// Whether the container of this name runs to its end before others start: an init container that is no sidecar.
+    pub fn is_plain_init(&self, container: &str) -> bool {
+        let mut inits = self.spec.init_containers.iter();
+        inits
+            .find(|init| init.name == container)
+            .is_some_and(|init| !init.is_sidecar())
+    }
+
     /// Regular containers, then init containers.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.spec

@@ -310,7 +310,7 @@ impl StaticCpus {
     /// `updateCPUsToReuse`, 1.36.
     fn note_reusable(&mut self, pod: &Pod, uid: PodUid, container: &Container, cpus: CpuSet) {
         let so_far = self.reusable(pod);
-        let reusable = match ends(pod, &container.name) {
+        let reusable = match pod.is_plain_init(&container.name) {
             true => so_far | cpus,
             false => so_far - cpus,
         };
@@ -326,7 +326,7 @@ impl StaticCpus {
         };
         let (mut of_inits, mut of_others) = (CpuSet::EMPTY, CpuSet::EMPTY);
         for (name, cpus) in self.state.assignments.get(&uid).into_iter().flatten() {
-            match ends(pod, name) {
+            match pod.is_plain_init(name) {
                 true => of_inits |= *cpus,
                 false => of_others |= *cpus,
             }
@@ -414,12 +414,6 @@ impl StaticCpus {
     pub fn policy(&self) -> &StaticCpuPolicy {
         &self.policy
     }
-}
-
-/// Whether a container of the pod runs to its end before others start.
-fn ends(pod: &Pod, container: &str) -> bool {
-    let mut inits = pod.spec.init_containers.iter();
-    inits.any(|init| init.name == container && !init.is_sidecar())
 }
 
 /// How an error calls a pod.

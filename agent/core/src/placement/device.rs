@@ -414,10 +414,7 @@ impl Devices {
             .held(&uid, &container.name)
             .cloned()
             .unwrap_or_default();
-        let mut init = pod.spec.init_containers.iter();
-        let ends = init
-            .find(|init| init.name == container.name)
-            .is_some_and(|init| !init.is_sidecar());
+        let ends = pod.is_plain_init(&container.name);
         let (_, left) = self.reusable.get_or_insert_with(|| (uid, Held::new()));
         for (name, ids) in held {
             let left = left.entry(name).or_default();

@@ -478,7 +478,7 @@ impl StaticMemory {
     fn note_reusable(&mut self, pod: &Pod, container: &Container, blocks: &Blocks) {
         let uid = pod.uid();
         self.reusable.take_if(|reusable| reusable.pod != uid);
-        if is_plain_init(pod, container) {
+        if pod.is_plain_init(&container.name) {
             let reusable = self.reusable.get_or_insert_with(|| Reusable {
                 pod: uid,
                 left: BTreeMap::new(),
@@ -521,13 +521,6 @@ impl StaticMemory {
             }
         }
     }
-}
-
-/// Whether the container is an init container that ends before the next one starts.
-fn is_plain_init(pod: &Pod, container: &Container) -> bool {
-    let mut init = pod.spec.init_containers.iter();
-    init.find(|init| init.name == container.name)
-        .is_some_and(|init| !init.is_sidecar())
 }
 
 /// Where the blocks are, if they are of what is wanted, no more and no less (`regenerateHints`).

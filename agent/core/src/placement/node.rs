@@ -45,7 +45,7 @@ use crate::placement::topology_manager::{
 
 pub use saved::Note;
 use saved::{Saved, drop_cpus, keep_cpus, keep_memory};
-use turn::{Turn, ends, in_order, why};
+use turn::{Turn, in_order, why};
 
 pub use settings::{
     CpuManagerPolicy, DeviceSettings, MemoryManagerPolicy, PlacementSettings, ReservedMemoryError,
@@ -236,7 +236,7 @@ impl NodePlacement {
         let is_behind = |container: &Container| {
             !was_there.is_empty()
                 && !was_there.contains_key(&container.name)
-                && ends(pod, container)
+                && pod.is_plain_init(&container.name)
         };
         let containers: Vec<&Container> = in_order(pod)
             .filter(|container| !is_behind(container))
@@ -305,7 +305,7 @@ impl NodePlacement {
         let uid = pod.uid();
         let of_pod = pod.all_containers().find(|spec| spec.name == container);
         let held = self.assignment_of(&uid).contains_key(container);
-        let gone = held && of_pod.is_none_or(|spec| ends(pod, spec));
+        let gone = held && of_pod.is_none_or(|spec| pod.is_plain_init(&spec.name));
         if gone {
             self.give_back(&uid, container);
             // What it left is given back with it, and no container may reuse it.

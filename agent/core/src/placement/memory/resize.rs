@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::demand::{self, MemoryDemand};
 use super::machine::in_units;
-use super::{AllocateError, Block, Blocks, MemoryPolicy, StaticMemory, is_plain_init};
+use super::{AllocateError, Block, Blocks, MemoryPolicy, StaticMemory};
 use crate::kube::pod::{Container, Pod};
 use crate::placement::TopologyHint;
 use crate::placement::hints::{HintSet, ProviderHints};
@@ -104,7 +104,7 @@ impl StaticMemory {
 
     /// What a container has, and what it requests, where both are of the same resources.
     fn changed(&self, pod: &Pod, container: &Container) -> Option<(&Blocks, MemoryDemand)> {
-        if !demand::is_placed(pod) || is_plain_init(pod, container) {
+        if !demand::is_placed(pod) || pod.is_plain_init(&container.name) {
             return None;
         }
         let blocks = self.blocks(&pod.uid(), &container.name)?;

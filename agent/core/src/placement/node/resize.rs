@@ -4,7 +4,7 @@
 //! shrinks gives back; then what lacks something is aligned with what it has and gets the rest. What shrinks does so in any case, for others were promised it;
 //! where something cannot grow the pod keeps what it has, and the refusal names the NUMA nodes that are short.
 
-use super::turn::{ends, in_order, why};
+use super::turn::{in_order, why};
 use super::{NodePlacement, NotPlaced, Turn};
 use crate::kube::pod::{Container, Pod};
 use crate::placement::numa_mask::NumaMask;
@@ -21,7 +21,7 @@ impl NodePlacement {
 
     /// Those that run beside each other: one that runs to its end before others start is not resized.
     fn resizable<'a>(&self, pod: &'a Pod) -> impl Iterator<Item = &'a Container> {
-        in_order(pod).filter(|container| !ends(pod, container))
+        in_order(pod).filter(|container| !pod.is_plain_init(&container.name))
     }
 
     /// Gives the containers of a pod what they request by now; nothing that they keep is moved.
@@ -33,8 +33,9 @@ impl NodePlacement {
             return Err(self.not_resized(pod, refusal, String::new()));
         }
         let held = self.assignment_of(&uid);
-        let is_behind =
-            |container: &Container| ends(pod, container) && !held.contains_key(&container.name);
+        let is_behind = |container: &Container| {
+            pod.is_plain_init(&container.name) && !held.contains_key(&container.name)
+        };
         let growing: Vec<&Container> = in_order(pod)
             .filter(|container| {
                 let lacks = self.cpus.growth(pod, container).is_some()

@@ -13,12 +13,6 @@ pub(super) fn in_order(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.init_containers.iter().chain(&pod.spec.containers)
 }
 
-/// Whether a container runs to its end before others start.
-pub(super) fn ends(pod: &Pod, container: &Container) -> bool {
-    let mut inits = pod.spec.init_containers.iter();
-    inits.any(|init| init.name == container.name && !init.is_sidecar())
-}
-
 /// The providers, while one pod is placed.
 pub(super) struct Turn<'a> {
     pub(super) pod: &'a Pod,
