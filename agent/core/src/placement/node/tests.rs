@@ -7,12 +7,12 @@ use crate::placement::numa_mask::NumaMask;
 
 const GI: u64 = 1 << 30;
 
-/// Two NUMA nodes in a socket each, of four cores with one thread; CPUs `offline` are switched off.
-fn machine(offline: &str) -> Machine {
-    let core = |cpu: u32| Core {
-        cpus: CpuSet::of(cpu),
-        socket: Some(cpu / 4),
-        node: Some(cpu / 4),
+/// Two NUMA nodes in a socket each, of four cores with these CPUs; CPUs `offline` are switched off.
+fn machine_of(cpus: impl Fn(u32) -> CpuSet, offline: &str) -> Machine {
+    let core = |at: u32| Core {
+        cpus: cpus(at),
+        socket: Some(at / 4),
+        node: Some(at / 4),
         ..Core::default()
     };
     let node = |id: u32| NumaNode {
@@ -27,6 +27,11 @@ fn machine(offline: &str) -> Machine {
         ..Parts::default()
     };
     Machine::new(parts).unwrap()
+}
+
+/// Of cores with one thread.
+fn machine(offline: &str) -> Machine {
+    machine_of(CpuSet::of, offline)
 }
 
 fn settings(reserved: &str, topology: &str) -> PlacementSettings {
@@ -126,27 +131,11 @@ fn what_an_init_container_left_is_not_reused_when_another_pod_has_it() {
 /// Siblings of reserved CPUs are nobody's under `full-pcpus-only`, and a hint that counts them is none.
 #[test]
 fn a_container_grows_within_its_node_or_not_at_all() {
-    let core = |at: u32| Core {
-        cpus: [at, at + 8].into_iter().collect(),
-        socket: Some(at / 4),
-        node: Some(at / 4),
-        ..Core::default()
-    };
-    let node = |id: u32| NumaNode {
-        id,
-        memory_bytes: Some(8 * GI),
-        ..NumaNode::default()
-    };
-    let parts = Parts {
-        cores: (0..8).map(core).collect(),
-        nodes: (0..2).map(node).collect(),
-        ..Parts::default()
-    };
     let mut settings = settings("0-1", "single-numa-node");
     settings
         .cpu_manager_policy_options
         .insert("full-pcpus-only".into(), true);
-    let machine = Machine::new(parts).unwrap();
+    let machine = machine_of(|at| [at, at + 8].into_iter().collect(), "");
     let (mut placement, _) =
         NodePlacement::start(settings, machine, &Assignments::default()).unwrap();
     placement.admit(&pod("c", 2, 1)).unwrap();
