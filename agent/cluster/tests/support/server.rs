@@ -494,37 +494,47 @@ impl Server {
         panic!("{}: no answer comes", call.path);
     }
 
-    /// The rights of the program under test.
+    /// The rights of the program under test. Returns when the API server goes by them, which it hears of by a watch of its own.
     pub(crate) async fn grant(&self, rights: &[(&str, &str, &[&str])]) {
         let rules: Vec<Value> = rights
             .iter()
             .map(|(group, resource, verbs)| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs}))
             .collect();
         let path = "/apis/rbac.authorization.k8s.io/v1";
-        let role = json!({"metadata": {"name": "plimsoll"}, "rules": rules});
-        if self
-            .get(&format!("{path}/clusterroles/plimsoll"))
-            .await
-            .is_some()
-        {
-            let body = json!({"rules": rules});
-            let call = Call::write(
-                Verb::Patch,
-                "test",
-                &format!("{path}/clusterroles/plimsoll"),
-                Content::Merge,
-                &body,
-                false,
-            );
-            self.must(&call).await;
-            return;
+        let role = format!("{path}/clusterroles/plimsoll");
+        if self.get(&role).await.is_some() {
+            self.merge(&role, &json!({"rules": rules})).await;
+        } else {
+            let role = json!({"metadata": {"name": "plimsoll"}, "rules": rules});
+            self.create(&format!("{path}/clusterroles"), &role).await;
+            let binding = json!({"metadata": {"name": "plimsoll"},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "plimsoll"},
+                "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "cluster"}]});
+            self.create(&format!("{path}/clusterrolebindings"), &binding)
+                .await;
         }
-        self.create(&format!("{path}/clusterroles"), &role).await;
-        let binding = json!({"metadata": {"name": "plimsoll"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "plimsoll"},
-            "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "cluster"}]});
-        self.create(&format!("{path}/clusterrolebindings"), &binding)
-            .await;
+        for (group, resource, verbs) in RIGHTS {
+            for verb in verbs {
+                let is_granted = rights
+                    .iter()
+                    .any(|it| (it.0, it.1) == (group, resource) && it.2.contains(verb));
+                until("the rights to be in force", async || {
+                    (self.may(group, resource, verb).await == is_granted).then_some(())
+                })
+                .await;
+            }
+        }
+    }
+
+    /// Whether the API server lets the program under test do this.
+    async fn may(&self, group: &str, resource: &str, verb: &str) -> bool {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let asked =
+            json!({"group": group, "resource": resource, "subresource": subresource, "verb": verb});
+        let review = json!({"spec": {"user": "cluster", "resourceAttributes": asked}});
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let answer = self.create(path, &review).await;
+        answer["status"]["allowed"].as_bool().unwrap()
     }
 
     /// A kubeconfig with this token.
