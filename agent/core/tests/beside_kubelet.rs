@@ -121,18 +121,76 @@ fn a_pod_that_has_gone_from_the_api_is_its_kubelets_to_end() {
 }
 
 #[test]
-fn a_pod_that_the_kubelet_ends_is_waited_for_and_not_for_ever() {
+fn a_threshold_that_is_met_waits_briefly_for_a_pod_that_the_kubelet_ends() {
     let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
     node.step(EventKind::PodEnding { uid: "b".into() });
-    let decisions = node.sample(&SHORT, Sample::default());
+    let decisions = node.sample_after(S / 100, &SHORT, Sample::default());
     assert_eq!(names(&decisions), [""; 0], "b is on its way out");
-    assert_eq!(kills(&decisions), [], "its kubelet kills it");
-    // Its grace period, and the time that a kill may take.
-    let decisions = node.sample_after(48 * S, &SHORT, Sample::default());
+    let decisions = node.sample_after(2 * S - S / 50, &SHORT, Sample::default());
     assert_eq!(names(&decisions), [""; 0]);
-    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(kills(&decisions), [], "its kubelet kills it");
+    let decisions = node.sample_after(S / 100, &SHORT, Sample::default());
     assert_eq!(names(&decisions), ["a"]);
     assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
+}
+
+/// Whoever makes a pod chooses its grace period, and when it is deleted.
+#[test]
+fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves() {
+    let year = json!({"terminationGracePeriodSeconds": 31_536_000});
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    let mut pods = vec![("a", 620, 0, 0), ("b", 300, 0, 0), ("c", 1, 0, 0)];
+    for uid in ["d", "e", "f", "g"] {
+        node.pod(uid, json!({}), year.clone());
+        pods.push((uid, 2, 0, 0));
+    }
+    // One after the other is deleted: the time for which the threshold is met counts, not the time since the last one.
+    let mut evicted = None;
+    let mut waited_ns = 0;
+    for uid in ["d", "e", "f", "g"] {
+        node.step(EventKind::PodEnding { uid: uid.into() });
+        let decisions = node.sample_after(9 * S / 10, &pods, Sample::default());
+        waited_ns += 9 * S / 10;
+        if let Some(name) = names(&decisions).first() {
+            evicted = Some((name.to_string(), waited_ns));
+            break;
+        }
+    }
+    assert_eq!(evicted, Some(("a".to_owned(), 4 * 9 * S / 10)));
+
+    // Where ever less is available nobody waits at all.
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    node.pod("d", json!({}), year.clone());
+    let plenty = [
+        ("a", 500, 0, 0),
+        ("b", 100, 0, 0),
+        ("c", 1, 0, 0),
+        ("d", 1, 0, 0),
+    ];
+    assert_eq!(names(&node.sample(&plenty, Sample::default())), [""; 0]);
+    node.step(EventKind::PodEnding { uid: "d".into() });
+    let short = [
+        ("a", 640, 0, 0),
+        ("b", 100, 0, 0),
+        ("c", 1, 0, 0),
+        ("d", 1, 0, 0),
+    ];
+    let decisions = node.sample_after(S / 100, &short, Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+
+    // The greatest user is not spared for being deleted.
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
+    node.pod("d", json!({}), year);
+    node.step(EventKind::PodEnding { uid: "d".into() });
+    let greatest = [
+        ("a", 100, 0, 0),
+        ("b", 100, 0, 0),
+        ("c", 1, 0, 0),
+        ("d", 640, 0, 0),
+    ];
+    node.sample_after(S / 100, &greatest, Sample::default());
+    let decisions = node.sample_after(2 * S, &greatest, Sample::default());
+    assert_eq!(kills(&decisions), [("d", KillReason::NoGrace)]);
 }
 
 #[test]

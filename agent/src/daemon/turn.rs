@@ -17,8 +17,10 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
+use plimsoll_core::policy::memory::leaving;
 
 use super::deadlines::Deadlines;
 use super::found::{Crossing, Found};
@@ -374,11 +376,15 @@ impl Agent {
         }
     }
 
-    /// Pods on their way out are looked at before each sample: their last process may be gone. Returns whether one's is.
+    /// Pods that are waited for are looked at before each sample: their last process may be gone. Returns whether one's is.
     fn find_empty_pods(&mut self, at_ns: u64) -> bool {
         let mut has_ended = false;
         self.leaving.clear();
-        let leaving = self.engine.state().leaving().filter(|pod| pod.running);
+        let is_awaited = |pod: &&PodState| {
+            let leaving = pod.leaving.filter(|_| pod.running);
+            leaving.is_some_and(|leaving| leaving::is_awaited(&leaving, at_ns))
+        };
+        let leaving = self.engine.state().leaving().filter(is_awaited);
         self.leaving.extend(leaving.map(|pod| pod.row.uid.clone()));
         for index in 0..self.leaving.len() {
             let uid = self.leaving[index].clone();

@@ -269,12 +269,15 @@ fn state(signal: &ExplainedSignal, threshold: &ExplainedThreshold) -> String {
 }
 
 fn leaving(pod: &LeavingPod) -> String {
-    let why = if pod.evicted {
-        "evicted"
-    } else {
-        "manifest removed"
+    let why = match (pod.evicted, pod.ended_by_kubelet) {
+        (true, _) => "evicted",
+        (false, true) => "by its kubelet",
+        (false, false) => "manifest removed",
     };
     let stage = match (pod.empty, pod.kill_in_ns) {
+        (false, None) if pod.ended_by_kubelet => {
+            "a threshold that is met waits for it for 2 s at most, of a disk for 30 s".to_owned()
+        }
         (true, _) => "all processes have exited; waiting for its memory to be freed".to_owned(),
         (false, Some(ns)) => format!("killed in {} if processes are left", span(ns)),
         (false, None) => "killed".to_owned(),

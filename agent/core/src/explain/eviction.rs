@@ -138,11 +138,14 @@ pub struct ExplainedCondition {
 pub struct LeavingPod {
     /// `namespace/name`.
     pub pod: String,
-    /// Whether it is evicted; otherwise its manifest was removed.
+    /// Whether it is evicted; otherwise its manifest was removed, or its kubelet ends it.
     pub evicted: bool,
+    /// Whether its kubelet ends it.
+    #[serde(default)]
+    pub ended_by_kubelet: bool,
     /// Since when.
     pub since_ns: u64,
-    /// When its grace period is over; `None`: it has been killed.
+    /// When its grace period is over; `None`: it has been killed, or its kubelet kills it.
     pub kill_in_ns: Option<u64>,
     /// Whether only its memory is awaited.
     pub empty: bool,
@@ -481,10 +484,9 @@ fn leaving(state: &NodeState) -> Vec<LeavingPod> {
         Some(LeavingPod {
             pod: pod.name.clone(),
             evicted: leaving.evicted_for.is_some(),
+            ended_by_kubelet: leaving.ended_by_kubelet,
             since_ns: leaving.since_ns,
-            kill_in_ns: leaving
-                .killed_at_ns
-                .is_none()
+            kill_in_ns: (leaving.killed_at_ns.is_none() && !leaving.ended_by_kubelet)
                 .then(|| leaving.kill_at_ns.saturating_sub(state.now_ns)),
             empty: leaving.empty_at_ns.is_some(),
         })

@@ -226,6 +226,9 @@ impl PodState {
 pub struct Leaving {
     /// What it was evicted for, so that others are not for a while. `None`: it is only removed.
     pub evicted_for: Option<Resource>,
+    /// Its kubelet ends it, for a reason of its own or because the pod is deleted. The agent does not, unless it evicts the pod.
+    #[serde(default)]
+    pub ended_by_kubelet: bool,
     /// When it began to leave, nanoseconds.
     pub since_ns: u64,
     /// When its grace period is over, nanoseconds.

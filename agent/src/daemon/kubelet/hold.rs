@@ -1,5 +1,6 @@
 //! Pods that are held, from the kill until they may run again.
 
+use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
@@ -102,9 +103,12 @@ impl Agent {
         let pods = &self.engine.state().pods;
         let mut again = Vec::new();
         for (uid, evicted) in &mut work.evicted {
+            let is_left_alone =
+                |pod: &&PodState| pod.leaving.is_none_or(|leaving| leaving.ended_by_kubelet);
             let pod = pods
                 .get(uid)
-                .filter(|pod| pod.running && pod.leaving.is_none());
+                .filter(|pod| pod.running)
+                .filter(is_left_alone);
             // Of a pod that is held and whose sandbox is not known it may be the sandbox alone.
             let is_container = evicted.held_ns.is_none() || self.pods.knows_sandbox(uid);
             if evicted.is_killed && is_container && pod.is_some_and(|pod| !pod.stuck) {

@@ -24,7 +24,11 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
         let Some(pod) = state.pods.get(&used.uid) else {
             continue;
         };
-        let may_go = pod.running && !pod.row.exempt && !pod.stuck && pod.leaving.is_none();
+        // One that only its owner or its kubelet ends can take as long as it likes.
+        let is_evicted = pod
+            .leaving
+            .is_some_and(|leaving| leaving.evicted_for.is_some());
+        let may_go = pod.running && !pod.row.exempt && !pod.stuck && !is_evicted;
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };

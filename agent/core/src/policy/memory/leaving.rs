@@ -8,6 +8,9 @@
 //! A pod that was killed and does not go for [`OVERDUE_AFTER_KILL_NS`] is *overdue*: if since the kill ever less memory is available, the next
 //! one is chosen. After [`STUCK_AFTER_KILL_NS`] it is *stuck*, and not chosen again before it was empty: what runs then is new. As that
 //! moment can be missed where something starts its containers again at once, it counts as new after [`STUCK_FOR_NS`] too.
+//!
+//! A pod that its kubelet ends has the grace period that its owner chose, be it a year. So it is not waited for as a victim is: for a short
+//! time after a threshold is met, what it has may come back ([`may_come_back`]); then it is ranked as any other.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending, KillReason};
@@ -29,6 +32,12 @@ pub const OVERDUE_AFTER_KILL_NS: u64 = 2_000_000_000;
 pub const STUCK_FOR_NS: u64 = 600_000_000_000;
 /// Memory has shrunk when one part in so many of what was available is gone: less is what comes and goes on any node.
 const FALL_PART: u64 = 16;
+/// How long a threshold that is met waits for pods that their kubelet ends, nanoseconds.
+pub const KUBELET_ENDS_NS: u64 = 2_000_000_000;
+/// The same for disks, on which a pod has space until its directories are removed (`podCleanupTimeout` again).
+pub const KUBELET_CLEANS_UP_NS: u64 = 30_000_000_000;
+/// How often a pod that its kubelet ends is looked at for [`KUBELET_ENDS_NS`].
+const KUBELET_LOOK_NS: u64 = 50_000_000;
 /// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's kill
 /// may be what frees it.
 pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
@@ -142,7 +151,7 @@ fn is_running(state: &NodeState, uid: &PodUid) -> bool {
     state.pods.get(uid).is_some_and(|pod| pod.running)
 }
 
-/// The kubelet ends a pod. Its memory is waited for as that of a victim of ours, and no longer: the kubelet kills at the end of the grace period.
+/// The kubelet ends a pod, and kills it at the end of its grace period.
 fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
     let now_ns = state.now_ns;
     let available_bytes = available_bytes(&state.observations);
@@ -153,14 +162,12 @@ fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
     if !pod.running || pod.leaving.is_some() {
         return;
     }
-    let grace_ns = pod.termination_grace_period_s.saturating_mul(1_000_000_000);
-    let mut leaving = begun(pod, Some(Resource::Memory), now_ns, 0);
-    killed(
-        &mut leaving,
-        now_ns.saturating_add(grace_ns),
-        available_bytes,
-    );
-    pod.leaving = Some(leaving);
+    let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
+    pod.leaving = Some(Leaving {
+        ended_by_kubelet: true,
+        available_at_kill_bytes: available_bytes,
+        ..begun(pod, None, now_ns, grace_ms)
+    });
 }
 
 /// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one goes when its grace period is
@@ -228,6 +235,7 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
         .leaving
         .unwrap_or_else(|| begun(pod, Some(Resource::Memory), now_ns, 0));
     leaving.evicted_for.get_or_insert(Resource::Memory);
+    leaving.ended_by_kubelet = false;
     if leaving.killed_at_ns.is_none() && leaving.empty_at_ns.is_none() {
         killed(&mut leaving, now_ns, available_bytes);
         decisions.push(Decision::Kill {
@@ -248,6 +256,7 @@ pub(crate) fn begun(
     let kill_at_ns = now_ns.saturating_add(grace_ms.saturating_mul(1_000_000));
     Leaving {
         evicted_for,
+        ended_by_kubelet: false,
         since_ns: now_ns,
         kill_at_ns,
         killed_at_ns: None,
@@ -285,7 +294,30 @@ pub(crate) fn is_overdue(leaving: &Leaving, now_ns: u64) -> bool {
     tried_ns.is_some_and(|tried_ns| now_ns >= tried_ns.saturating_add(OVERDUE_AFTER_KILL_NS))
 }
 
-/// Whether less memory is available now than when it was killed.
+/// Whether it is waited for now: a victim, or one whose kubelet may be about to end it.
+#[must_use]
+pub fn is_awaited(leaving: &Leaving, now_ns: u64) -> bool {
+    !leaving.ended_by_kubelet || now_ns.saturating_sub(leaving.since_ns) < KUBELET_CLEANS_UP_NS
+}
+
+/// Whether what a pod has that its kubelet ends may come back before another one has to go for a threshold that has been met for `met_ns`.
+pub(crate) fn may_come_back(
+    leaving: &Leaving,
+    resource: Resource,
+    met_ns: u64,
+    observations: &Observations,
+    now_ns: u64,
+) -> bool {
+    let patience_ns = match resource {
+        Resource::DiskBytes(_) | Resource::DiskInodes(_) => KUBELET_CLEANS_UP_NS,
+        Resource::Memory | Resource::Processes | Resource::Io | Resource::Cpu => KUBELET_ENDS_NS,
+    };
+    let has_fallen = resource == Resource::Memory && has_memory_fallen(leaving, observations);
+    let ends_ns = now_ns.saturating_sub(leaving.since_ns);
+    leaving.ended_by_kubelet && ends_ns.max(met_ns) < patience_ns && !has_fallen
+}
+
+/// Whether less memory is available now than when it was killed, or its kubelet began to end it.
 pub(crate) fn has_memory_fallen(leaving: &Leaving, observations: &Observations) -> bool {
     let now_bytes = available_bytes(observations);
     let both = leaving.available_at_kill_bytes.zip(now_bytes);
@@ -299,7 +331,8 @@ pub(crate) fn is_stuck(pod: &PodState, now_ns: u64) -> bool {
 }
 
 fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
-    if leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some() {
+    let is_over = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
+    if is_over || leaving.ended_by_kubelet {
         return None;
     }
     if leaving.terminate_failed {
@@ -339,8 +372,19 @@ fn ending(
 
 /// When something is to be done about this pod, if nothing happens before.
 pub(crate) fn next_ns(leaving: &Leaving, now_ns: u64) -> u64 {
+    let since_ns = now_ns.saturating_sub(leaving.since_ns);
+    if leaving.ended_by_kubelet && leaving.empty_at_ns.is_none() {
+        return match since_ns {
+            0..KUBELET_ENDS_NS => now_ns.saturating_add(KUBELET_LOOK_NS),
+            KUBELET_ENDS_NS..KUBELET_CLEANS_UP_NS => {
+                leaving.since_ns.saturating_add(KUBELET_CLEANS_UP_NS)
+            }
+            // Its end shows as that of any pod.
+            KUBELET_CLEANS_UP_NS.. => u64::MAX,
+        };
+    }
     // Memory comes back within milliseconds of a kill, or not at all for a long time.
-    let step_ns = if now_ns.saturating_sub(leaving.since_ns) < 2_000_000_000 {
+    let step_ns = if since_ns < 2_000_000_000 {
         5_000_000
     } else {
         50_000_000

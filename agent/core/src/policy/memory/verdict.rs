@@ -196,7 +196,7 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
         return Next::Nothing;
     };
     let resource = met.resource();
-    if view.waits_for_victim(resource, observations) || !stall::is_known(view, resource) {
+    if view.waits_for_victim(met, observations) || !stall::is_known(view, resource) {
         return Next::Nothing;
     }
     let sources = node_reclaim::sources(resource, view.config.layout);

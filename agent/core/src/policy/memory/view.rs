@@ -17,6 +17,7 @@ use crate::model::units::PodUid;
 use crate::model::unread::Unread;
 use crate::policy::memory::freshness::most_used_bytes;
 use crate::policy::memory::rank::RankRow;
+use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::{breaker, foresight, leaving, stall, swap};
 
 /// The state, and perhaps a sample that it has not taken in yet.
@@ -145,14 +146,22 @@ impl<'a> View<'a> {
         leaving.any(|leaving| is_under_way(&leaving, resource))
     }
 
-    /// The same, but memory does not wait either for a pod that was killed and does not go while ever less memory is available.
-    pub(crate) fn waits_for_victim(&self, resource: Resource, observations: &Observations) -> bool {
+    /// Whether a threshold waits for a pod on its way out: an eviction is under way, or its kubelet ends a pod whose share may come back. Memory does not wait
+    /// for a pod that was killed and does not go while ever less memory is available.
+    pub(crate) fn waits_for_victim(&self, met: &Met, observations: &Observations) -> bool {
+        let resource = met.resource();
+        let known = self.state.thresholds.get(met.index);
+        let since_ns = known.and_then(|known| known.first_observed_ns);
+        let met_ns = self.now_ns.saturating_sub(since_ns.unwrap_or(self.now_ns));
         let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
         leaving.any(|leaving| {
             let passed_over = resource == Resource::Memory
                 && leaving::is_overdue(&leaving, self.now_ns)
                 && leaving::has_memory_fallen(&leaving, observations);
+            let may_come_back =
+                || leaving::may_come_back(&leaving, resource, met_ns, observations, self.now_ns);
             is_under_way(&leaving, resource) && !passed_over
+                || met.foreseen.is_none() && may_come_back()
         })
     }
 
