@@ -6,6 +6,7 @@ use std::sync::Arc;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, KillReason};
 use plimsoll_core::model::event::{
     Event, EventKind, LastLineKill, LastLineReason, NodeMemory, PodMemory, Sample,
@@ -206,6 +207,24 @@ fn the_order_is_that_of_eviction_without_the_exempt() {
         uid: PodUid::from("static"),
     });
     assert_eq!(node.order(), ["precious", "over", "small"]);
+}
+
+/// It may be critical.
+#[test]
+fn a_pod_of_which_only_the_cgroup_is_known_comes_after_all_others() {
+    let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)], options());
+    for name in ["a", "b"] {
+        node.pod(name, 0, false);
+    }
+    let pod = Arc::new(Pod::unnamed("unnamed".into(), QosClass::BestEffort, false));
+    node.step(EventKind::PodApplied { pod });
+    let uid = PodUid::from("unnamed");
+    node.step(EventKind::PodRunning { uid });
+    node.sample(&[("a", 100), ("b", 200), ("unnamed", 900)]);
+    assert_eq!(node.order(), ["b", "a", "unnamed"]);
+    let plan = node.plan().unwrap();
+    let tiers: Vec<u8> = plan.order.iter().map(|condemned| condemned.tier).collect();
+    assert!(tiers[1] < tiers[2], "{tiers:?}");
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl Condemned {
         let request_bytes = u64::try_from(row.request.units_down()).unwrap_or(0);
         (!row.exempt).then(|| Self {
             uid: row.uid.clone(),
-            tier: standing.tier(row.stats_known),
+            tier: standing.tier(row),
             priority: row.priority,
             // Of two pods without statistics none holds more than the other.
             request_bytes: known(request_bytes),
@@ -83,9 +83,13 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// The tier of a pod: pods on their way out, then those that no budget protects; within both, those without statistics.
-    fn tier(self, stats_known: bool) -> u8 {
-        u8::from(!self.is_leaving) << 2 | u8::from(self.is_protected) << 1 | u8::from(stats_known)
+    /// The tier of a pod: pods on their way out, then those that no budget protects; within both, those without statistics. After all of them, as in the ranking, pods of which only the
+    /// cgroup is known: they may be critical.
+    fn tier(self, row: &RankRow) -> u8 {
+        u8::from(row.unnamed > 0) << 3
+            | u8::from(!self.is_leaving) << 2
+            | u8::from(self.is_protected) << 1
+            | u8::from(row.stats_known)
     }
 }
 
@@ -120,7 +124,14 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
         is_protected: preferred.binary_search(&at).is_err(),
     };
     // Stable: within each group the ranking's order stays.
-    order.sort_by_key(|&at| (!standing(at).is_leaving, standing(at).is_protected));
+    order.sort_by_key(|&at| {
+        let standing = standing(at);
+        (
+            rows[at].unnamed > 0,
+            !standing.is_leaving,
+            standing.is_protected,
+        )
+    });
     let condemned = order.iter().filter_map(|&at| {
         let reading = pod(&rows[at]).and_then(|pod| pod.memory);
         let usage_bytes = reading.map_or(0, |reading| reading.usage_bytes);
