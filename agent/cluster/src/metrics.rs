@@ -255,6 +255,7 @@ impl Metrics {
             ("too_large", dropped.too_large),
             ("other_node", dropped.other_node),
             ("too_many", dropped.too_many),
+            ("shortened", dropped.shortened),
             ("ended", dropped.ended),
             ("events", figures.events_dropped),
             ("intents", figures.intents_refused),

@@ -1,20 +1,29 @@
 //! A pod of the API, reduced to what decisions read: here, and in the agent.
 //!
 //! **Problem.** A pod of the API is some 12 kB of JSON, of which `managedFields` and the status are most; a reflector of typed pods takes 36 MiB for
-//! 250 of them. **Approach.** Each pod is read once, from its bytes: a few fields for the reports, and the frame for the agent, as the
+//! 250 of them. **Approach.** Each pod is read from its bytes when it changes: a few fields for the reports, and the frame for the agent, as the
 //! bytes that go over the socket.
+//!
+//! Whoever may create a pod decides how large it is, and whether its fields can be read here. A pod that the agent does not know by name is the last to be evicted, so that
+//! must never be the way to become one: what cannot be read, or makes the frame longer than [`FRAME_BYTES_MAX`], is left out ([`shortened`]), and
+//! the pod is known by its name, priority and class.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent};
+use plimsoll_core::kube::cluster_link::{FRAMING, PODS_BYTES_MAX, PODS_MAX, ToAgent};
 use plimsoll_core::kube::pod::{
-    CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, ContainerStatus,
-    LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod, PodSpec, PodStatus,
+    CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
+    ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
+    PodSpec, PodStatus, Resources,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::kube::resources::ResourceList;
+use plimsoll_core::kube::resources::{
+    EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, pod_limits, pod_requests,
+};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::clock::unix_ms_of;
 
@@ -30,6 +39,15 @@ const ANNOTATIONS: [&str; 5] = [
     LATENCY_CRITICAL_ANNOTATION,
     PRESSURE_SIGNAL_ANNOTATION,
 ];
+
+/// Bytes of a pod's frame at most: what each of [`PODS_MAX`] has room for.
+pub const FRAME_BYTES_MAX: usize = PODS_BYTES_MAX / PODS_MAX;
+/// Bytes of the value of one of [`ANNOTATIONS`] at most: the longest that means something is a hash.
+const ANNOTATION_BYTES_MAX: usize = 128;
+/// Containers of a pod that is [`shortened`] whose ids are kept.
+const SHORTENED_CONTAINERS_MAX: usize = 64;
+/// Bytes of a name: as many as the API server takes.
+const NAME_BYTES_MAX: usize = 253;
 
 /// `status.phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +100,12 @@ pub struct SeenPod {
     pub is_deleting: bool,
     /// Whether its QoS class is `Guaranteed`.
     pub is_guaranteed: bool,
+    /// Whether one of its containers was started.
+    pub has_started: bool,
+    /// Whether its priority is that of the system.
+    pub is_critical: bool,
+    /// Whether something that decisions read is not in its frame, because it cannot be read or is too long.
+    pub is_shortened: bool,
     /// The frame of [`ToAgent::Pod`], without its length.
     pub frame: Arc<[u8]>,
 }
@@ -97,22 +121,68 @@ pub enum NotTaken {
     OtherNode,
 }
 
+/// What must be readable, or it is no pod: only what the API server itself wrote, or bounds.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct ApiPod {
+struct Outline {
     metadata: ApiMeta,
-    spec: ApiSpec,
-    status: Option<ApiStatus>,
+    spec: OutlineSpec,
+    status: Option<OutlineStatus>,
+}
+
+// Not flattened anywhere: that would read fields that are skipped, however deep they are.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ApiMeta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<PodUid>,
+    annotations: Option<BTreeMap<String, String>>,
+    labels: Option<BTreeMap<String, String>>,
+    resource_version: String,
+    deletion_timestamp: Option<String>,
+    owner_references: Option<Vec<ApiOwner>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct ApiMeta {
-    #[serde(flatten)]
-    kept: Metadata,
-    resource_version: String,
-    deletion_timestamp: Option<String>,
-    owner_references: Option<Vec<ApiOwner>>,
+struct OutlineSpec {
+    node_name: Option<String>,
+    priority: Option<i32>,
+    priority_class_name: Option<String>,
+    termination_grace_period_seconds: Option<i64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct OutlineStatus {
+    phase: Option<String>,
+    reason: Option<String>,
+    qos_class: Option<String>,
+}
+
+/// Of a pod object, only whose it is.
+#[derive(Deserialize)]
+struct Identity {
+    metadata: IdentityMeta,
+}
+
+#[derive(Deserialize)]
+struct IdentityMeta {
+    uid: PodUid,
+}
+
+/// What the user wrote.
+#[derive(Deserialize)]
+struct Wanted {
+    spec: PodSpec,
+}
+
+/// What the kubelet wrote.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Observed {
+    status: Option<Containers>,
 }
 
 #[derive(Deserialize, Default)]
@@ -134,18 +204,7 @@ impl ApiOwner {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct ApiSpec {
-    #[serde(flatten)]
-    kept: PodSpec,
-    node_name: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct ApiStatus {
-    phase: Option<String>,
-    reason: Option<String>,
-    qos_class: Option<String>,
+struct Containers {
     container_statuses: Option<Vec<ApiContainerStatus>>,
     init_container_statuses: Option<Vec<ApiContainerStatus>>,
     ephemeral_container_statuses: Option<Vec<ApiContainerStatus>>,
@@ -165,68 +224,88 @@ impl SeenPod {
     /// # Errors
     /// [`NotTaken`], to be counted.
     pub fn read(object: &[u8], node: &str, labels: bool) -> Result<Self, NotTaken> {
-        let api: ApiPod = serde_json::from_slice(object).map_err(|_| NotTaken::Garbage)?;
-        if api.spec.node_name.as_deref() != Some(node) {
+        let outline: Outline = part(object).ok_or(NotTaken::Garbage)?;
+        if outline.spec.node_name.as_deref() != Some(node) {
             return Err(NotTaken::OtherNode);
         }
         let ApiMeta {
-            kept: mut metadata,
+            name,
+            namespace,
+            uid,
+            annotations,
+            labels: all_labels,
             resource_version,
             deletion_timestamp,
             owner_references,
-        } = api.metadata;
-        let uid = metadata.uid.clone().filter(|uid| !uid.as_str().is_empty());
+        } = outline.metadata;
+        let is_there = |text: &String| !text.is_empty();
+        let uid = uid.filter(|uid| !uid.as_str().is_empty());
         let uid = uid.ok_or(NotTaken::Garbage)?;
-        if metadata.name.is_empty() || metadata.namespace.as_deref().is_none_or(str::is_empty) {
-            return Err(NotTaken::Garbage);
-        }
-        let status = api.status.unwrap_or_default();
-        let evicted = metadata.annotations.remove(EVICTED_ANNOTATION);
-        metadata
-            .annotations
-            .retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
-        if !labels {
-            metadata.labels.clear();
-        }
+        let name = name.filter(is_there).ok_or(NotTaken::Garbage)?;
+        let namespace = namespace.filter(is_there).ok_or(NotTaken::Garbage)?;
+        let mut annotations = annotations.unwrap_or_default();
+        let evicted = annotations.remove(EVICTED_ANNOTATION);
+        annotations.retain(|key, value| {
+            ANNOTATIONS.contains(&key.as_str()) && value.len() <= ANNOTATION_BYTES_MAX
+        });
+        let status = outline.status.unwrap_or_default();
         let phase = Phase::of(status.phase.as_deref().unwrap_or_default());
         let is_deleting = deletion_timestamp.is_some();
-        let namespace = Arc::from(metadata.namespace.as_deref().unwrap_or_default());
-        let name = Box::from(metadata.name.as_str());
-        let spec = reduced(api.spec.kept, &status);
         let qos_class = status.qos_class.as_deref().and_then(QosClass::from_name);
+        let (wanted, observed) = (part::<Wanted>(object), part::<Observed>(object));
+        let is_readable = wanted.is_some() && observed.is_some();
+        let containers = observed.unwrap_or_default().status.unwrap_or_default();
+        let spec = match wanted {
+            Some(wanted) => reduced(wanted.spec, &containers),
+            None => PodSpec {
+                priority: outline.spec.priority,
+                priority_class_name: outline.spec.priority_class_name,
+                termination_grace_period_seconds: outline.spec.termination_grace_period_seconds,
+                ..PodSpec::default()
+            },
+        };
         // By their ids the agent tells containers from the sandbox.
         let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
             let statuses = statuses.unwrap_or_default();
             statuses.into_iter().map(|status| status.kept).collect()
         };
-        let owners = owner_references.unwrap_or_default();
-        let owner = owners
+        let owner = owner_references
+            .unwrap_or_default()
             .into_iter()
             .find(|owner| owner.controller == Some(true));
         let mut pod = Pod {
-            metadata,
+            metadata: Metadata {
+                name: name.clone(),
+                namespace: Some(namespace.clone()),
+                uid: Some(uid.clone()),
+                annotations,
+                labels: all_labels.filter(|_| labels).unwrap_or_default(),
+            },
             spec,
             status: PodStatus {
                 qos_class,
-                container_statuses: kept(status.container_statuses),
-                init_container_statuses: kept(status.init_container_statuses),
-                ephemeral_container_statuses: kept(status.ephemeral_container_statuses),
+                container_statuses: kept(containers.container_statuses),
+                init_container_statuses: kept(containers.init_container_statuses),
+                ephemeral_container_statuses: kept(containers.ephemeral_container_statuses),
             },
         };
         if !(pod.is_mirror() && owner.as_ref().is_some_and(|owner| owner.is_node(node))) {
             pod.clear_static();
         }
-        let frame = ToAgent::Pod {
-            pod: Box::new(pod),
-            is_leaving: is_deleting || phase.is_terminal(),
+        let has_id = |status: &ContainerStatus| status.container_id.is_some();
+        let has_started = pod.status.containers().any(has_id);
+        let is_critical = pod.exemption().is_some();
+        let is_leaving = is_deleting || phase.is_terminal();
+        let whole = frame(pod.clone(), is_leaving);
+        let is_shortened = !is_readable || whole.is_err();
+        let frame = match whole {
+            Ok(whole) => whole,
+            Err(_) => frame(shortened(pod), is_leaving)?,
         };
-        let json = serde_json::to_vec(&frame).map_err(|_| NotTaken::Garbage)?;
-        let body = FRAMING.body(&json).map_err(|_| NotTaken::TooLarge)?;
-        let frame = FRAMING.frame(body).map_err(|_| NotTaken::TooLarge)?;
         Ok(Self {
             uid,
-            namespace,
-            name,
+            namespace: namespace.into(),
+            name: name.into(),
             resource_version: resource_version.into(),
             phase,
             has_evicted_reason: status.reason.as_deref() == Some(EVICTED_REASON),
@@ -234,14 +313,17 @@ impl SeenPod {
             owner: owner.map(|owner| owner.uid.into()),
             is_deleting,
             is_guaranteed: qos_class == Some(QosClass::Guaranteed),
-            frame: frame.into(),
+            has_started,
+            is_critical,
+            is_shortened,
+            frame,
         })
     }
 
-    /// Whether it is a pod, of whatever node.
+    /// The UID of an object, of whatever node; `None`: it is no pod.
     #[must_use]
-    pub fn is_one(object: &[u8]) -> bool {
-        serde_json::from_slice::<ApiPod>(object).is_ok_and(|pod| pod.metadata.kept.uid.is_some())
+    pub fn uid_of(object: &[u8]) -> Option<PodUid> {
+        part::<Identity>(object).map(|identity| identity.metadata.uid)
     }
 
     /// When Plimsoll evicted it, by its annotation: milliseconds since 1970.
@@ -251,8 +333,72 @@ impl SeenPod {
     }
 }
 
+/// Reads a part of an object; `None`: it cannot be read.
+fn part<T: DeserializeOwned>(object: &[u8]) -> Option<T> {
+    serde_json::from_slice(object).ok()
+}
+
+fn frame(pod: Pod, is_leaving: bool) -> Result<Arc<[u8]>, NotTaken> {
+    let pod = Box::new(pod);
+    let frame = ToAgent::Pod { pod, is_leaving };
+    let json = serde_json::to_vec(&frame).map_err(|_| NotTaken::Garbage)?;
+    let body = FRAMING.body(&json).map_err(|_| NotTaken::TooLarge)?;
+    let frame = FRAMING.frame(body).map_err(|_| NotTaken::TooLarge)?;
+    let fits = frame.len() <= FRAME_BYTES_MAX;
+    fits.then(|| frame.into()).ok_or(NotTaken::TooLarge)
+}
+
+/// What is left of a pod that is too long: who it is, its priority and class, the sums of what its containers request of memory and disk, and the ids of
+/// [`SHORTENED_CONTAINERS_MAX`] of them. It has no label that a disruption budget could select, and no size limit of a volume is enforced.
+fn shortened(pod: Pod) -> Pod {
+    let sums = |amounts: ResourceList| {
+        let counts = |name: &str| name == MEMORY || name == EPHEMERAL_STORAGE;
+        let amounts = amounts.into_iter().filter(|(name, _)| counts(name));
+        amounts.collect::<ResourceList>()
+    };
+    let all = Container {
+        name: "all".to_owned(),
+        resources: Resources {
+            requests: sums(pod_requests(&pod, Scope::ALL)),
+            limits: sums(pod_limits(&pod, Scope::ALL)),
+        },
+        ..Container::default()
+    };
+    let ids = pod.status.containers().filter(|status| {
+        let id = status.container_id.as_deref();
+        id.is_some_and(|id| id.len() <= ANNOTATION_BYTES_MAX)
+    });
+    let ids = ids
+        .take(SHORTENED_CONTAINERS_MAX)
+        .map(|status| ContainerStatus {
+            name: String::new(),
+            ..status.clone()
+        });
+    let container_statuses = ids.collect();
+    let qos_class = Some(pod.qos_class());
+    let class_name = pod.spec.priority_class_name;
+    Pod {
+        metadata: Metadata {
+            labels: BTreeMap::new(),
+            ..pod.metadata
+        },
+        spec: PodSpec {
+            containers: vec![all],
+            priority: pod.spec.priority,
+            priority_class_name: class_name.filter(|name| name.len() <= NAME_BYTES_MAX),
+            termination_grace_period_seconds: pod.spec.termination_grace_period_seconds,
+            ..PodSpec::default()
+        },
+        status: PodStatus {
+            qos_class,
+            container_statuses,
+            ..PodStatus::default()
+        },
+    }
+}
+
 /// Requests as the kubelet has allocated them (an in-place resize changes them late, `getAllocatedPods`), and only volumes whose space counts.
-fn reduced(mut spec: PodSpec, status: &ApiStatus) -> PodSpec {
+fn reduced(mut spec: PodSpec, status: &Containers) -> PodSpec {
     for (containers, statuses) in [
         (&mut spec.containers, &status.container_statuses),
         (&mut spec.init_containers, &status.init_container_statuses),
@@ -410,14 +556,79 @@ pub(crate) mod tests {
         );
         assert_eq!(change("/metadata/uid", json!("")), NotTaken::Garbage);
         assert_eq!(change("/metadata/name", json!(null)), NotTaken::Garbage);
-        assert_eq!(change("/spec/containers", json!(7)), NotTaken::Garbage);
-        let long = "x".repeat(FRAMING.bytes_max);
-        assert_eq!(
-            change("/spec/containers/0/name", json!(long)),
-            NotTaken::TooLarge
-        );
         for garbage in [&b"<html>"[..], b"{}", b"null", b"\xff"] {
             assert!(SeenPod::read(garbage, "node-1", false).is_err());
         }
+    }
+
+    /// Else it would be a way to be evicted after all others.
+    #[test]
+    fn no_pod_makes_itself_unreadable_or_too_long_to_be_known() {
+        let changed = |path: &str, value: Value| {
+            let mut pod = api_pod("u1", "7");
+            pod["spec"]["priority"] = json!(7);
+            *pod.pointer_mut(path).unwrap() = value;
+            let seen = read(&pod).unwrap();
+            assert!(seen.frame.len() <= FRAME_BYTES_MAX);
+            assert!(seen.has_started, "{path}");
+            let pod = pod_of(&seen);
+            assert_eq!((pod.metadata.name.as_str(), pod.priority()), ("name-u1", 7));
+            (seen.is_shortened, pod)
+        };
+        let memory = |pod: &Pod| {
+            pod_requests(pod, Scope::ALL)
+                .get(MEMORY)
+                .map(|it| it.value())
+        };
+        let long = "x".repeat(300_000);
+        let commas = ",".repeat(33_000);
+        // What means nothing is left out, and nothing is lost.
+        for value in [&long, &commas] {
+            let annotations =
+                json!({PRESSURE_SIGNAL_ANNOTATION: value, CONFIG_SOURCE_ANNOTATION: value});
+            let (is_shortened, pod) = changed("/metadata/annotations", annotations);
+            assert!(!is_shortened && pod.metadata.annotations.is_empty());
+            assert_eq!(memory(&pod), Some(2 << 30));
+        }
+        // What is too long: the sums are known.
+        let (is_shortened, pod) =
+            changed("/spec/containers/0/volumeMounts/0/mountPath", json!(long));
+        assert!(is_shortened);
+        assert_eq!(memory(&pod), Some(2 << 30));
+        assert_eq!(pod.qos_class(), QosClass::Burstable);
+        assert_eq!(pod.status.container_statuses.len(), 1);
+        let many: Vec<Value> = (0..2_000)
+            .map(|at| json!({"name": format!("c{at}"), "resources": {"requests": {"memory": "1Mi", "cpu": "1"}}}))
+            .collect();
+        let (is_shortened, pod) = changed("/spec/containers", json!(many));
+        assert!(is_shortened);
+        assert_eq!(memory(&pod), Some(2_000 << 20));
+        let status = json!({"name": "app", "containerID": format!("containerd://{}", "c".repeat(64)), "state": {}});
+        let (is_shortened, pod) = changed("/status/containerStatuses", json!(vec![status; 2_000]));
+        assert!(is_shortened);
+        assert_eq!(
+            pod.status.container_statuses.len(),
+            SHORTENED_CONTAINERS_MAX
+        );
+        // What cannot be read: it requests nothing.
+        let size = json!([{"name": "scratch", "emptyDir": {"sizeLimit": "1e10001"}}]);
+        for (path, value) in [("/spec/volumes", size), ("/spec/containers", json!(7))] {
+            let (is_shortened, pod) = changed(path, value);
+            assert!(is_shortened, "{path}");
+            assert_eq!(memory(&pod), None);
+        }
+        // Nor by fields that nobody reads.
+        let deep = format!(
+            "{}{}",
+            "{\"f:x\":".repeat(500),
+            "{}".to_owned() + &"}".repeat(500)
+        );
+        let object = api_pod("u1", "7")
+            .to_string()
+            .replace("{\"f:x\":{}}", &deep);
+        assert!(object.len() > 4_000);
+        let seen = SeenPod::read(object.as_bytes(), "node-1", false).unwrap();
+        assert!(!seen.is_shortened);
+        assert_eq!(SeenPod::uid_of(object.as_bytes()), Some("u1".into()));
     }
 }

@@ -319,10 +319,11 @@ impl Reporter {
         self.events.say(said, now);
     }
 
-    fn view(&self, is_listed: bool) -> View<'_> {
+    fn view(&self, pods: &Store) -> View<'_> {
         View {
             policy: &self.policy,
-            is_listed,
+            is_listed: pods.is_listed(),
+            is_complete: pods.is_complete(),
             kubelet_heeds_status: self
                 .node
                 .as_ref()
@@ -353,7 +354,7 @@ impl Reporter {
 
     /// Settles what needs no further call.
     fn settle(&mut self, pods: &Store, now: Now) {
-        let view = self.view(pods.is_listed());
+        let view = self.view(pods);
         let ended =
             |(uid, eviction): (&PodUid, &Eviction)| match eviction.next(pods.get(uid), view, now) {
                 Step::Settle(how) => Some((uid.clone(), how)),
@@ -392,7 +393,7 @@ impl Reporter {
     }
 
     fn next_eviction(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
-        let view = self.view(pods.is_listed());
+        let view = self.view(pods);
         let ready =
             |(uid, eviction): (&PodUid, &Eviction)| match eviction.next(pods.get(uid), view, now) {
                 Step::Call(purpose) => Some((uid.clone(), purpose)),
@@ -535,6 +536,7 @@ impl Reporter {
             match pods.saw_in_answer(uid, body) {
                 Some(true) => {}
                 Some(false) => eviction.replaced(),
+                None if purpose == Purpose::Read => eviction.unread(now),
                 // Whatever it was: the watch says it.
                 None => {}
             }
@@ -607,7 +609,7 @@ fn is_readable(target: &Target, answer: &Answer) -> bool {
         return true;
     };
     match target {
-        Target::Eviction(_, Purpose::Read | Purpose::Report) => SeenPod::is_one(body),
+        Target::Eviction(_, Purpose::Read | Purpose::Report) => SeenPod::uid_of(body).is_some(),
         Target::Node(_) => SeenNode::read(body).is_some(),
         _ => serde_json::from_slice::<BTreeMap<String, serde::de::IgnoredAny>>(body).is_ok(),
     }

@@ -31,8 +31,8 @@ use crate::report::{Reporter, Served, Target};
 use crate::serve::{Address, Listener};
 use crate::store::{Change, Store};
 
-/// Objects that were heard and not yet looked at: each may have megabytes.
-const HEARD_MAX: usize = 4;
+/// Objects of a watch that wait to be taken: each may have 10 MiB.
+const HEARD_MAX: usize = 1;
 /// While something waits to be told.
 const BUSY: Duration = Duration::from_millis(100);
 /// While nothing does.
@@ -372,7 +372,7 @@ impl Loop {
                     self.send_all();
                 }
             }
-            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            Heard::TooLarge => self.pods.left_out(NotTaken::TooLarge),
             Heard::Word => {}
         }
         self.reporter.heard();

@@ -3,18 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::PODS_MAX;
+use plimsoll_core::kube::cluster_link::{PODS_BYTES_MAX, PODS_MAX};
 use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::pod::{NotTaken, SeenPod};
 
-/// Bytes of all frames that are kept.
-const BYTES_MAX: usize = 16 << 20;
-
 /// What the agent is to be told of a pod that was seen.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Ended pods that made room for it.
+    /// Pods that made room for it: ended ones, or such as have not been started.
     pub displaced: Vec<PodUid>,
     /// The pod; `None` if the agent knows all that it reads of it.
     pub frame: Option<Arc<[u8]>>,
@@ -29,8 +26,10 @@ pub struct Dropped {
     pub too_large: u64,
     /// Of another node.
     pub other_node: u64,
-    /// Beyond [`PODS_MAX`] or [`BYTES_MAX`].
+    /// Beyond [`PODS_MAX`].
     pub too_many: u64,
+    /// Taken without what cannot be read of them, or is too long ([`SeenPod::is_shortened`]).
+    pub shortened: u64,
     /// Ended, and taken out again because a pod that has not ended needed the room.
     pub ended: u64,
 }
@@ -45,6 +44,10 @@ pub struct Store {
     /// UIDs of the list that is being read.
     listing: Option<BTreeSet<PodUid>>,
     is_listed: bool,
+    /// Whether a pod was not taken, of the last list that is whole or since.
+    lacks_some: bool,
+    /// The same of the list that is being read.
+    list_lacks_some: bool,
     /// What was not taken.
     pub dropped: Dropped,
 }
@@ -60,6 +63,8 @@ impl Store {
             bytes: 0,
             listing: None,
             is_listed: false,
+            lacks_some: false,
+            list_lacks_some: false,
             dropped: Dropped::default(),
         }
     }
@@ -68,6 +73,12 @@ impl Store {
     #[must_use]
     pub const fn is_listed(&self) -> bool {
         self.is_listed
+    }
+
+    /// Whether a pod that is not known is none of this node: all were listed, and none was left out.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.is_listed && !self.lacks_some
     }
 
     /// The pod of this UID.
@@ -90,6 +101,7 @@ impl Store {
     /// A list begins.
     pub fn list(&mut self) {
         self.listing = Some(BTreeSet::new());
+        self.list_lacks_some = false;
     }
 
     /// The list is complete: the UIDs that are gone. Nothing is gone before that, however long a list takes.
@@ -98,6 +110,7 @@ impl Store {
             return Vec::new();
         };
         self.is_listed = true;
+        self.lacks_some = self.list_lacks_some;
         let gone = self.pods.keys().filter(|uid| !listed.contains(*uid));
         let gone: Vec<PodUid> = gone.cloned().collect();
         for uid in &gone {
@@ -109,12 +122,28 @@ impl Store {
     /// Reads an object of a list or of a watch.
     pub fn saw(&mut self, object: &[u8]) -> Change {
         match SeenPod::read(object, &self.node, self.labels) {
-            Ok(pod) => self.take(pod),
+            Ok(pod) => {
+                self.dropped.shortened += u64::from(pod.is_shortened);
+                self.take(pod)
+            }
             Err(why) => {
-                self.not_taken(why);
+                self.left_out(why);
                 Change::default()
             }
         }
+    }
+
+    /// A pod was not taken.
+    pub const fn left_out(&mut self, why: NotTaken) {
+        self.not_taken(why);
+        if !matches!(why, NotTaken::OtherNode) {
+            self.lacks();
+        }
+    }
+
+    const fn lacks(&mut self) {
+        self.lacks_some = true;
+        self.list_lacks_some = true;
     }
 
     /// Counts what was not taken.
@@ -129,15 +158,21 @@ impl Store {
     fn take(&mut self, pod: SeenPod) -> Change {
         let mut displaced = Vec::new();
         while !self.has_room_for(&pod) {
-            let Some(uid) = self.least_needed().filter(|_| !pod.phase.is_terminal()) else {
+            let Some((uid, has_ended)) = self.least_needed(&pod) else {
                 self.dropped.too_many += 1;
+                self.lacks();
                 return Change {
                     displaced,
                     frame: None,
                 };
             };
             self.gone(&uid);
-            self.dropped.ended += 1;
+            if has_ended {
+                self.dropped.ended += 1;
+            } else {
+                self.dropped.too_many += 1;
+                self.lacks();
+            }
             displaced.push(uid);
         }
         let known = self.pods.get(&pod.uid);
@@ -159,20 +194,29 @@ impl Store {
         let known = self.pods.get(&pod.uid);
         let known_bytes = known.map_or(0, |known| known.frame.len());
         (known.is_some() || self.pods.len() < PODS_MAX)
-            && self.bytes - known_bytes + pod.frame.len() <= BYTES_MAX
+            && self.bytes - known_bytes + pod.frame.len() <= PODS_BYTES_MAX
     }
 
-    /// Of the pods that have ended, one of which no eviction is told. Whoever may create pods can leave ended ones on a node, as many as he likes: they keep no name from one that runs.
-    fn least_needed(&self) -> Option<PodUid> {
+    /// The pod that makes room for another one, and whether it has ended. Whoever may create pods can leave ended ones on a node, and such as no kubelet
+    /// accepts, as many as he likes: they keep no name from one that runs. Of those that have ended, one of which no eviction is told.
+    fn least_needed(&self, other: &SeenPod) -> Option<(PodUid, bool)> {
+        if other.phase.is_terminal() {
+            return None;
+        }
         let ended = self.pods.values().filter(|pod| pod.phase.is_terminal());
-        let least = ended.min_by_key(|pod| pod.has_evicted_reason || pod.evicted.is_some());
-        least.map(|pod| pod.uid.clone())
+        if let Some(pod) = ended.min_by_key(|pod| pod.has_evicted_reason || pod.evicted.is_some()) {
+            return Some((pod.uid.clone(), true));
+        }
+        let is_needed = |pod: &SeenPod| pod.has_started || pod.is_critical;
+        let mut waiting = self.pods.values().filter(|_| is_needed(other));
+        let waiting = waiting.find(|pod| !is_needed(pod))?;
+        Some((waiting.uid.clone(), false))
     }
 
     /// A watch shows that an object is gone. Returns its UID if it was known.
     pub fn saw_gone(&mut self, object: &[u8]) -> Option<PodUid> {
-        let pod = SeenPod::read(object, &self.node, false).ok()?;
-        self.gone(&pod.uid).then_some(pod.uid)
+        let uid = SeenPod::uid_of(object)?;
+        self.gone(&uid).then_some(uid)
     }
 
     /// It is gone. Returns whether it was known.
@@ -255,6 +299,7 @@ mod tests {
             other_node: 1,
             too_many: 5,
             ended: 0,
+            shortened: 0,
         };
         assert_eq!((store.iter().count(), store.dropped), (PODS_MAX, expected));
         // Those that are known may still change.
@@ -285,5 +330,42 @@ mod tests {
         assert_eq!((store.dropped.ended, store.dropped.too_many), (1, 1));
         let bytes: usize = store.iter().map(|pod| pod.frame.len()).sum();
         assert_eq!((store.iter().count(), store.bytes), (PODS_MAX, bytes));
+    }
+
+    /// Who may create pods can name this node in as many as he likes. No kubelet starts them.
+    #[test]
+    fn pods_that_never_start_keep_no_name_from_one_that_does() {
+        let waiting = |uid: &str, priority: i32| {
+            let mut pod = api_pod(uid, "1");
+            pod["status"] = serde_json::json!({"phase": "Pending"});
+            pod["spec"]["priority"] = priority.into();
+            pod.to_string().into_bytes()
+        };
+        let mut store = Store::new("node-1", false);
+        store.list();
+        for at in 0..PODS_MAX {
+            assert!(store.saw(&waiting(&format!("u{at:04}"), 0)).frame.is_some());
+        }
+        store.listed();
+        assert!(store.is_complete());
+        assert_eq!(store.saw(&waiting("more", 0)), Change::default());
+        assert!(!store.is_complete(), "it may be there");
+        let change = store.saw(&waiting("critical", 2_000_000_000));
+        assert!(change.frame.is_some());
+        assert_eq!(change.displaced, ["u0000".into()]);
+        assert!(store.saw(&pod("runs", "1")).frame.is_some());
+        // Those that run make room for nobody.
+        assert_eq!(store.saw(&waiting("u0000", 0)), Change::default());
+        assert!(store.get(&"runs".into()).is_some() && store.get(&"critical".into()).is_some());
+        assert_eq!(
+            (store.iter().count(), store.dropped.too_many),
+            (PODS_MAX, 4)
+        );
+        // A list that has all of them again.
+        store.list();
+        assert!(!store.is_complete(), "it is not over");
+        store.saw(&pod("runs", "2"));
+        store.listed();
+        assert!(store.is_complete());
     }
 }

@@ -25,6 +25,8 @@ const STANDS_MS: u64 = 30_000;
 const LAST_LOOK_MS: u64 = 60_000;
 /// Refusals that no waiting mends, before the eviction is given up. RBAC and admission policies take effect some seconds after they are written.
 const REFUSALS_MAX: u32 = 5;
+/// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on doing so.
+const CONFLICTS_AT_ONCE: u32 = 3;
 /// How soon a budget is asked again, milliseconds.
 const BUDGET_EVERY_MS: u64 = 5_000;
 
@@ -70,6 +72,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// Whether all pods of the node have been listed once.
     pub is_listed: bool,
+    /// Whether none of them was left out.
+    pub is_complete: bool,
     /// Whether the kubelet ends a pod whose status says `Failed` (1.22 and later).
     pub kubelet_heeds_status: bool,
     /// Whether the API server has `pods/eviction`.
@@ -100,6 +104,7 @@ pub struct Eviction {
     /// Reasons of Events that were said.
     said: Vec<&'static str>,
     refusals: u32,
+    conflicts: u32,
     not_before_ms: u64,
     backoff: Backoff,
 }
@@ -125,6 +130,7 @@ impl Eviction {
             no_eviction_api: false,
             said: Vec::new(),
             refusals: 0,
+            conflicts: 0,
             not_before_ms: 0,
             backoff: Backoff::new(seed),
             intent,
@@ -167,16 +173,17 @@ impl Eviction {
         was_said
     }
 
-    /// How often it was told, counting what an earlier process told.
+    /// How often it was told; what an earlier process told counts until this one has. Whoever may change the pod can write any number: at least one report follows.
     fn reports(&self, pod: &SeenPod) -> u32 {
-        let Some(rest) = self.annotation_rest(pod) else {
+        let rest = self.annotation_rest(pod).filter(|_| self.reports == 0);
+        let Some(rest) = rest else {
             return self.reports;
         };
         let noted = rest
             .split(' ')
             .find_map(|word| word.strip_prefix("report="));
         let noted = noted.and_then(|number| number.parse().ok()).unwrap_or(1);
-        self.reports.max(noted)
+        noted.clamp(1, REPORTS_MAX - 1)
     }
 
     /// What follows the time in the pod's annotation, if that is of this eviction.
@@ -212,7 +219,13 @@ impl Eviction {
             return Step::Wait(None);
         }
         let Some(pod) = pod.filter(|_| !self.is_gone) else {
-            return Step::Settle(Settled::Gone);
+            // One that was left out may be there: it stays held.
+            let is_sure = self.is_gone || view.is_complete;
+            return if is_sure {
+                Step::Settle(Settled::Gone)
+            } else {
+                Step::Wait(None)
+            };
         };
         if self.refusals >= REFUSALS_MAX {
             return Step::Settle(Settled::GivenUp);
@@ -309,6 +322,12 @@ impl Eviction {
         self.is_in_flight = true;
     }
 
+    /// The answer could not be read: it is asked again, later each time.
+    pub fn unread(&mut self, now: Now) {
+        self.must_read = true;
+        self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
+    }
+
     /// The pod of this name has another UID.
     pub const fn replaced(&mut self) {
         self.is_gone = true;
@@ -328,9 +347,10 @@ impl Eviction {
     }
 
     fn done(&mut self, purpose: Purpose, now: Now) -> Effect {
-        self.backoff.reset();
+        // What is read can be out of date again when it is used: pauses go on to grow.
         if purpose != Purpose::Read {
-            self.refusals = 0;
+            self.backoff.reset();
+            (self.refusals, self.conflicts) = (0, 0);
         }
         match purpose {
             Purpose::Read => {
@@ -351,7 +371,13 @@ impl Eviction {
             |backoff: &mut Backoff| refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms());
         match refusal.code {
             404 => self.is_gone = true,
-            409 => self.must_read = true,
+            409 => {
+                self.must_read = true;
+                self.conflicts += 1;
+                if self.conflicts > CONFLICTS_AT_ONCE {
+                    self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
+                }
+            }
             _ if purpose == Purpose::Evict && is_budget(refusal) => {
                 self.not_before_ms = (now.mono_ms + BUDGET_EVERY_MS).min(self.grace_ends_ms);
                 return Effect::RefusedByBudget;

@@ -74,13 +74,20 @@ impl Framing {
     /// A frame without its length, if it may be parsed.
     ///
     /// # Errors
-    /// [`FrameError::TooManyValues`]: also for a text that has so many commas and brackets in its strings.
+    /// [`FrameError::TooManyValues`].
     pub fn body<'a>(&self, frame: &'a [u8]) -> Result<&'a [u8], FrameError> {
         let values_max = self.values_max;
-        let separators = frame
-            .iter()
-            .filter(|byte| matches!(byte, b',' | b'{' | b'['));
-        if separators.count() > values_max {
+        let (mut separators, mut is_in_string, mut is_escaped) = (0, false, false);
+        for byte in frame {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' => is_escaped = is_in_string,
+                b'"' => is_in_string = !is_in_string,
+                b',' | b'{' | b'[' if !is_in_string => separators += 1,
+                _ => {}
+            }
+        }
+        if separators > values_max {
             return Err(FrameError::TooManyValues { values_max });
         }
         Ok(frame)

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::cluster_link::{
-    BUDGETS_MAX, EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace, PODS_MAX, ToAgent,
+    BUDGETS_MAX, EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace, PODS_BYTES_MAX,
+    PODS_MAX, ToAgent,
 };
 use plimsoll_core::kube::pod::{CONFIG_HASH_ANNOTATION, Pod, UNNAMED_ANNOTATION};
 use plimsoll_core::model::event::Overused;
@@ -13,8 +14,6 @@ use plimsoll_core::model::units::PodUid;
 
 use super::{ClusterChange, ClusterPod};
 
-/// Bytes of the frames of all pods, and of all budgets: some times what the largest node has.
-const BYTES_MAX: usize = 16 << 20;
 /// Characters of a UID or of a name: more than the API server takes.
 const NAME_BYTES_MAX: usize = 253;
 
@@ -41,8 +40,8 @@ impl<K: Ord> Shelf<K> {
         if before.is_none() && self.sizes.len() >= count_max {
             return Err(format!("more than {count_max} of a kind"));
         }
-        if total > BYTES_MAX {
-            return Err(format!("more than {BYTES_MAX} bytes of a kind"));
+        if total > PODS_BYTES_MAX {
+            return Err(format!("more than {PODS_BYTES_MAX} bytes of a kind"));
         }
         self.bytes = total;
         self.sizes.insert(key, bytes);

@@ -120,6 +120,7 @@ fn run(case: &Case) {
     let view = View {
         policy: &case.policy,
         is_listed: true,
+        is_complete: true,
         kubelet_heeds_status: case.heeds_status,
         has_eviction_api: true,
     };
@@ -253,8 +254,8 @@ fn the_status_is_written_until_it_stands() {
                 (0, Sees(FAILED)),
                 (1, wait(30_000)),
                 (2, Sees(("Running", "", Some(" x report=5")))),
-                (3, wait(30_000)),
-                (30_000, settle(Settled::GivenUp)),
+                (3, wait(2_000)),
+                (2_000, Call(Report, done(), Reported)),
             ],
         ),
     ];
@@ -318,6 +319,7 @@ fn what_others_did_stays() {
     let view = View {
         policy: &policy,
         is_listed: true,
+        is_complete: true,
         kubelet_heeds_status: true,
         has_eviction_api: true,
     };
@@ -335,12 +337,64 @@ fn what_others_did_stays() {
     // Nothing is settled by a list that was never read.
     let unlisted = View {
         is_listed: false,
+        is_complete: false,
         ..view
     };
     assert_eq!(
         Eviction::new(intent(0), now(0), 1).next(None, unlisted, now(0)),
         Step::Wait(None)
     );
+    // Nor by one that left some out: the pod may be there, and would be started again.
+    let incomplete = View {
+        is_complete: false,
+        ..view
+    };
+    assert_eq!(
+        Eviction::new(intent(0), now(0), 1).next(None, incomplete, now(0)),
+        Step::Wait(None)
+    );
+}
+
+/// Its owner may change the pod all the time, and write whatever number of reports.
+#[test]
+fn the_pods_owner_neither_ends_the_reports_nor_has_them_asked_for_at_full_rate() {
+    let policy = Policy::default();
+    let view = View {
+        policy: &policy,
+        is_listed: true,
+        is_complete: true,
+        kubelet_heeds_status: true,
+        has_eviction_api: true,
+    };
+    let mut eviction = Eviction::new(intent(0), now(0), 1);
+    let written = pod(("Running", "", Some(" x report=5")));
+    assert_eq!(
+        eviction.next(Some(&written), view, now(60_000)),
+        Step::Call(Report)
+    );
+    eviction.answered(Report, &done(), now(60_000));
+    for report in 2..=REPORTS_MAX {
+        let at = now(60_000 + u64::from(report) * REPORT_EVERY_MS);
+        assert_eq!(
+            eviction.next(Some(&written), view, at),
+            Step::Call(Report),
+            "{report}"
+        );
+        eviction.answered(Report, &done(), at);
+    }
+
+    let mut eviction = Eviction::new(intent(0), now(0), 1);
+    let mut calls = 0;
+    for at in 0..60_000 {
+        let Step::Call(purpose) = eviction.next(Some(&pod(RUNNING)), view, now(at)) else {
+            continue;
+        };
+        calls += 1;
+        let conflicts = purpose != Read;
+        let answer = if conflicts { refused(409) } else { done() };
+        eviction.answered(purpose, &answer, now(at));
+    }
+    assert!((8..40).contains(&calls), "{calls}");
 }
 
 #[test]
@@ -582,6 +636,7 @@ fn the_grace_counts_from_the_decision() {
     let view = View {
         policy: &policy,
         is_listed: true,
+        is_complete: true,
         kubelet_heeds_status: true,
         has_eviction_api: true,
     };
