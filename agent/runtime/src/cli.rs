@@ -190,8 +190,14 @@ async fn list(what: What, socket: &Path, output: Output) -> Result<(), String> {
     let inventory = runtime.inventory().await.map_err(text)?;
     if inventory.left_out > 0 {
         eprintln!(
-            "plimsoll-runtime: {} entries could not be read and are not shown; plimsoll removes nothing while there are any",
+            "plimsoll-runtime: {} containers could not be read and are not shown; plimsoll removes nothing while there are any",
             inventory.left_out
+        );
+    }
+    if inventory.images_left_out > 0 {
+        eprintln!(
+            "plimsoll-runtime: {} images could not be read; they are not shown, and not removed",
+            inventory.images_left_out
         );
     }
     if what == What::Containers {
@@ -221,7 +227,7 @@ async fn list(what: What, socket: &Path, output: Output) -> Result<(), String> {
         .map(|(image, used)| json!({"id": image.id, "names": image.names, "bytes": image.bytes, "use": used}))
         .collect();
     let document =
-        json!({"runtime": runtime.version(), "images": images, "leftOut": inventory.left_out});
+        json!({"runtime": runtime.version(), "images": images, "leftOut": inventory.images_left_out});
     print(output, &document, || show::images(&all))
 }
 

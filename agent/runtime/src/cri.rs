@@ -194,7 +194,7 @@ impl Runtime {
         for image in listed_images {
             match read_image(image, sandbox_image.as_deref()) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
-                _ => inventory.left_out += 1,
+                _ => inventory.images_left_out += 1,
             }
         }
         inventory.unix_ns = unix_ns();
@@ -406,6 +406,8 @@ fn read_container(
     is_sound.then_some(read)
 }
 
+/// An image; `None`: its id is none. Who may start pods decides how many names an image has: of one with too many, or too long ones, the first are kept, and it is never removed, as
+/// a container may use it by another.
 fn read_image(image: messages::Image, sandbox_image: Option<&str>) -> Option<RuntimeImage> {
     let mut read = RuntimeImage {
         id: image.id,
@@ -415,11 +417,11 @@ fn read_image(image: messages::Image, sandbox_image: Option<&str>) -> Option<Run
     };
     read.is_pinned |= sandbox_image.is_some_and(|name| read.is_named(name));
     read.is_pinned |= read.names.iter().any(|name| is_pause(name));
-    let is_sound = !read.id.is_empty()
-        && read.names.len() <= NAMES_MAX
-        && is_short(&read.id)
-        && read.names.iter().all(|text| is_short(text));
-    is_sound.then_some(read)
+    let names = read.names.len();
+    read.names.retain(|name| is_short(name));
+    read.names.truncate(NAMES_MAX);
+    read.is_pinned |= read.names.len() < names;
+    (!read.id.is_empty() && is_short(&read.id)).then_some(read)
 }
 
 /// Sandboxes are made of an image of this name, wherever it comes from.

@@ -104,6 +104,7 @@ async fn send_inventory(
         images,
         unix_ns,
         mut left_out,
+        mut images_left_out,
     } = inventory;
     let containers = containers
         .into_iter()
@@ -116,6 +117,7 @@ async fn send_inventory(
     for message in containers.chain(images) {
         match encode(&message) {
             Some(frame) => write(writer, &frame).await?,
+            None if matches!(message, FromRuntime::Image { .. }) => images_left_out += 1,
             None => left_out += 1,
         }
     }
@@ -123,6 +125,7 @@ async fn send_inventory(
         number,
         unix_ns,
         left_out,
+        images_left_out,
     };
     send(writer, &listed).await
 }

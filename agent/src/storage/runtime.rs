@@ -183,6 +183,12 @@ impl RuntimeSpace {
             };
             self.book.observe(&inventory, now_ns());
             let next = unused::next(&inventory, &self.book, &short_of, &passed_over, now_ns());
+            if inventory.left_out > 0 {
+                failure = Some(format!(
+                    "{} containers of the runtime could not be read, so an image that they use would seem unused: nothing is removed; see `plimsoll-runtime containers`",
+                    inventory.left_out
+                ));
+            }
             let Some(removal) = next else { break };
             match self.runtime.remove(&removal, until) {
                 Ok(()) => {

@@ -75,8 +75,10 @@ pub enum FromRuntime {
         number: u64,
         /// The wall clock when it was read, nanoseconds since 1970.
         unix_ns: u64,
-        /// Entries that are missing: too many, without an id, or with a text that is too long.
+        /// Containers that are missing: too many, without an id, or with a text that is too long.
         left_out: u64,
+        /// Images that are missing: too many, or without an id.
+        images_left_out: u64,
     },
     /// It has been removed, or was gone already.
     Removed {
@@ -205,8 +207,10 @@ pub struct Inventory {
     pub images: Vec<RuntimeImage>,
     /// The wall clock when it was read, nanoseconds since 1970.
     pub unix_ns: u64,
-    /// Entries that are missing.
+    /// Containers that are missing. While there are any, nothing is removed: an image could be theirs.
     pub left_out: u64,
+    /// Images that are missing.
+    pub images_left_out: u64,
 }
 
 /// A frame from the agent to `plimsoll-runtime nri`.

@@ -106,14 +106,20 @@ async fn entries_that_cannot_be_read_are_counted() {
         "ListImages" => {
             let mut many = image("a", "x");
             many.repo_digests = vec!["y".to_owned(); NAMES_MAX];
-            sound(&messages::ListImagesResponse { images: vec![many] })
+            let mut nameless = image("b", "x");
+            nameless.id.clear();
+            let images = vec![many, nameless];
+            sound(&messages::ListImagesResponse { images })
         }
         _ => node(path),
     });
     let runtime = Runtime::open(stand_in.socket()).await.unwrap();
     let inventory = runtime.inventory().await.unwrap();
-    assert_eq!((inventory.containers.len(), inventory.images.len()), (1, 0));
-    assert_eq!(inventory.left_out, 3);
+    assert_eq!((inventory.containers.len(), inventory.left_out), (1, 2));
+    assert_eq!((inventory.images.len(), inventory.images_left_out), (1, 1));
+    // One with many names is there, and stays.
+    let many = &inventory.images[0];
+    assert_eq!((many.names.len(), many.is_pinned), (NAMES_MAX, true));
 }
 
 #[tokio::test]

@@ -207,8 +207,10 @@ impl Connection {
                     number: of,
                     unix_ns,
                     left_out,
+                    images_left_out,
                 } if of == number => {
                     (inventory.unix_ns, inventory.left_out) = (unix_ns, left_out);
+                    inventory.images_left_out = images_left_out;
                     return Ok(Some(inventory));
                 }
                 FromRuntime::Removed { number: of } if of == number => return Ok(None),

@@ -184,6 +184,7 @@ fn serve_files(dir: &Path, keeps: &str, mut questions: u32, mut stream: UnixStre
                         number,
                         unix_ns,
                         left_out: 0,
+                        images_left_out: 0,
                     },
                 );
             }

@@ -213,6 +213,7 @@ mod tests {
             images,
             unix_ns: UNIX_NS,
             left_out: 0,
+            images_left_out: 0,
         }
     }
 
@@ -330,6 +331,9 @@ mod tests {
             Some(unused.clone())
         );
         assert_eq!(next(&all, &both, &BTreeSet::from([dead, unused])), None);
+        // An image that is missing is one that is not removed.
+        all.images_left_out = 1;
+        assert!(next(&all, &both, &none).is_some());
         all.left_out = 1;
         assert_eq!(next(&all, &both, &none), None);
     }
