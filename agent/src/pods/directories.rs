@@ -55,6 +55,8 @@ pub struct PodDirs {
     pub namespace: String,
     /// Its name.
     pub name: String,
+    /// Whether its processes are in a user namespace of their own.
+    pub has_user_namespace: bool,
     /// Its containers, init containers too.
     pub containers: Vec<ContainerDirs>,
     /// Its volumes.
@@ -92,6 +94,7 @@ impl PodDirs {
             uid: pod.uid(),
             namespace: pod.namespace().to_owned(),
             name: pod.metadata.name.clone(),
+            has_user_namespace: pod.spec.host_users == Some(false),
             containers: containers.collect::<Result<_, CgroupError>>()?,
             volumes: volumes.collect(),
         })

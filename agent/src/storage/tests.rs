@@ -62,6 +62,7 @@ fn pod(uid: &str) -> PodDirs {
         uid: PodUid::from(uid),
         namespace: "default".into(),
         name: "name".into(),
+        has_user_namespace: false,
         containers: vec![ContainerDirs {
             name: "app".into(),
             cgroup: CgroupPath::new("/kubepods/app").unwrap(),

@@ -7,9 +7,10 @@
 //! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in `pkg/kubelet/kuberuntime/helpers.go`).
 //! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process ([`super::layer`]).
 //!
-//! **How**: by project quota where the directory is the root of a project of its own: one system call, exact, and files that are deleted
-//! but still open count too. *Of its own* means: things made in it inherit the project, the directory above has another, and no other
-//! measured directory has the same. Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file
+//! **How**: by project quota where the directory is the root of a project of its own, and its pod is in a user namespace of its own: one system
+//! call, exact, and files that are deleted but still open count too. *Of its own* means: things made in it inherit the project, the directory above
+//! has another, and no other measured directory has the same. In the machine's user namespace whoever owns a file can give it another project
+//! (`fileattr_set_prepare` in fs/file_attr.c), and the figure is what he likes. Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file
 //! below has grown, so no figure is kept because a directory looks unchanged.
 //!
 //! **Terms.** *survey*: one measurement of a list of pods, a slice at a time.
@@ -337,7 +338,7 @@ fn plan(
     let mut add = |part, place: Place| match place.open(places, kinds) {
         Ok(fd) => plan.push(Planned {
             part,
-            project: project_rooted_at(&fd),
+            project: project_rooted_at(&fd).filter(|_| pod.has_user_namespace),
             place,
         }),
         Err(Way::Failed(Errno::NOENT)) => {}

@@ -123,6 +123,9 @@ pub struct PodSpec {
     /// Seconds between SIGTERM and SIGKILL; the API's default is 30.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub termination_grace_period_seconds: Option<i64>,
+    /// `false`: the pod has a user namespace of its own. Absent means `true`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_users: Option<bool>,
     /// The pod's volumes.
     #[serde(
         deserialize_with = "null_as_default",

@@ -389,7 +389,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
             .status();
         assert!(status.unwrap().success(), "{}", path.shown());
     };
-    let web = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{"containers":[{"name":"app"}],
+    let web = r#"{"metadata":{"name":"web","namespace":"shop","uid":"u"},"spec":{"hostUsers":false,"containers":[{"name":"app"}],
         "volumes":[{"name":"quota","emptyDir":{}},{"name":"none","emptyDir":{}},{"name":"twin-a","emptyDir":{}},
                    {"name":"twin-b","emptyDir":{}},{"name":"part","emptyDir":{}}]}}"#;
     for name in ["quota", "none", "twin-a", "twin-b"] {
@@ -441,6 +441,12 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     );
     let bytes = |index: usize| surveyed[0].directories[index].used.bytes.unwrap();
     assert_eq!(bytes(0), bytes(1) + (1 << 20));
+    // In the machine's user namespace the pod gives its files the project that it likes.
+    put_in_project(&path("quota/a/f"), "0");
+    let surveyed = machine.survey(vec![pod(&web.replace("\"hostUsers\":false,", ""))], 10);
+    let quota = &surveyed[0].directories[0];
+    assert!(matches!(quota.way, Way::Walked(_)), "{quota:?}");
+    assert!(quota.used.bytes >= Some(200_000));
 }
 
 #[test]
