@@ -5,8 +5,8 @@
 //! no random number, and iterates in orders that are fixed by the data. The same events give the same decisions, byte for
 //! byte; that is what `plimsoll replay` checks.
 //!
-//! `step` allocates nothing for an [`EventKind::Sample`] once every pod has been seen: scratch space grows when pods are
-//! applied. The path from kernel record to kill must work when no memory is left.
+//! `step` allocates nothing for what is urgent (`EventKind::is_urgent`: a sample, a pod that has ended, what came of a decision) once every pod has been seen:
+//! scratch space grows when pods are applied. The path from kernel record to kill must work when no memory is left.
 
 pub use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
@@ -37,9 +37,10 @@ impl Engine {
     }
 
     /// An engine that continues from a state, for instance the one at the head of a journal.
-    pub fn resume(config: EngineConfig, state: NodeState) -> Self {
+    pub fn resume(config: EngineConfig, mut state: NodeState) -> Self {
         let mut scratch = Scratch::default();
         scratch.reserve(state.pods.len(), state.budgets.len());
+        placement::reserve(&mut state);
         Self {
             config,
             state,
@@ -92,6 +93,7 @@ impl Engine {
         self.state.observe(event, &self.config);
         self.scratch
             .reserve(self.state.pods.len(), self.state.budgets.len());
+        placement::reserve(&mut self.state);
         if let EventKind::Sample(sample) = &event.kind {
             let lineup = &mut self.scratch.lineup;
             lineup.take_in(&self.config, &mut self.state, sample);
@@ -129,7 +131,7 @@ impl Engine {
         let (config, state) = (&self.config, &self.state);
         let lineup = &mut self.scratch.lineup;
         match &event.kind {
-            EventKind::Sample(_) => {}
+            EventKind::Sample(_) | EventKind::PlacementDue => {}
             EventKind::PodRunning { uid }
             | EventKind::PodEmpty { uid }
             | EventKind::Outcome { uid, .. } => lineup.refresh(config, state, uid),

@@ -7,7 +7,8 @@ use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::{ContainerStatus, Pod};
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
+use plimsoll_core::model::event::{Event, EventKind, PlacementStart, Sample};
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
@@ -107,8 +108,11 @@ impl Node {
         self.step(EventKind::PodRunning { uid: name.into() })
     }
 
+    /// And nothing urgent is left to do.
     fn is_empty(&mut self, name: &str) -> Vec<String> {
-        self.step(EventKind::PodEmpty { uid: name.into() })
+        let mut said = self.step(EventKind::PodEmpty { uid: name.into() });
+        said.extend(self.step(EventKind::PlacementDue));
+        said
     }
 
     fn is_removed(&mut self, name: &str) -> Vec<String> {
@@ -134,6 +138,42 @@ fn a_pod_holds_its_cpus_until_its_manifest_and_its_processes_are_gone() {
     assert_eq!(node.is_empty("a"), ["shared pool 0-7"]);
     node.apply("b", 3);
     assert_eq!(node.is_removed("b"), ["shared pool 0-7"]);
+}
+
+/// A node that is short of memory does not wait for placement.
+#[test]
+fn what_an_urgent_event_frees_is_given_back_by_the_next_event_that_is_not() {
+    let mut node = Node::beside_kubelet();
+    for (name, cpus) in [("a", 4), ("waits", 5)] {
+        node.apply(name, cpus);
+        node.runs(name);
+    }
+    node.is_removed("a");
+    let uid = PodUid::from("a");
+    let urgent = [
+        EventKind::PodEmpty { uid: uid.clone() },
+        EventKind::PodEmpty { uid: uid.clone() },
+        EventKind::Sample(Sample::default()),
+    ];
+    for kind in urgent {
+        assert_eq!(node.step(kind), NOTHING);
+        assert_eq!(node.0.state().giving_back, [uid.clone()], "noted once");
+        assert_eq!(node.assignments().cpus(&uid, "main").cpus.len(), 4);
+    }
+    // It is part of the state: a journal may begin here.
+    let text = serde_json::to_string(node.0.state()).unwrap();
+    let state = serde_json::from_str(&text).unwrap();
+    let config = node.0.config().clone();
+    let mut again = Node(Engine::resume(config, state));
+    let others = ["shared pool 0,6-7; waits/main CPUs 1-5"];
+    assert_eq!(again.step(EventKind::PlacementDue), others);
+    // Any event will do that is not urgent, and it is done once.
+    assert_eq!(node.step(EventKind::PodsListed), others);
+    assert_eq!(node.step(EventKind::PlacementDue), NOTHING);
+    // One that holds nothing gives nothing back.
+    let uid = PodUid::from("nobody");
+    node.step(EventKind::PodEmpty { uid });
+    assert!(node.0.state().giving_back.is_empty());
 }
 
 #[test]
@@ -356,6 +396,7 @@ fn events_and_decisions_read_as_they_were_written() {
     for kind in [
         EventKind::PlacementStarted(Box::new(start)),
         EventKind::PodsListed,
+        EventKind::PlacementDue,
         EventKind::ContainerEnded {
             uid: "a".into(),
             container: "init".into(),

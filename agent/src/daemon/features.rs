@@ -108,6 +108,7 @@ const FEATURES: [Feature; 12] = [
     // CPUs and NUMA nodes.
     Feature {
         begin: |agent, sources| sources.placement = agent.begin_placing(),
+        follow_up: Agent::give_back,
         rescan: Agent::look_after_placing,
         end: |agent| agent.placing = None,
         ..NOTHING

@@ -2,8 +2,8 @@
 //!
 //! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init containers hold CPUs that they
 //! no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the loop starts, and refuses where somebody else manages
-//! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is handed to the
-//! thread, whose reports are said, or become events.
+//! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the
+//! thread after all decisions have been carried out: what the thread is given is allocated, behind a lock. Its reports are said, or become events.
 
 mod in_force;
 mod made;
@@ -88,6 +88,8 @@ pub struct Placing {
     foreign_given: foreign::Ids,
     /// Something was decided: there may be room for who waits.
     has_changed: bool,
+    /// What was decided in this turn, and is not handed to the thread yet.
+    due: Option<Arc<Assignments>>,
     /// The number of the newest placement.
     number: u64,
     tally: PlacementTally,
@@ -199,6 +201,7 @@ impl Placing {
             made: Made::new(foreign),
             foreign_given: foreign::Ids::new(),
             has_changed: false,
+            due: None,
             number: 0,
             tally: PlacementTally {
                 is_active: true,
@@ -247,6 +250,12 @@ impl Placing {
                 (uid, names)
             })
             .collect()
+    }
+
+    /// The number of the newest placement that the thread was given.
+    #[cfg(test)]
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// What came of it so far.
@@ -413,8 +422,30 @@ impl Agent {
         reports
     }
 
+    /// Takes note of a placement. Allocates nothing.
+    pub(super) fn note_placement(&mut self, assignments: &Arc<Assignments>) {
+        if let Some(placing) = &mut self.placing {
+            placing.due = Some(Arc::clone(assignments));
+        }
+    }
+
+    /// Has what was noted carried out.
+    pub(super) fn place_what_is_due(&mut self) {
+        let due = self.placing.as_mut().and_then(|placing| placing.due.take());
+        if let Some(assignments) = due {
+            self.place(&assignments);
+        }
+    }
+
+    /// What pods have given up while something urgent was done is given to others.
+    pub(super) fn give_back(&mut self) {
+        if !self.engine.state().giving_back.is_empty() {
+            self.take_in(EventKind::PlacementDue);
+        }
+    }
+
     /// Has a placement carried out. Does not wait.
-    pub(super) fn place(&mut self, assignments: &Assignments) {
+    fn place(&mut self, assignments: &Assignments) {
         if let Some(placing) = &mut self.placing {
             let pods = self.engine.state().pods.values();
             let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();

@@ -1,8 +1,11 @@
 //! The loop on a host made of files: between a record and the signal nothing is allocated, and no optional source ends the agent.
 //!
-//! The host has 100 pods, and everything that can be on is on: journal, scores and their order, last line, disks, remedies, placement, limits. Records
-//! go through the decoder, and [`Agent::respond`], which samples, decides and acts, is measured. What follows it (journal, output) is not. The victim is
-//! a real process, listed in its fake cgroup, so that SIGTERM goes the whole way.
+//! The host has 100 pods, of which one is Guaranteed and has a CPU of its own. On are journal, scores and their order, last line, disks, remedies, placement
+//! and limits. Records go through the decoder, and [`Agent::respond`], which samples, decides and acts, is measured. What follows it (journal, output) is not.
+//! The victim is a real process, listed in its fake cgroup, so that SIGTERM goes the whole way.
+//!
+//! Not covered, as there are no BPF programs here: draining the rings, arming the charge threshold, the maps of the last line. Off as well are CPU time, the
+//! runtime's events (NRI), the cgroups above the pods and OOM groups.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,9 +32,9 @@ use crate::act::holds::{HOLDS_LEDGER, Holds};
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
+use crate::daemon::placement::tests::{machine, place_on};
 use crate::host::knobs::Ledger;
 use crate::host::output::Output;
-use crate::host::topology::read_machine;
 use crate::host::{CgroupPath, HostRoot};
 use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::input::manifests::{ManifestChange, ManifestPod};
@@ -46,6 +49,8 @@ use crate::storage::{Storage, StorageEvent, StorageSettings};
 const PODS: usize = 100;
 /// Its usage is the largest.
 pub(super) const VICTIM: usize = 42;
+/// Guaranteed, with one CPU.
+const HOLDER: usize = 7;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 const ARMING: u64 = 7;
@@ -99,11 +104,18 @@ impl Drop for Node {
 }
 
 fn pod(index: usize) -> Pod {
+    let resources = match index {
+        HOLDER => {
+            let amounts = serde_json::json!({"cpu": "1", "memory": "16Mi"});
+            serde_json::json!({"requests": amounts, "limits": amounts})
+        }
+        _ => serde_json::json!({"requests": {"memory": "16Mi"}}),
+    };
     serde_json::from_value(serde_json::json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": format!("p{index}"), "namespace": "default", "uid": format!("uid-{index}")},
-        "spec": {"containers": [{"name": "c", "resources": {"requests": {"memory": "16Mi"}}}]},
+        "spec": {"containers": [{"name": "c", "resources": resources}]},
         "status": {"containerStatuses": [{"name": "c", "containerID": format!("x://{}", container_id('1')), "state": {"running": {}}}]},
     }))
     .unwrap()
@@ -234,7 +246,7 @@ impl Node {
         agent.last_line = Some(LastLine::new(options::LastLine::default(), &host));
         let start = PlacementStart {
             settings: config.placement.clone(),
-            machine: read_machine(&HostRoot::live()).unwrap(),
+            machine: machine(),
             saved: None,
         };
         agent.take_in(EventKind::PlacementStarted(Box::new(start)));
@@ -413,8 +425,12 @@ fn attach(cgroup_id: u64) -> Vec<u8> {
 }
 
 pub(super) fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf {
+    let class = match index {
+        HOLDER => "",
+        _ => "burstable/",
+    };
     host.path(cgroup.mount())
-        .join(format!("kubepods/burstable/poduid-{index}"))
+        .join(format!("kubepods/{class}poduid-{index}"))
 }
 
 fn set_available(host: &HostRoot, available_bytes: u64) {
@@ -535,6 +551,39 @@ fn nothing_is_allocated_between_record_and_kill_on_v2() {
 #[test]
 fn nothing_is_allocated_between_record_and_kill_on_v1() {
     nothing_is_allocated(Cgroup::V1);
+}
+
+/// Placement is not waited for: what the pod that has left held is given back when there is time.
+#[test]
+fn nothing_is_allocated_when_a_victim_had_cpus_and_the_next_one_goes() {
+    let mut node = Node::new(Cgroup::V2);
+    let _state_dir = place_on(&mut node, false);
+    let holder_dir = pod_dir(&node.host, Cgroup::V2, HOLDER);
+    let uid = PodUid::new(format!("uid-{HOLDER}"));
+    let holds = |node: &Node| {
+        let placement = node.agent.engine.state().placement.as_ref().unwrap();
+        placement.has_exclusive_cpus(&uid)
+    };
+    let placements = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    node.timer();
+    node.rest();
+    node.timer();
+    let before = placements(&node);
+    assert!(before > 0 && holds(&node));
+
+    Cgroup::V2.set_usage(&holder_dir, 2 * GIB);
+    set_available(&node.host, 90 * MIB);
+    assert_eq!(node.cross_until_ended(HOLDER, "it goes"), 15);
+    node.rest();
+    fs::write(holder_dir.join("c/cgroup.procs"), "").unwrap();
+    Cgroup::V2.set_usage(&holder_dir, 0);
+    Cgroup::V2.set_usage(&pod_dir(&node.host, Cgroup::V2, VICTIM), GIB);
+    assert_eq!(node.cross_until_ended(VICTIM, "the next victim"), 15);
+    assert_eq!(node.agent.engine.state().giving_back, [uid.clone()]);
+    assert!(holds(&node) && placements(&node) == before);
+
+    node.rest();
+    assert!(!holds(&node) && placements(&node) == before + 1);
 }
 
 #[test]

@@ -331,8 +331,9 @@ impl Agent {
         }
     }
 
-    /// What follows acting: journal, output, and the cleaning up after pods that have left.
+    /// What follows acting: placement, journal, output, and the cleaning up after pods that have left.
     pub fn settle(&mut self) {
+        self.place_what_is_due();
         let mut steps = std::mem::take(&mut self.steps);
         let decisions = std::mem::take(&mut self.decisions);
         for step in &steps {
@@ -517,7 +518,7 @@ impl Agent {
             } => self.set_high(uid, *bytes, *until_ns),
             Decision::ClearHigh { uid } => self.clear_high(uid),
             Decision::Notify { uid, signal, .. } => self.notify(uid, *signal),
-            Decision::Place { assignments } => self.place(assignments),
+            Decision::Place { assignments } => self.note_placement(assignments),
             Decision::ReclaimNode { sources, .. } => {
                 if let Some(storage) = &mut self.storage {
                     storage.free(sources);

@@ -94,6 +94,10 @@ pub enum EventKind {
     PodsListed,
     /// CPUs and memory are to be placed: at the start, and when the machine's CPUs have changed.
     PlacementStarted(Box<PlacementStart>),
+    /// Nothing urgent is left to do in this turn: what pods have given up meanwhile is given to others ([`NodeState::giving_back`]).
+    ///
+    /// [`NodeState::giving_back`]: crate::model::state::NodeState::giving_back
+    PlacementDue,
     /// Readings of the node and of every pod with a cgroup.
     Sample(Sample),
     /// What was asked for by [`Decision::ReclaimNode`](crate::model::decision::Decision::ReclaimNode) has been done, as far as it could
@@ -146,6 +150,35 @@ pub enum EventKind {
         /// The error, if it could not be done.
         error: Option<String>,
     },
+}
+
+impl EventKind {
+    /// Whether the agent takes it in between a record of the kernel and the signal that answers it: then [`Engine::step`](crate::engine::Engine::step)
+    /// allocates nothing.
+    pub(crate) fn is_urgent(&self) -> bool {
+        match self {
+            Self::Sample(_)
+            | Self::PodEmpty { .. }
+            | Self::LastLineKill { .. }
+            | Self::Stage { .. }
+            | Self::Outcome { .. } => true,
+            Self::PodApplied { .. }
+            | Self::PodRemoved { .. }
+            | Self::BudgetApplied { .. }
+            | Self::BudgetRemoved { .. }
+            | Self::PodRunning { .. }
+            | Self::PodEnding { .. }
+            | Self::EvictionRefused { .. }
+            | Self::Overused(_)
+            | Self::ContainerEnded { .. }
+            | Self::PodsListed
+            | Self::PlacementStarted(_)
+            | Self::PlacementDue
+            | Self::NodeReclaimed { .. }
+            | Self::CpuReading(_)
+            | Self::CpuNotWritten { .. } => false,
+        }
+    }
 }
 
 /// Namespaces that use more of the cluster than they deserve.

@@ -85,6 +85,9 @@ pub struct NodeState {
     /// Which containers hold which CPUs and memory; `None` without placement.
     #[serde(default)]
     pub placement: Option<NodePlacement>,
+    /// Pods that have given up what they were placed on, as urgent events have shown. It is given back with the next event that is not urgent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub giving_back: Vec<PodUid>,
     /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
     #[serde(default)]
     pub cpu: CpuState,
@@ -462,6 +465,7 @@ impl NodeState {
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }
             | EventKind::PlacementStarted(_)
+            | EventKind::PlacementDue
             | EventKind::PodsListed
             | EventKind::ContainerEnded { .. }
             // See `policy::cpu`.

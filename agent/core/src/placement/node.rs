@@ -470,6 +470,15 @@ impl NodePlacement {
             .is_some_and(|containers| !containers.is_empty())
     }
 
+    /// Whether [`NodePlacement::remove`] would change anything. Allocates nothing.
+    pub(crate) fn has_any(&self, pod: &PodUid) -> bool {
+        let memory = self.memory().map(StaticMemory::assignments);
+        self.has_exclusive_cpus(pod)
+            || memory.is_some_and(|assignments| assignments.contains_key(pod))
+            || self.devices.assignments().contains_key(pod)
+            || self.refused.contains_key(pod)
+    }
+
     /// What a pod has come to.
     #[must_use]
     pub fn placed(&self, pod: &PodUid) -> Placed {

@@ -12,6 +12,9 @@
 //! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
 //! get more beside it. Without a kubelet one for which there is no room is not applied before there is, or it has ended ([`may_resize`]); beside a kubelet, which has admitted it, it
 //! keeps what it has, and is tried again when something is given back.
+//!
+//! A node that is short of memory does not wait for any of that: an urgent event, such as a sample, only notes which pods give something up. It is given back, and to those who
+//! wait for it, with the next event that is not urgent; [`EventKind::PlacementDue`] is for where there would be none.
 
 use std::sync::Arc;
 
@@ -123,7 +126,15 @@ fn same_containers(one: &Pod, other: &Pod) -> bool {
     names(one) == names(other)
 }
 
-/// Places pods and takes back, and says once what came of it. `decided`: what this step has decided so far.
+/// Makes room, so that [`decide`] allocates nothing for urgent events: every pod can give something up before the next event that is not urgent.
+pub(crate) fn reserve(state: &mut NodeState) {
+    let noted = state.giving_back.len();
+    state
+        .giving_back
+        .reserve(state.pods.len().saturating_sub(noted));
+}
+
+/// Places pods and takes back, and says once what came of it. What this step has decided so far begins at `first`.
 pub(crate) fn decide(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -131,16 +142,21 @@ pub(crate) fn decide(
     first: usize,
     decisions: &mut Vec<Decision>,
 ) {
-    let mut changed = match &event.kind {
+    if event.kind.is_urgent() {
+        note_given_up(state, &event.kind, &decisions[first..]);
+        return;
+    }
+    let mut changed = give_back(state);
+    changed |= match &event.kind {
         EventKind::PlacementStarted(start) => begin(config, state, start, decisions),
         EventKind::PodsListed => release_unknown(state),
         EventKind::PodApplied { pod } => admit(config, state, &pod.uid(), decisions),
         EventKind::PodRunning { uid } => admit(config, state, uid, decisions),
-        EventKind::PodRemoved { uid }
-        | EventKind::PodEmpty { uid }
-        | EventKind::PodEnding { uid } => release_if_gone(state, uid),
+        EventKind::PodRemoved { uid } | EventKind::PodEnding { uid } => release_if_gone(state, uid),
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
+        | EventKind::PodEmpty { .. }
+        | EventKind::PlacementDue
         | EventKind::EvictionRefused { .. }
         | EventKind::Overused(_)
         | EventKind::BudgetApplied { .. }
@@ -155,15 +171,8 @@ pub(crate) fn decide(
     let Some(placement) = &mut state.placement else {
         return;
     };
-    for decision in &decisions[first..] {
-        if let Decision::Finished {
-            uid,
-            ending: Ending::Freed | Ending::Lingering,
-            ..
-        } = decision
-        {
-            changed |= placement.remove(uid);
-        }
+    for uid in ended(&decisions[first..]) {
+        changed |= placement.remove(uid);
     }
     if changed {
         serve_waiting(config, state, event);
@@ -175,6 +184,43 @@ pub(crate) fn decide(
         let assignments = Arc::new(placement.assignments());
         decisions.push(Decision::Place { assignments });
     }
+}
+
+/// Pods whose eviction or removal is over.
+fn ended(decisions: &[Decision]) -> impl Iterator<Item = &PodUid> {
+    decisions.iter().filter_map(|decision| match decision {
+        Decision::Finished {
+            uid,
+            ending: Ending::Freed | Ending::Lingering,
+            ..
+        } => Some(uid),
+        _ => None,
+    })
+}
+
+/// What an urgent event says of what pods hold: noted, and given back later. Allocates nothing.
+fn note_given_up(state: &mut NodeState, event: &EventKind, decisions: &[Decision]) {
+    let empty = match event {
+        EventKind::PodEmpty { uid } if !keeps(state, uid) => Some(uid),
+        _ => None,
+    };
+    let Some(placement) = &state.placement else {
+        return;
+    };
+    for uid in ended(decisions).chain(empty) {
+        if placement.has_any(uid) && !state.giving_back.contains(uid) {
+            state.giving_back.push(uid.clone());
+        }
+    }
+}
+
+/// What urgent events have noted.
+fn give_back(state: &mut NodeState) -> bool {
+    let Some(placement) = &mut state.placement else {
+        return false;
+    };
+    let uids = state.giving_back.drain(..);
+    uids.fold(false, |changed, uid| placement.remove(&uid) | changed)
 }
 
 /// With new settings, or on what the machine is now. On settings that cannot be everything stays as it is.
@@ -289,14 +335,15 @@ fn release_unknown(state: &mut NodeState) -> bool {
 }
 
 fn release_if_gone(state: &mut NodeState, uid: &PodUid) -> bool {
-    let Some(placement) = &mut state.placement else {
-        return false;
-    };
-    let stays = state
-        .pods
-        .get(uid)
-        .is_some_and(|pod| pod.running || !(pod.stuck || pod.ending));
-    !stays && placement.remove(uid)
+    let keeps = keeps(state, uid);
+    let placement = state.placement.as_mut().filter(|_| !keeps);
+    placement.is_some_and(|placement| placement.remove(uid))
+}
+
+/// Whether a pod keeps what it holds: it runs, or may run again.
+fn keeps(state: &NodeState, uid: &PodUid) -> bool {
+    let pod = state.pods.get(uid);
+    pod.is_some_and(|pod| pod.running || !(pod.stuck || pod.ending))
 }
 
 fn container_ended(state: &mut NodeState, uid: &PodUid, container: &str) -> bool {

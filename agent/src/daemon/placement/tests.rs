@@ -8,7 +8,7 @@ use crate::host::cgroup::tests::fake_v2;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
 /// Sixteen CPUs on two NUMA nodes, as in the fixtures.
-fn machine() -> Machine {
+pub(in crate::daemon) fn machine() -> Machine {
     let core = |at: u32| Core {
         cpus: [at, at + 8].into_iter().collect(),
         socket: Some(at / 4),
@@ -81,6 +81,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         made: Made::default(),
         foreign_given: foreign::Ids::new(),
         has_changed: false,
+        due: None,
         number: 0,
         tally: PlacementTally::default(),
     });
@@ -142,6 +143,7 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
         uid: "uid-1".into(),
     });
     assert_eq!(known(&node), 4, "not before there is time");
+    node.agent.give_back();
     node.agent.look_after_placing();
     assert_eq!((known(&node), cpus_of(&node, "uid-0")), (6, 6));
     assert_eq!(waits(&node), 0);
