@@ -2,18 +2,14 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::process;
+use crate::program;
 
 /// Builds the program, optimised and with all checks of arithmetic, and runs it; 1 when a rule was broken.
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
-    let mut cargo = process::cargo();
-    cargo
-        .args(["run", "--locked", "--quiet", "--profile", "fuzz"])
-        .args(["--package", "tests", "--no-default-features"])
-        .args(["--bin", "fuzz", "--"])
-        .args(arguments);
-    let status = cargo
+    let options = ["--profile", "fuzz", "--no-default-features"];
+    let status = program::of_tests("fuzz", &options)?
+        .args(arguments)
         .status()
-        .context("cannot start cargo: is it installed?")?;
+        .context("the program that was just built cannot be started")?;
     Ok(u8::from(!status.success()))
 }

@@ -23,6 +23,7 @@ mod opportunity;
 mod package;
 mod paths;
 mod process;
+mod program;
 mod progress;
 mod release;
 mod remap;

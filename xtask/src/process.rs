@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, bail};
+use serde::Deserialize;
 
 use crate::progress::{Progress, Step, minutes};
 use crate::watched::{PATIENCE, Watched};
@@ -74,6 +75,20 @@ pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<Watched> {
             step.at(progress);
         }
     })
+}
+
+/// One line of `cargo build --message-format=json`; only what is needed of it.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+}
+
+/// The programs that cargo has built, as its messages say.
+pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable)
+        .collect()
 }
 
 /// What cargo's progress bar says, such as `    Building [==>      ] 23/233: serde, tokio`, or that it waits for another cargo.
@@ -190,6 +205,14 @@ mod tests {
         assert!(error.contains("signal 9 ended it"), "{error}");
         assert!(error.contains("run the command again"), "{error}");
         assert!(!error.contains("mend it"), "{error}");
+    }
+
+    #[test]
+    fn executables_of_cargo_messages() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
+                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/guest/plimsoll\"}\n\
+                        not json\n{\"reason\":\"build-finished\",\"success\":true}\n";
+        assert_eq!(executables(messages), [PathBuf::from("/t/guest/plimsoll")]);
     }
 
     #[test]

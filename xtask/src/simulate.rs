@@ -4,24 +4,20 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::process;
 use crate::progress::Step;
+use crate::{process, program};
 
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
-fn program() -> Command {
-    let mut cargo = process::cargo();
-    cargo
-        .args(["run", "--locked", "--quiet", "--package", "tests"])
-        .args(["--features", "simulation", "--bin", "simulate", "--"]);
-    cargo
+fn program() -> Result<Command> {
+    program::of_tests("simulate", &["--features", "simulation"])
 }
 
 /// Builds the program and runs it; 1 when a rule was broken.
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
-    let status = program()
+    let status = program()?
         .args(arguments)
         .status()
-        .context("cannot start cargo: is it installed?")?;
+        .context("the program that was just built cannot be started")?;
     Ok(u8::from(!status.success()))
 }
 
@@ -43,7 +39,7 @@ pub(crate) fn every_call() -> Result<()> {
 }
 
 fn holds(arguments: &[&str]) -> Result<()> {
-    let mut program = program();
+    let mut program = program()?;
     program.args(arguments);
     let ended = process::run(&mut program)?;
     process::success(

@@ -12,7 +12,7 @@ use tests::conformance::{self, ConformanceError};
 /// A vector failed, or a file could not be checked.
 const FAILED: u8 = 1;
 /// A file's name belongs to no rule, and nothing worse happened.
-const UNKNOWN: u8 = 2;
+const UNKNOWN: u8 = 3;
 
 fn main() -> ExitCode {
     let files: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use anyhow::Result;
-use serde::Deserialize;
 
 use crate::architecture::Architecture;
 use crate::progress::Step;
@@ -22,12 +21,6 @@ const PACKAGES: [&str; 6] = [
     "--package",
     "tests",
 ];
-
-/// One line of `cargo build --message-format=json`; only what is needed of it.
-#[derive(Deserialize)]
-struct Message {
-    executable: Option<PathBuf>,
-}
 
 /// What guest tests run: the agent, the load and the tests themselves. The rest is of benchmarks and of the demo.
 pub(crate) const OF_TESTS: &[&str] = &[
@@ -148,25 +141,5 @@ fn cargo(
         "mend what the compiler names, then run the command again",
     )?;
     step.done();
-    Ok(executables(&built.stdout()))
-}
-
-fn executables(messages: &str) -> Vec<PathBuf> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn executables_of_cargo_messages() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
-                        {\"reason\":\"compiler-artifact\",\"executable\":\"/t/guest/plimsoll\"}\n\
-                        not json\n{\"reason\":\"build-finished\",\"success\":true}\n";
-        assert_eq!(executables(messages), [PathBuf::from("/t/guest/plimsoll")]);
-    }
+    Ok(process::executables(&built.stdout()))
 }
