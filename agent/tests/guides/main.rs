@@ -37,9 +37,9 @@ const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
         "ebpf::build()",
     ),
     (
-        "cargo build --release -p plimsoll -p plimsoll-trace",
-        "xtask/src/guest/programs.rs",
-        r#""--bins", "--release"]"#,
+        "cargo build --release -p plimsoll -p plimsoll-trace -p plimsoll-runtime",
+        "xtask/src/release/mod.rs",
+        r#"["build", "--locked", "--release", "--bins"]"#,
     ),
 ];
 
