@@ -4,9 +4,13 @@
 //! outside is not part of the book. `agent/tests/guides` runs the commands; here, pages without commands are kept without.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
+mod sources;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+
+use sources::root;
 
 /// Two screens.
 const README_LINES_MAX: usize = 120;
@@ -23,8 +27,45 @@ const WITH_COMMANDS: &[&str] = &["README.md", "docs/guide/", "docs/incident.md"]
 /// Marks of blocks on all other pages.
 const MARKS: &[&str] = &["text", "yaml", "json"];
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+/// Comments of a source, with the numbers of their lines.
+fn comments(source: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(source.lines().map(str::trim_start));
+    lines.filter_map(|(number, line)| Some((number, line.strip_prefix("//")?)))
+}
+
+/// Pages that a comment names: `docs/incident.md`, with or without back-ticks.
+fn pages_in(comment: &str) -> impl Iterator<Item = &str> {
+    let is_part = |letter: char| letter.is_alphanumeric() || "/._-".contains(letter);
+    let words = comment.split(move |letter| !is_part(letter));
+    let words = words.map(|word| word.trim_end_matches('.'));
+    words.filter(|word| word.ends_with(".md"))
+}
+
+/// Headings that a comment names: `docs/incident.md`, "The node".
+fn headings_in(comment: &str) -> impl Iterator<Item = (&str, &str)> {
+    comment
+        .split('`')
+        .zip(comment.split('`').skip(1))
+        .filter_map(|(page, rest)| {
+            let heading = rest.strip_prefix(", \"")?.split_once('"')?.0;
+            page.ends_with(".md").then_some((page, heading))
+        })
+}
+
+/// What is wrong with what a comment names.
+fn wrong_names(comment: &str) -> Vec<String> {
+    let paths = pages_in(comment).chain(paths_in(comment));
+    let lacking = paths.filter(|path| !root().join(path).exists());
+    let mut wrong: Vec<String> = lacking
+        .map(|path| format!("`{path}` is not there"))
+        .collect();
+    for (page, heading) in headings_in(comment) {
+        let slug = anchors(&format!("# {heading}")).pop_first();
+        if root().join(page).exists() && !anchors(&text(page)).contains(&slug.unwrap()) {
+            wrong.push(format!("{page} has no heading \"{heading}\""));
+        }
+    }
+    wrong
 }
 
 /// All Markdown files below `dir`, as paths from the root of the repository.
@@ -327,4 +368,35 @@ fn every_path_that_is_named_exists() {
     assert!(named > 20, "{named} paths: the pages are read");
     let found: Vec<&str> = paths_in("`agent/src/x.rs` and `agent/src/{a,b}` and agent/y").collect();
     assert_eq!(found, ["agent/src/x.rs"]);
+}
+
+#[test]
+fn what_comments_of_sources_name_exists() {
+    let mut named = 0;
+    let mut wrong = Vec::new();
+    for (file, source) in sources::rust() {
+        for (number, comment) in comments(&source) {
+            named += pages_in(comment).count() + paths_in(comment).count();
+            let of_line = wrong_names(comment).into_iter();
+            wrong.extend(of_line.map(|why| format!("{file}:{number}: {why}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(named > 100, "{named} names: the comments are read");
+}
+
+#[test]
+fn wrong_names_in_comments_are_found() {
+    let source = "//! One (NOWHERE.md, section 3).\nlet x = \"y.md\"; // no comment\n    /// `docs/incident.md`, \"The node\".";
+    let read: Vec<_> = comments(source).collect();
+    assert_eq!(
+        read.iter().map(|(number, _)| *number).collect::<Vec<_>>(),
+        [1, 3]
+    );
+    assert_eq!(wrong_names(read[0].1), ["`NOWHERE.md` is not there"]);
+    assert_eq!(wrong_names(read[1].1), [""; 0]);
+    let why = |comment| wrong_names(comment).concat();
+    assert_eq!(why("see `agent/src/x.rs`"), "`agent/src/x.rs` is not there");
+    assert!(why("`docs/incident.md`, \"Nowhere\"").ends_with("has no heading \"Nowhere\""));
+    assert_eq!(why("ARCHITECTURE.md, and docs/incident.md."), "");
 }

@@ -6,7 +6,7 @@
 //! Approach: watches fill a [`store`]; a cycle [`judge`]s all of it; the plan becomes notices and then evictions ([`reclaim`]); [`status`] is written where it differs.
 //! Whatever is in doubt holds evictions back, and nothing else: shares are shown as they are known.
 //!
-//! Source: the specification ARBITRATOR.md, sections 6.1 and 8 to 10; in plain words docs/reference/arbitrator.md.
+//! What it does, and when: `docs/reference/arbitrator.md`, from "In a cluster" on.
 
 pub mod judge;
 pub mod lease;

@@ -7,7 +7,7 @@
 //! What pods ask for ([`demand`], [`census`]) is shared by progressive filling ([`fill`]), with groups from the leaves up and from the root down ([`groups`]). A pod is
 //! *entitled* if its namespace may run it within what it deserves ([`entitled`]); only for such pods others leave ([`plan`]). From cycle to cycle a cluster is kept ([`kept`]). What that comes to over days is rehearsed ([`rehearsal`]).
 //!
-//! Source: the specification ARBITRATOR.md, whose sections are named at each rule; in plain words docs/reference/arbitrator.md.
+//! In plain words: `docs/reference/arbitrator.md`, whose headings are named at each rule.
 
 pub mod amounts;
 pub mod census;

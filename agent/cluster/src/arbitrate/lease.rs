@@ -1,4 +1,4 @@
-//! Which of the arbitrators acts: a Lease (ARBITRATOR.md, section 10). Pure: what is heard and the time go in, the next call comes out.
+//! Which of the arbitrators acts: a Lease (`docs/reference/arbitrator.md`, "In a cluster"). Pure: what is heard and the time go in, the next call comes out.
 //!
 //! Problem: two that act at once could each evict within a budget and together beyond what one of them would. Approach, as client-go's `leaderelection`: the holder writes every
 //! 2 s. Another one takes over when the record has not changed for 15 s by its clock that never jumps; times in the record are never compared.

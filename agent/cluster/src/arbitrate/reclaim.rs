@@ -1,4 +1,4 @@
-//! From plan to eviction (ARBITRATOR.md, section 6.1): notices, evictions, and what is left alone.
+//! From plan to eviction (`docs/reference/arbitrator.md`, "In a cluster"): notices, evictions, and what is left alone.
 //!
 //! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that names others for a moment ends no notice. When all victims of a
 //! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other, and of several each is tried before: the refusal of one must not have cost another. What an answer leaves open counts as done until it is clear that it was not.

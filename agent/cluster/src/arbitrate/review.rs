@@ -4,7 +4,7 @@
 //! written. Whatever is in doubt is allowed: the arbitrator judges each Consumer again in each cycle, so that a webhook that does not answer costs nothing but the early word.
 //! A reason that held before, in the same words, refuses nothing: what is wrong can be mended step by step.
 //!
-//! Source: the specification ARBITRATOR.md, section 9, "Admission".
+//! What is refused: `docs/reference/arbitrator.md`, "Refused when it is written".
 
 pub mod waiting;
 

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** The pod is dead already; the API has to show it as `Failed`/`Evicted`, and the kubelet takes a status that it did not write back
 //! unless an annotation changes with it. It drops the reason at its first look and takes it again at its last one; while it is busy starting something it
-//! writes `Running` back (KUBERNETES.md §2 and §11, seen with 1.36.2). **Approach.** Level-triggered: as long as the API does not
+//! writes `Running` back (seen with 1.36.2). **Approach.** Level-triggered: as long as the API does not
 //! show the end and the pod's cgroup is there, the same PATCH is sent again, with another annotation value; not faster than the kubelet can
 //! look, and not for ever. Every call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version,
 //! so that `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.

@@ -4,7 +4,7 @@
 //! written, is written again every 25 s while it holds, and is void a minute after its time. The clocks of two machines differ: what is dated further ahead
 //! than it would hold is void, too.
 //!
-//! Source: the specification ARBITRATOR.md, section 8.
+//! What the arbitrator does with it: `docs/reference/arbitrator.md`, "Nodes under pressure".
 
 use std::collections::BTreeMap;
 

@@ -340,7 +340,7 @@ fn beside_an_old_kubelet_the_object_is_deleted() {
     });
 }
 
-/// What the kubelet does to the status (KUBERNETES.md §11): the reason is dropped at its first look, and `Running` comes back while it is busy.
+/// What the kubelet does to the status (seen with 1.36.2): the reason is dropped at its first look, and `Running` comes back while it is busy.
 #[test]
 fn what_the_kubelet_takes_back_is_told_again() {
     run(async {

@@ -1,4 +1,4 @@
-//! From pods to what namespaces use and ask for, and from nodes to what there is (ARBITRATOR.md, sections 2 and 3.1).
+//! From pods to what namespaces use and ask for, and from nodes to what there is (`docs/reference/arbitrator.md`, "Words").
 
 use std::cmp::Reverse;
 

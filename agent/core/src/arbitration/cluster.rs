@@ -1,4 +1,4 @@
-//! What the arbitrator knows of a cluster (ARBITRATOR.md, section 2), with names looked up: nodes, Consumers and budgets are sorted by name and referred to by
+//! What the arbitrator knows of a cluster (`docs/reference/arbitrator.md`, "Words"), with names looked up: nodes, Consumers and budgets are sorted by name and referred to by
 //! their places.
 
 use std::sync::Arc;

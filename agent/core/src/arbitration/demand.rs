@@ -1,4 +1,4 @@
-//! What a namespace asks for (ARBITRATOR.md, section 3.1).
+//! What a namespace asks for (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
 //! The pods that count are taken in one order, and a pod counts as long as the sum stays within the bounds. So what is asked for is always a set of
 //! whole pods, and a list of pods that could never run has no weight. Pods that count fall into classes by what they request: when a resource

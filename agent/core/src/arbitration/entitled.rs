@@ -1,4 +1,4 @@
-//! Who may run, and who has too much (ARBITRATOR.md, section 5).
+//! Who may run, and who has too much (`docs/reference/arbitrator.md`, "Who gives back").
 
 use std::cmp::Reverse;
 

@@ -1,4 +1,4 @@
-//! Progressive filling in integers (ARBITRATOR.md, sections 3.2 and 3.3).
+//! Progressive filling in integers (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
 //! Problem: claimants share some room. Their dominant shares grow at once, at the rate of their weights, until nothing can grow any more; each has at
 //! least its floor, and a resource that is used up stops only the classes that need it.

@@ -1,4 +1,4 @@
-//! Consumers as a tree: what each deserves (ARBITRATOR.md, sections 3.4 and 4).
+//! Consumers as a tree: what each deserves (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
 //! Problem: a group with a member that needs CPU and one that needs GPUs counts as a big one on either if the tree is divided level by level, and a sibling
 //! that is out of CPU would hold up one that needs none.

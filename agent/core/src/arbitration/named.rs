@@ -1,7 +1,7 @@
 //! Objects as users name them, and the way from there to a [`Cluster`].
 //!
 //! Bad input is a *condition* on the object that causes it and never an error: the object is put right in the way that evicts least, and the rest of the cluster is
-//! arbitrated as if nothing were wrong. The rules are those of ARBITRATOR.md, section 9 (admission), for what slipped through.
+//! arbitrated as if nothing were wrong. The rules are those of the webhook (`docs/reference/arbitrator.md`, "Refused when it is written"), for what slipped through.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What to do for each entitled pod: where it fits, or which pods leave for it (ARBITRATOR.md, section 6).
+//! What to do for each entitled pod: where it fits, or which pods leave for it (`docs/reference/arbitrator.md`, "Who gives back").
 //!
 //! Entitled pods are served one after the other. Each claims a place: a hole, one that leaving pods will make, or one that the best set of victims on one node
 //! makes ([`victims`]). Later pods see the claims of earlier ones, and what was planned for them.

@@ -1,4 +1,4 @@
-//! Quantities as amounts: the units in which the arbitrator counts (ARBITRATOR.md, section 2).
+//! Quantities as amounts: the units in which the arbitrator counts (`docs/reference/arbitrator.md`, "Words").
 
 use crate::kube::quantity::Quantity;
 

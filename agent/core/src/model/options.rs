@@ -239,7 +239,7 @@ impl EvictionOptions {
 }
 
 impl Default for EvictionOptions {
-    /// The kubelet with the breaker: its default is argued in `docs/decisions/0033`.
+    /// The kubelet with the breaker: its default is argued in `docs/decisions/0033-breaker.md`.
     fn default() -> Self {
         Self {
             breaker: Some(Breaker::default()),

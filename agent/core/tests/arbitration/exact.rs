@@ -1,4 +1,4 @@
-//! Section 3.2 of ARBITRATOR.md in fractions of any size: what the integers of section 3.3 stand for. Without groups.
+//! "Who deserves how much" of `docs/reference/arbitrator.md` in fractions of any size: what the integers of the core stand for. Without groups.
 
 use num_bigint::BigInt;
 use num_traits::{Signed, Zero};

@@ -1,4 +1,4 @@
-//! Sections 2, 3.1, 5 and 6 of ARBITRATOR.md read sentence by sentence, over clusters of many shapes: every sum is made anew, every set of up to three victims is tried and all of them are ranked.
+//! "Who deserves how much" and "Who gives back" of `docs/reference/arbitrator.md` read sentence by sentence, over clusters of many shapes: every sum is made anew, every set of up to three victims is tried and all of them are ranked.
 //! Nothing is taken from the implementation but its types. What namespaces deserve is read by [`plain`](crate::plain).
 
 use std::cmp::Reverse;

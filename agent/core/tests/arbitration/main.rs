@@ -1,4 +1,4 @@
-//! The properties of ARBITRATOR.md, section 7, on random Consumers and clusters, and the slow plain reading as an oracle.
+//! The properties that make it end (`docs/reference/arbitrator.md`, "Why it ends"), on random Consumers and clusters, and the slow plain reading as an oracle.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

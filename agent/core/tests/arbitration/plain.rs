@@ -1,4 +1,4 @@
-//! Sections 3.3, 3.4 and 4 of ARBITRATOR.md read plainly: vectors of vectors, every sum made anew, the level found by bisection. Slow, and what the tests and the
+//! "Who deserves how much" of `docs/reference/arbitrator.md`, whole units and groups included, read plainly: vectors of vectors, every sum made anew, the level found by bisection. Slow, and what the tests and the
 //! bench compare with. Nothing is taken from the implementation but its types.
 
 use plimsoll_core::arbitration::amounts::{Amounts, ResourceSet};

@@ -1,4 +1,4 @@
-//! The rules of a plan (ARBITRATOR.md, sections 5 and 6), read plainly: every set of victims is tried.
+//! The rules of a plan (`docs/reference/arbitrator.md`, "Who gives back"), read plainly: every set of victims is tried.
 
 use plimsoll_core::arbitration::cluster::{Cluster, NodeState};
 use plimsoll_core::arbitration::plan::Action;

@@ -8,7 +8,7 @@ struct Line {
     args: ArbitrateArgs,
 }
 
-/// The example that ARBITRATOR.md works by hand, section 6.3.
+/// The first of the two examples of `docs/reference/arbitrator.md`, worked by hand.
 const WORKED: &str = include_str!("worked.yaml");
 
 fn ask(arguments: &[&str], input: &str) -> Result<String, ArbitrateError> {

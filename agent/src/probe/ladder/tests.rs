@@ -86,7 +86,7 @@ fn no_bpf() -> Facts {
     }
 }
 
-/// HOOKS.md §16, the host that Plimsoll is developed on: hybrid with memory on v1, fentry refused, tracepoints fine, no
+/// The host that Plimsoll is developed on: hybrid with memory on v1, fentry refused, tracepoints fine, no
 /// CAP_SYS_RESOURCE.
 fn development_host() -> Facts {
     let mut facts = v1(everything());

@@ -25,16 +25,16 @@ const OPEN_NS: u64 = 4_000;
 const READ_NS: u64 = 2_000;
 const WRITE_NS: u64 = 5_000;
 const ENTRY_NS: u64 = 250;
-/// 103 ms for 20,000 of them (FAULTS.md B4).
+/// 103 ms were measured for 20,000 of them.
 const CGROUP_ENTRY_NS: u64 = 5_000;
-/// A list of processes: 6.6 ms for 255 of them (FAULTS.md C4), and what each name in it takes.
+/// A list of processes: 6.6 ms were measured for 255 of them. And what each name in it takes.
 const PROCS_NS: u64 = 13_000;
 const PROCESS_NS: u64 = 200;
 const CALL_NS: u64 = 1_000;
 const CLOCK_NS: u64 = 40;
 /// More than there are in a day that is simulated.
 const CLOCK_READINGS_MAX: u64 = 200_000_000;
-/// The write of `cgroup.kill`, and making and removing a cgroup, median (FAULTS.md C3).
+/// The write of `cgroup.kill`, and making and removing a cgroup: the median that was measured.
 const CGROUP_NS: u64 = 24_000;
 
 fn path_of(dirfd: c_int, path: *const c_char) -> String {

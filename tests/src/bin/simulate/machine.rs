@@ -32,9 +32,9 @@ pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Of the kernel and everything that is no pod.
 const SYSTEM_BYTES: u64 = GIB;
-/// What a dying process takes for its memory, as FAULTS.md has measured it (A1).
+/// What a dying process takes for its memory, as it was measured.
 const UNMAP_NS_PER_GIB: u64 = 320 * MS;
-/// How much slower that is under SCHED_IDLE beside a hog (A1: 39.8 s for 1 GiB).
+/// How much slower that is under SCHED_IDLE beside a hog: 39.8 s were measured for 1 GiB.
 const STARVED_FACTOR: u64 = 124;
 /// Below this the kernel's OOM killer strikes.
 const EXHAUSTED_BYTES: u64 = 32 * MIB;

@@ -1,4 +1,4 @@
-//! What happens to the agent: the standard day, one hostile pod for each fault of FAULTS.md, and days by seed.
+//! What happens to the agent: the standard day, one hostile pod for each known fault, and days by seed.
 
 use crate::check::journal;
 use crate::machine::{GIB, Happening, Lacks, Layout, MIB, MS, NewPod, OnTerm, SECOND, Shape};

@@ -1,4 +1,4 @@
-//! How far a claimant gets at which level (ARBITRATOR.md, section 3.3, "path of a namespace in a phase").
+//! How far a claimant gets at which level (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
 //! As long as the same classes are open, `x` grows in proportion to the level: the dominant resource is the one of which the open classes together are the
 //! greatest share, and its share grows at the rate of the weight. A segment ends where `x` is whole, or where a resource with a cap is at its cap: the

@@ -1,4 +1,4 @@
-//! From fractions of units to whole units (ARBITRATOR.md, section 3.3, "whole units").
+//! From fractions of units to whole units (`docs/reference/arbitrator.md`, "Who deserves how much").
 
 use std::cmp::Reverse;
 

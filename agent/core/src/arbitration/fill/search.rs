@@ -1,4 +1,4 @@
-//! Where a phase ends (ARBITRATOR.md, section 3.3): the greatest level at which nothing passes the room.
+//! Where a phase ends (`docs/reference/arbitrator.md`, "Who deserves how much"): the greatest level at which nothing passes the room.
 //!
 //! What all have together grows with the level, nearly in straight lines. So the level is narrowed from both sides by false position: a straight line
 //! through what is known below and above says where to look next. When one side stays where it is, its weight is halved each time, so that the

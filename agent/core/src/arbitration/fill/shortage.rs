@@ -1,4 +1,4 @@
-//! What is for sure, when there is less than that (ARBITRATOR.md, section 3.3, "over-reserved").
+//! What is for sure, when there is less than that (`docs/reference/arbitrator.md`, "Who deserves how much").
 
 use super::Claimant;
 use crate::arbitration::amounts::{Amounts, Table};

@@ -1,4 +1,4 @@
-//! What a group asks for (ARBITRATOR.md, section 4.1).
+//! What a group asks for (`docs/reference/arbitrator.md`, "Who deserves how much").
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! What the children of a node get (ARBITRATOR.md, sections 4.2 and 4.3).
+//! What the children of a node get (`docs/reference/arbitrator.md`, "Who deserves how much").
 
 use super::Tree;
 use crate::arbitration::amounts::{Amounts, Bounds, Table};

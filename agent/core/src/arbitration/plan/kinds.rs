@@ -1,6 +1,6 @@
 //! Candidates of a node by kind: pods of one namespace with the same requests, priority and budget.
 //!
-//! Pods of a kind differ in age and UID alone, so in a set of victims one is as good as another for every rule (ARBITRATOR.md, section 6, point 4): what is covered, budgets, `reserved`, excess and loss
+//! Pods of a kind differ in age and UID alone, so in a set of victims one is as good as another for every rule (`docs/reference/arbitrator.md`, "Who gives back"): what is covered, budgets, `reserved`, excess and loss
 //! stay as they are if one takes the place of another. Of the comparison only its last parts tell them apart: the age of the oldest, and then the UIDs. So it is enough to try how many of
 //! each kind leave:
 //!

@@ -1,4 +1,4 @@
-//! Which pods leave for an entitled one (ARBITRATOR.md, section 6, point 4).
+//! Which pods leave for an entitled one (`docs/reference/arbitrator.md`, "Who gives back").
 //!
 //! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for sure, and that a namespace has too much even when
 //! all its victims but one are gone. As few pods as can leave do: of sets of one, two and three ([`sets`](super::sets)) the best is found, smaller first. Beyond three the search is greedy: a set

@@ -16,7 +16,7 @@
 //! runs, while the kubelet's formula can be far below its threshold on a node full of page cache in use, and showed 140 MB when the OOM
 //! killer ran. An end of memory that is foreseen is critical as well.
 //!
-//! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on ([decision 0033](../../../docs/decisions/0033-breaker.md)).
+//! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on (`docs/decisions/0033-breaker.md`).
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending};

@@ -3,12 +3,12 @@
 //! Problem: a ResourceQuota bounds what the pods of a namespace request together, and no one bounds what they use: a namespace whose pods all stay a
 //! little above small requests goes as late as one that keeps within large ones. Approach: option `namespaceShares` names amounts of this node. Once a namespace
 //! uses more, its pods go first among those that the kubelet's rules hold equal: after missing statistics, "exceeds its request" and priority, before the amount over
-//! the request ([`Comparator::OverShare`](crate::policy::memory::rank::Comparator::OverShare)), the namespace that is further above its share first. Nothing else changes: a share
+//! the request ([`Comparator::OverShare`](crate::model::rank_row::Comparator::OverShare)), the namespace that is further above its share first. Nothing else changes: a share
 //! reserves nothing, refuses nothing, and evicts nobody by itself.
 //!
 //! What a namespace uses is the sum over its pods that are ranked: working sets for memory, CPU time for CPU stalls. Other resources have no shares.
 //!
-//! In a cluster the arbitrator says which namespaces use more than they deserve of it (`docs/decisions/0048`). That is a share too, of the cluster: with
+//! In a cluster the arbitrator says which namespaces use more than they deserve of it (`docs/decisions/0048-overuse-ranking.md`). That is a share too, of the cluster: with
 //! `overuseRanking: AmongEquals` the excess counts in the same step, and the greater of both excesses decides. With `BeforePriority` it has a step of its own.
 //! The arbitrator's list holds for a minute after its time stamp, and is then as if it were empty.
 
@@ -147,7 +147,8 @@ mod tests {
     use crate::engine::Engine;
     use crate::kube::pod::Pod;
     use crate::model::event::{Event, EventKind};
-    use crate::policy::memory::rank::{Comparator, Ranking};
+    use crate::model::rank_row::Comparator;
+    use crate::policy::memory::rank::Ranking;
 
     const MIB: u64 = 1 << 20;
 
