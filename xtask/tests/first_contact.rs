@@ -4,6 +4,9 @@
 //! downloads from.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
+#[path = "../../agent/tests/notes/mod.rs"]
+mod notes;
+
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -83,7 +86,7 @@ impl Machine {
     fn apt(&self, address: &str) -> bool {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         if !release.contains("\nID=debian") || !Path::new("/usr/lib/apt/apt-helper").exists() {
-            println!("left out: this machine is not Debian");
+            notes::left_out("this machine is not Debian");
             return false;
         }
         self.script(
@@ -420,7 +423,7 @@ fn a_pinned_package_that_is_gone_gives_way_to_the_newest() {
         .args([&package, &deb])
         .output();
     let Ok(built) = built else {
-        println!("left out: dpkg-deb is not there");
+        notes::left_out("dpkg-deb is not there");
         return;
     };
     assert!(built.status.success(), "{built:?}");
@@ -476,7 +479,7 @@ fn a_full_cache_is_said_with_what_is_needed() {
         .arg(&cache)
         .output();
     if !mounted.is_ok_and(|output| output.status.success()) {
-        println!("left out: only root can mount a small file system");
+        notes::left_out("only root can mount a small file system");
         return;
     }
     let (status, text) = machine.start(&["vm", "--bare", "--cmd", "x"]).end();

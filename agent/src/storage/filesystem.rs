@@ -154,6 +154,7 @@ fn read(role: &'static str, dir: &Path) -> Result<FileSystemReading, FileSystemE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notes;
     use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
     #[test]
@@ -231,7 +232,7 @@ mod tests {
         let options = c"size=1m,nr_inodes=100";
         match mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), options) {
             Err(error @ (Errno::PERM | Errno::ACCESS)) => {
-                eprintln!("left out: mount: {error}");
+                notes::left_out(format_args!("mount: {error}"));
                 return;
             }
             result => result.unwrap(),

@@ -1,6 +1,7 @@
 use super::*;
 use crate::host::HostRoot;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
+use crate::notes;
 
 fn make(dir: &Path, files: &[(&str, &str)]) {
     std::fs::create_dir_all(dir).unwrap();
@@ -109,7 +110,7 @@ impl Real {
         let path = path(&format!("plimsoll-test-{name}-{}", std::process::id()));
         let dir = hierarchy.dir(&path);
         if hierarchy.version != Version::V1 || std::fs::create_dir(&dir).is_err() {
-            eprintln!("left out: no v1 cpuset hierarchy that can be written");
+            notes::left_out("no v1 cpuset hierarchy that can be written");
             return None;
         }
         Some((Self(dir), mounts, path))
@@ -144,7 +145,7 @@ fn on_the_real_v1_the_cgroups_below_come_along() {
         "{all}"
     );
     let Some((first, last)) = all.first().zip(all.iter().last()).filter(|(a, b)| a != b) else {
-        return eprintln!("left out: one CPU");
+        return notes::left_out("one CPU");
     };
     // Writing it straight is what the kernel refuses: the cgroup below has more.
     let error = write(above.dir(), CPUS, &CpuSet::of(first).to_string()).unwrap_err();

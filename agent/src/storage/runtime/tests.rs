@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use super::connection::{Connection, Failure};
 use super::*;
+use crate::notes;
 
 const S: u64 = 1_000_000_000;
 
@@ -238,7 +239,7 @@ fn freed_by(
         c"size=16m",
     ) {
         Err(error @ (Errno::PERM | Errno::ACCESS)) => {
-            eprintln!("left out: mount: {error}");
+            notes::left_out(format_args!("mount: {error}"));
             return None;
         }
         result => result.unwrap(),

@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use rustix::fs::{OFlags, mkdirat, open};
 
 use super::*;
+use crate::notes;
 
 fn walk(path: &Path) -> Walked {
     walk_by(path, 1000)
@@ -212,7 +213,7 @@ fn vanishing_and_swapped_directories_are_no_errors() {
 #[test]
 fn what_may_not_be_read_is_counted_itself_and_said() {
     if rustix::process::geteuid().is_root() {
-        eprintln!("left out: root may read everything");
+        notes::left_out("root may read everything");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -253,7 +254,7 @@ fn mounts_below_are_not_entered_not_even_of_the_same_file_system() {
     let tmpfs = at("tree/tmpfs");
     match mount("tmpfs", &tmpfs, "tmpfs", MountFlags::empty(), c"") {
         Err(error @ (Errno::PERM | Errno::ACCESS)) => {
-            eprintln!("left out: mount: {error}");
+            notes::left_out(format_args!("mount: {error}"));
             return;
         }
         result => result.unwrap(),
@@ -291,7 +292,7 @@ pub(in crate::storage) fn mount_silent_fuse(on: &Path) -> Option<OwnedFd> {
         .map(|()| server)
     });
     mounted
-        .inspect_err(|error| eprintln!("left out: FUSE: {error}"))
+        .inspect_err(|error| notes::left_out(format_args!("FUSE: {error}")))
         .ok()
 }
 

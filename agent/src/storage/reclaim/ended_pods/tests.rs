@@ -4,6 +4,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 use crate::host::HostRoot;
 use crate::host::shown::Show as _;
+use crate::notes;
 use crate::storage::places::RuntimeLayers;
 use crate::storage::reclaim::AGE_MIN;
 
@@ -377,7 +378,7 @@ fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
         Namespace::start("private", &script),
         Namespace::start("private", ":"),
     ) else {
-        eprintln!("left out: no mount namespaces here");
+        notes::left_out("no mount namespaces here");
         return;
     };
     let proc = |of: &str| machine.places.host.procfs(of);
