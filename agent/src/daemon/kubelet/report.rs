@@ -71,7 +71,28 @@ impl Agent {
                 };
                 self.set_condition(condition, *status, reason, decision);
             }
-            _ => {}
+            // Nothing of these is in the API, or its pod's end is.
+            Decision::Arm { .. }
+            | Decision::SampleBy { .. }
+            | Decision::End { .. }
+            | Decision::ReleaseMemory { .. }
+            | Decision::Finished { .. }
+            | Decision::ReclaimNode { .. }
+            | Decision::ReadStorageEvery { .. }
+            | Decision::Reclaim { .. }
+            | Decision::StopReclaim { .. }
+            | Decision::SetHigh { .. }
+            | Decision::ClearHigh { .. }
+            | Decision::Notify { .. }
+            | Decision::StageEnded { .. }
+            | Decision::Place { .. }
+            | Decision::PlacementRefused { .. }
+            | Decision::PlacementLost { .. }
+            | Decision::PlacementFailed { .. }
+            | Decision::SetCpu { .. }
+            | Decision::RestoreCpu { .. }
+            | Decision::NoVictim { .. }
+            | Decision::EvictionsHeld { .. } => {}
         }
     }
 
