@@ -1,4 +1,7 @@
-//! The engine: events in, decisions out. The only way into the decision core.
+//! The engine: events in, decisions out. Nothing else changes what the core knows.
+//!
+//! Questions that change nothing are functions of the policies: whether a pod may be resized ([`may_resize`](placement::may_resize)), what is withheld from the
+//! scheduler, how the kernel's OOM killer is to choose and what the last line is to do.
 //!
 //! Problem: what a node does about memory must be explainable and repeatable, and must take microseconds.
 //! Approach: [`Engine::step`] is a function of the state and one event. It reads no clock (time is in the event), no file and
@@ -67,7 +70,7 @@ impl Engine {
     }
 
     /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike [`Engine::needs_pods`] it does
-    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes nothing that matters; allocates nothing.
+    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes scratch space only; allocates nothing.
     pub fn wanted(&mut self, sample: &Sample, at_ns: u64) -> Wanted {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::wanted(&view, sample, &mut self.scratch)
@@ -79,7 +82,7 @@ impl Engine {
     }
 
     /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
-    /// [`Engine::step`]. Changes nothing that matters; allocates nothing.
+    /// [`Engine::step`]. Changes scratch space only; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::decisive(&view, sample, &mut self.scratch)

@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::model::bandwidth::{
+    CgroupCpu, CpuKnob, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource,
+};
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
 use plimsoll_core::model::options::{CpuBurst, CpuOptions, CpuSuppress};
@@ -16,9 +19,6 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
-use plimsoll_core::policy::cpu::bandwidth::{
-    CgroupCpu, CpuKnob, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource,
-};
 use serde_json::{Value, json};
 
 const PERIOD_US: u64 = 100_000;

@@ -313,13 +313,25 @@ fn grace_is_over_when_half_of_the_threshold_is_gone() {
     assert_eq!(killed(&node.sample(5 * MS)), [], "once is enough");
 }
 
+/// As journals of earlier versions have it.
+#[test]
+fn a_failure_reads_as_it_was_written() {
+    let text = r#"{"at_ns":1,"event":"outcome","uid":"hog","action":"kill","error":"EIO"}"#;
+    let event: Event = serde_json::from_str(text).unwrap();
+    let EventKind::Outcome { action, error, .. } = &event.kind else {
+        panic!("{event:?}")
+    };
+    assert_eq!((*action, error.as_str()), (Action::Kill, "EIO"));
+    assert_eq!(serde_json::to_string(&event).unwrap(), text);
+}
+
 #[test]
 fn a_pod_that_cannot_be_evicted_is_killed() {
     let mut node = with_hog_leaving();
     let failed = |action| EventKind::Outcome {
         uid: "hog".into(),
         action,
-        error: Some("EIO".into()),
+        error: "EIO".into(),
     };
     assert_eq!(
         killed(&node.step(failed(Action::Terminate))),

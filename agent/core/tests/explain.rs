@@ -12,9 +12,9 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
+use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::policy::memory::rank::Comparator;
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

@@ -281,7 +281,7 @@ fn other(happens: &Happens) -> EventKind {
         Happens::TermFails(pod) => EventKind::Outcome {
             uid: uid(pod),
             action: Action::Terminate,
-            error: Some("EPERM".into()),
+            error: "EPERM".into(),
         },
     }
 }

@@ -11,12 +11,12 @@ use plimsoll_core::model::event::{
     Cause, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
 };
 use plimsoll_core::model::options::{EvictionOptions, Remedies};
+use plimsoll_core::model::remedy::{Episode, Stage};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::{
-    CLEAR_RETRY_NS, COOL_DOWN_NS, Episode, LOOK_EVERY_NS, Stage, THROTTLE_COOL_DOWN_NS,
-    THROTTLE_MAX_NS,
+    CLEAR_RETRY_NS, COOL_DOWN_NS, LOOK_EVERY_NS, THROTTLE_COOL_DOWN_NS, THROTTLE_MAX_NS,
 };
 use proptest::prelude::*;
 use serde_json::json;

@@ -19,9 +19,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use plimsoll_core::model::bandwidth::{CpuKnob, CpuReading, WaitSource};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::policy::cpu::bandwidth::{CpuKnob, CpuReading, WaitSource};
 use tokio::sync::mpsc;
 
 use self::reader::{Reader, Remark};

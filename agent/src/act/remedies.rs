@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::model::event::StageReport;
+use plimsoll_core::model::remedy::Stage;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::remedies::Stage;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 

@@ -2,8 +2,8 @@
 
 use plimsoll_core::kube::pod::PressureSignal;
 use plimsoll_core::model::event::{Event, EventKind, StageReport};
+use plimsoll_core::model::remedy::Stage;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::remedies::Stage;
 
 use super::{Agent, now_ns};
 use crate::act::remedies::{Busy, Remedies, Report, Reports};

@@ -2,10 +2,10 @@
 
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::swap::CompressedSwap;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
-use plimsoll_core::policy::memory::swap::CompressedSwap;
 
 use crate::daemon::observer::NodeObserver;
 use crate::daemon::pod_meters::PodMeters;

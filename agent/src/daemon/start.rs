@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
-use plimsoll_core::policy::memory::swap::PodSwap;
+use plimsoll_core::model::swap::PodSwap;
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::act::holds::{HOLDS_LEDGER, Holds};

@@ -447,7 +447,7 @@ impl Agent {
                 let kind = EventKind::Outcome {
                     uid: uid.clone(),
                     action: *action,
-                    error: Some(error.to_string()),
+                    error: error.to_string(),
                 };
                 self.step(now_ns(), kind);
             }

@@ -175,17 +175,6 @@ impl Cpuset {
         nodes(&self.dir, MEMS)
     }
 
-    /// The NUMA nodes that its processes get memory from.
-    ///
-    /// # Errors
-    /// [`CpusetError`].
-    pub fn effective_mems(&self) -> Result<NumaMask, CpusetError> {
-        match self.version {
-            Version::V1 => nodes(&self.dir, "cpuset.effective_mems"),
-            Version::V2 => nodes(&self.dir, "cpuset.mems.effective"),
-        }
-    }
-
     /// Has its processes run on `cpus`, which must not be empty. Returns whether that was anything new.
     ///
     /// On v1 the cgroups below come along: one that had all CPUs has all of the new ones, another keeps what it may. For as long as that

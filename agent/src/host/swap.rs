@@ -6,7 +6,7 @@
 //! new one is opened by the first sample that finds it.
 //! Sources: mm/swapfile.c `swap_show`; drivers/block/zram/zram_drv.c `mm_stat_show`.
 
-use plimsoll_core::policy::memory::swap::CompressedSwap;
+use plimsoll_core::model::swap::CompressedSwap;
 
 use super::HostRoot;
 use super::cgroup::{CgroupMounts, CgroupPath, Controller};

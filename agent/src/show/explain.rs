@@ -18,8 +18,7 @@ use crate::serve::control::Answer;
 use crate::show::rank::ranking_table;
 use crate::show::table::{Table, Tone, amount, bytes, percent, span};
 
-/// The text, each line ended.
-/// `why`: of a placement also how it came about.
+/// Renders the answer; `why` adds how a placement came about.
 pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
     match answer {
         Answer::Eviction(answer) => match &answer.pod {
@@ -492,9 +491,9 @@ mod tests {
     use plimsoll_core::kube::admission::object::LimitRange;
     use plimsoll_core::kube::admission::standing::QuotaUse;
     use plimsoll_core::model::options::NamespaceShare;
+    use plimsoll_core::model::rank_row::Comparator;
     use plimsoll_core::model::signal::Signal;
     use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
-    use plimsoll_core::policy::memory::rank::Comparator;
 
     use super::*;
     use crate::record::limit_counts::{LimitCounts, LimitTotals};

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::kube::cluster_link::OverusedNamespace;
+use plimsoll_core::model::bandwidth::{
+    CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
+};
 use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, Sample,
     StageReport,
@@ -17,15 +20,12 @@ use plimsoll_core::model::reading::{
     PodProcesses, PodStorage, PressureReading, ProcessReading, StallReading, StallShares,
     StorageReading, Used, VolumeStorage,
 };
+use plimsoll_core::model::remedy::Stage;
 use plimsoll_core::model::signal::SIGNALS;
+use plimsoll_core::model::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::cpu::bandwidth::{
-    CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
-};
 use plimsoll_core::policy::memory::rank::ImageFsLayout;
-use plimsoll_core::policy::memory::remedies::Stage;
-use plimsoll_core::policy::memory::swap::{CompressedSwap, PodSwap};
 use serde_json::json;
 
 use super::Random;
@@ -161,7 +161,7 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
         8 => EventKind::Outcome {
             uid: any(random),
             action: *random.pick(&[Action::Terminate, Action::Kill]),
-            error: random.one_in(2).then(|| "refused".to_owned()),
+            error: "refused".to_owned(),
         },
         9 => EventKind::NodeReclaimed {
             bytes: random.below(CAPACITY),

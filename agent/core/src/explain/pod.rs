@@ -6,10 +6,11 @@ use crate::explain::limit_defaults::LimitDefaults;
 use crate::explain::ranking::{Candidate, ExplainedRanking, NotRankedReason, Place, Standing};
 use crate::kube::pod::Exemption;
 use crate::kube::qos::QosClass;
+use crate::model::rank_row::{Comparator, Nanos, RankRow};
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::policy::memory::rank::{Comparator, Nanos, RankRow, Ranking};
+use crate::policy::memory::rank::Ranking;
 
 /// No pod, or more than one, has the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::Exemption;
 use crate::kube::qos::QosClass;
+use crate::model::rank_row::{Comparator, RankRow};
 use crate::model::state::PodState;
 use crate::model::units::PodUid;
-use crate::policy::memory::rank::{Comparator, RankRow, Ranking};
+use crate::policy::memory::rank::Ranking;
 
 /// A pod to be ranked.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::pod::{NoSuchPod, find};
 use crate::kube::qos::QosClass;
+use crate::model::bandwidth::{CpuWhy, WaitSource, Waiter};
 use crate::model::config::EngineConfig;
 use crate::model::decision::In;
 use crate::model::options::CpuOptions;
 use crate::model::signal::Unit;
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::policy::cpu::bandwidth::{CpuWhy, WaitSource, Waiter};
 use crate::policy::cpu::burst::{PATIENCE_NS, SETTLE_NS};
 use crate::policy::cpu::suppress::{self, Suppression};
 use crate::policy::cpu::{CgroupState, PodCpuState, comes_first};

@@ -141,14 +141,14 @@ pub enum EventKind {
         /// Why not.
         error: String,
     },
-    /// A decision was carried out, or could not be.
+    /// A decision could not be carried out.
     Outcome {
         /// Which pod it concerned.
         uid: PodUid,
         /// What had been asked for.
         action: Action,
-        /// The error, if it could not be done.
-        error: Option<String>,
+        /// Why not.
+        error: String,
     },
 }
 

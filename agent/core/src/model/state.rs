@@ -471,9 +471,7 @@ impl NodeState {
             // See `policy::cpu`.
             | EventKind::CpuReading(_)
             | EventKind::CpuNotWritten { .. } => {}
-            EventKind::Outcome { uid, action, error } => {
-                self.outcome(uid, *action, error.is_some())
-            }
+            EventKind::Outcome { uid, action, .. } => self.failed(uid, *action),
         }
     }
 
@@ -561,19 +559,18 @@ impl NodeState {
         }
     }
 
-    fn outcome(&mut self, uid: &PodUid, action: Action, failed: bool) {
+    fn failed(&mut self, uid: &PodUid, action: Action) {
         let now_ns = self.now_ns;
         let Some(leaving) = self.pods.get_mut(uid).and_then(|pod| pod.leaving.as_mut()) else {
             return;
         };
         match action {
-            Action::Terminate if failed => leaving.terminate_failed = true,
-            Action::Kill if failed => {
+            Action::Terminate => leaving.terminate_failed = true,
+            Action::Kill => {
                 leaving.killed_at_ns = None;
                 leaving.terminate_failed = false;
                 leaving.kill_at_ns = now_ns.saturating_add(KILL_RETRY_NS);
             }
-            Action::Terminate | Action::Kill => {}
         }
     }
 }

@@ -65,12 +65,6 @@ impl NumaMask {
     pub fn iter(self) -> impl Iterator<Item = u32> {
         Bits(self.0)
     }
-
-    /// Narrower: fewer nodes, or of as many the smaller number (`bitmask.IsNarrowerThan`, 1.36).
-    #[must_use]
-    pub fn is_narrower_than(self, other: Self) -> bool {
-        (self.len(), self) < (other.len(), other)
-    }
 }
 
 impl BitOr for NumaMask {
@@ -152,13 +146,6 @@ impl fmt::Debug for NumaMask {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn narrower_is_by_size_then_by_number() {
-        assert!(NumaMask::of(5).is_narrower_than(NumaMask(0b11)));
-        assert!(NumaMask(0b011).is_narrower_than(NumaMask(0b101)));
-        assert!(!NumaMask(0b101).is_narrower_than(NumaMask(0b101)));
-    }
 
     #[test]
     fn it_is_shown_as_the_kernel_lists_nodes() {

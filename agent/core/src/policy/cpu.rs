@@ -10,7 +10,6 @@
 //! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
 
-pub mod bandwidth;
 pub mod burst;
 pub mod suppress;
 
@@ -19,6 +18,7 @@ use std::sync::Arc;
 
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, eviction_request};
+use crate::model::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
 use crate::model::config::EngineConfig;
 pub use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState, WHOLE};
 use crate::model::decision::Decision;
@@ -26,7 +26,6 @@ use crate::model::event::{Event, EventKind};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
-use crate::policy::cpu::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
 
 impl PodCpuState {
     /// Whether one of its limits throttled it since the reading before.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_core::policy::cpu::bandwidth::{CgroupCpu, CpuKnob};
+use plimsoll_core::model::bandwidth::{CgroupCpu, CpuKnob};
 
 use crate::host::cgroup::Version;
 use crate::host::file::{ControlFile, FileError, parse_u64};

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use plimsoll_core::model::units::PodUid;
-use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::policy::cpu::bandwidth::{
+use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
 };
+use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::bandwidth::Bandwidth;
 use super::tasks::TaskTimes;

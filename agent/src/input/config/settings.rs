@@ -108,15 +108,6 @@ impl Config {
         })
     }
 
-    /// Memory that pods cannot have, bytes.
-    pub fn reserved_memory_bytes(&self) -> u64 {
-        let bytes = |list: &ResourceList| {
-            list.get(MEMORY)
-                .map_or(0, |quantity| u64::try_from(quantity.value()).unwrap_or(0))
-        };
-        bytes(&self.node.kube_reserved).saturating_add(bytes(&self.node.system_reserved))
-    }
-
     /// Whether the kubepods cgroup gets node allocatable as its limit.
     pub fn enforces_pods(&self) -> bool {
         self.node.enforce.contains("pods")

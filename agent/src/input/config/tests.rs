@@ -111,6 +111,13 @@ fn each_default_in_the_table_has_the_fields_shape() {
     assert_eq!(of(&text).unwrap(), of("").unwrap());
 }
 
+fn reserved_memory_bytes(config: &Config) -> i64 {
+    let node = &config.node;
+    let both = [&node.kube_reserved, &node.system_reserved];
+    let bytes = both.map(|list| list.get("memory").map_or(0, |amount| amount.value()));
+    bytes.iter().sum()
+}
+
 #[test]
 fn fields_of_a_kubelet_configuration_are_taken() {
     let config = of("kind: KubeletConfiguration\n\
@@ -121,7 +128,7 @@ fn fields_of_a_kubelet_configuration_are_taken() {
          featureGates: {MemoryQoS: true}\nmemoryReservationPolicy: TieredReservation\n")
     .unwrap();
     assert_eq!(thresholds(&config).len(), 2);
-    assert_eq!(config.reserved_memory_bytes(), 512 << 20);
+    assert_eq!(reserved_memory_bytes(&config), 512 << 20);
     assert!(!config.enforces_pods());
     assert_eq!(config.cgroups.qos.pod_pids_limit, Some(4096));
     assert!(
@@ -147,7 +154,7 @@ fn quantities_may_be_numbers() {
     let config =
         of("kubeReserved: {memory: 1048576, cpu: 0.5, pid: 1000}\ncontainerLogMaxSize: 1e6\n")
             .unwrap();
-    assert_eq!(config.reserved_memory_bytes(), 1 << 20);
+    assert_eq!(reserved_memory_bytes(&config), 1 << 20);
     assert_eq!(config.node.kube_reserved["cpu"].milli_value(), 500);
     assert_eq!(config.storage.container_log_max_bytes, 1_000_000);
 }

@@ -20,7 +20,8 @@ use std::cmp::Ordering;
 
 use crate::kube::pod::{Pod, Volume};
 pub use crate::model::file_system::{FileSystem, ImageFsLayout};
-pub use crate::model::rank_row::{Comparator, Nanos, RankRow};
+use crate::model::rank_row::Comparator;
+pub use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
 
 pub use places::Place;

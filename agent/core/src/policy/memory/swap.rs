@@ -11,7 +11,7 @@
 use crate::model::config::EngineConfig;
 use crate::model::event::{NodeMemory, Sample};
 use crate::model::state::NodeState;
-pub use crate::model::swap::{CompressedSwap, PodSwap};
+use crate::model::swap::{CompressedSwap, PodSwap};
 
 /// As long as little is stored, pages are taken to halve, which is what the kernel's own text expects
 /// (Documentation/admin-guide/blockdev/zram.rst): as if so much had been stored before, and taken half of it. The first pages tell

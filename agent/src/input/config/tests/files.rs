@@ -71,7 +71,7 @@ fn what_the_files_say_is_in_force() {
 
     let aks = of(AKS).unwrap();
     assert_eq!(hard(&aks, "pid.available"), Some(Amount::Absolute(2000)));
-    assert_eq!(aks.reserved_memory_bytes(), 2250 << 20);
+    assert_eq!(reserved_memory_bytes(&aks), 2250 << 20);
     assert_eq!(aks.storage.container_log_max_bytes, 50_000_000);
 
     let openshift = of(OPENSHIFT).unwrap();
@@ -81,7 +81,7 @@ fn what_the_files_say_is_in_force() {
         [0, 1, 20, 21].into_iter().collect()
     );
     assert_eq!(openshift.node.system_reserved["cpu"].value(), 4);
-    assert_eq!(openshift.reserved_memory_bytes(), 1 << 30);
+    assert_eq!(reserved_memory_bytes(&openshift), 1 << 30);
 
     let hardened = of(HARDENED).unwrap();
     assert!(hardened.fail_cgroup_v1);
