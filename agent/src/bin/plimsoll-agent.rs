@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use plimsoll::commands::exit_status::FAILED;
 use plimsoll::daemon::start::{self, RunArgs};
 use plimsoll::host::boundary;
+use plimsoll::host::exit_status::FAILED;
 use plimsoll::host::program::{failed, log_to_stderr};
 
 #[derive(Debug, Parser)]

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::act::placement::owner::{beside, running_kubelet};
 use crate::commands::exit_status::{self, CommandError};
+use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::page;
 use crate::host::{CgroupError, CgroupPath, HostRoot};
@@ -22,7 +23,7 @@ use crate::kernel::load::{Programs, load};
 use crate::kernel::object::{Embedded, embedded};
 use crate::pods::names::{KubeletTree, TreeError};
 use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
-use crate::probe::ladder::Without;
+use crate::probe::ladder::{Without, WithoutArgs};
 use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};
@@ -34,12 +35,10 @@ use crate::storage::KUBELET_DIR;
 pub struct CheckArgs {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Parent cgroup of kubepods, relative to the cgroup mount
-    #[arg(long, value_name = "CGROUP", default_value = "")]
-    pub cgroup_root: String,
-    /// Do without a mechanism, to see what plimsoll falls back to; may be repeated
-    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
-    pub without: Vec<Without>,
+    #[command(flatten)]
+    pub(crate) cgroup_root: CgroupRootArgs,
+    #[command(flatten)]
+    pub(crate) without: WithoutArgs,
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
 }
@@ -220,11 +219,11 @@ fn run_with(
     out: &mut impl io::Write,
     style: Style,
 ) -> Result<ExitCode, CheckError> {
-    let cgroup_root = CgroupPath::new(&args.cgroup_root).map_err(CheckError::CgroupRoot)?;
-    let mut facts = Facts::probe(host, &cgroup_root, &args.without, Ok(Vec::new()));
+    let cgroup_root = args.cgroup_root.path().map_err(CheckError::CgroupRoot)?;
+    let mut facts = Facts::probe(host, &cgroup_root, &args.without.mechanisms, Ok(Vec::new()));
     facts.bpf = match facts.without_bpf() {
         Some(obstacle) => Err(obstacle.to_string()),
-        None => load(&args.without),
+        None => load(&args.without.mechanisms),
     };
     let mode = Mode::of(host, &cgroup_root);
     let answer = CheckAnswer::new(Report::new(facts), mode, records(args));
@@ -321,7 +320,9 @@ mod tests {
         let host = HostRoot::new(dir.path());
         let mut out = Vec::new();
         let args = CheckArgs {
-            without: vec![Without::Bpf],
+            without: WithoutArgs {
+                mechanisms: vec![Without::Bpf],
+            },
             output: Output::Json.into(),
             ..CheckArgs::default()
         };
@@ -341,7 +342,9 @@ mod tests {
         );
         assert_eq!(json["facts"]["bpf"]["reason"], "left out by --without bpf");
         let args = CheckArgs {
-            cgroup_root: "../x".to_owned(),
+            cgroup_root: CgroupRootArgs {
+                cgroup_root: "../x".to_owned(),
+            },
             ..CheckArgs::default()
         };
         let error = run_with(

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_throttle, print_totals};
 use crate::host::cgroup_paths::CgroupPaths;
-use crate::host::output::Output;
+use crate::host::output::OutputArgs;
 use crate::host::stop::StopSignals;
 use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
@@ -41,9 +41,8 @@ pub struct EventsArgs {
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
     pub kind: Vec<Kind>,
 
-    /// Output format
-    #[arg(short, long, value_enum, default_value_t)]
-    pub output: Output,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 
     /// Stop after this time; without it, run until interrupted
     #[arg(long, value_name = "N")]
@@ -140,7 +139,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     )?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     for hook in bpf.hooks() {
-        print_hook(&mut out, args.output, hook)?;
+        print_hook(&mut out, args.output.format, hook)?;
     }
     let mut screen = Screen::new(args, CgroupPaths::read(&host, &mounts)?);
     screen.follow_processes(&mut bpf)?;
@@ -180,9 +179,9 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     })?;
     written?;
     bpf.flush_log();
-    print_throttle(&mut out, args.output, &bpf, &screen.paths)?;
-    print_totals(&mut out, args.output, &bpf, &screen.paths)?;
-    print_account(&mut out, args.output, &account)?;
+    print_throttle(&mut out, args.output.format, &bpf, &screen.paths)?;
+    print_totals(&mut out, args.output.format, &bpf, &screen.paths)?;
+    print_account(&mut out, args.output.format, &account)?;
     if let Some(error) = bpf.last_decode_error() {
         writeln!(out, "unreadable record: {error}")?;
     }

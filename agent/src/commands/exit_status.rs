@@ -1,25 +1,15 @@
-//! The exit statuses of `plimsoll`: one table, from which help, manual pages and docs/reference/exit-status.md have them.
+//! What the exit statuses of `plimsoll` mean: one table, from which help, manual pages and docs/reference/exit-status.md have them.
 
 use std::fmt::Write as _;
 
 use clap::Command;
 
-/// The command did what it was asked to do.
-pub const DONE: u8 = 0;
-/// The command failed, or found a loss or a difference.
-pub const FAILED: u8 = 1;
-/// The arguments are wrong. Nothing else ends with this status.
-pub const WRONG_USAGE: u8 = 2;
-/// The command cannot answer, or the answer is no: [`TABLE`] has what that means for each command.
-pub const REFUSED: u8 = 3;
+pub(crate) use crate::host::exit_status::{
+    DONE, EXEC_CANNOT_EXECUTE, EXEC_FAILED, EXEC_NOT_FOUND, FAILED, REFUSED, WRONG_USAGE,
+};
+
 /// The loop of the agent hung ([`crate::daemon::watchdog`]).
 pub const HUNG: u8 = crate::daemon::watchdog::EXIT_HUNG;
-/// `plimsoll exec` failed, as docker and systemd-run have it.
-pub const EXEC_FAILED: u8 = 125;
-/// The command of `plimsoll exec` is there and cannot be executed.
-pub const EXEC_CANNOT_EXECUTE: u8 = 126;
-/// The command of `plimsoll exec` is not found.
-pub const EXEC_NOT_FOUND: u8 = 127;
 
 /// An error with which a command ends.
 pub(crate) trait CommandError {

@@ -9,6 +9,7 @@ use plimsoll_abi::sampling::SampleEvent;
 use plimsoll_core::kube::duration::parse_ns;
 use plimsoll_core::kube::quantity::Quantity;
 
+use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::OutputArgs;
 use crate::host::program::{NotStarted, become_program};
 use crate::kernel::Family;
@@ -71,9 +72,9 @@ pub struct TraceArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its type says what it is")]
     pub agent: AgentArgs,
-    /// Parent cgroup of kubepods, as given to `plimsoll run`
-    #[arg(long, value_name = "PATH", default_value = "/")]
-    pub cgroup_root: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub cgroup_root: CgroupRootArgs,
 }
 
 /// What a session records.

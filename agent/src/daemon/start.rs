@@ -372,13 +372,13 @@ impl Start<'_> {
             ..
         } = &self.plan;
         let has_last_line = config.engine.options.last_line.is_some();
-        let mut facts = Facts::probe(host, cgroup_root, &args.without, Ok(Vec::new()));
+        let mut facts = Facts::probe(host, cgroup_root, &args.without.mechanisms, Ok(Vec::new()));
         let (mut bpf, mut pinned) = (None, None);
         facts.bpf = match facts.without_bpf() {
             Some(obstacle) => Err(obstacle.to_string()),
             None => {
                 let programs = Programs {
-                    without: kinds_without(&args.without),
+                    without: kinds_without(&args.without.mechanisms),
                     window: WINDOW,
                     last_line: has_last_line,
                 };

@@ -159,6 +159,24 @@ impl fmt::Display for Layout {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CgroupPath(PathBuf);
 
+/// `--cgroup-root` of the commands that look for an agent's pods.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CgroupRootArgs {
+    /// Cgroup that contains kubepods, relative to the cgroup mount, as given to `plimsoll run`
+    #[arg(long, value_name = "CGROUP", default_value = "/")]
+    pub cgroup_root: String,
+}
+
+impl CgroupRootArgs {
+    /// Where it is.
+    ///
+    /// # Errors
+    /// [`CgroupError::BadPath`].
+    pub fn path(&self) -> Result<CgroupPath, CgroupError> {
+        CgroupPath::new(&self.cgroup_root)
+    }
+}
+
 impl CgroupPath {
     /// Leading and trailing slashes are ignored, as in `--cgroup-root /plimsoll/`.
     ///

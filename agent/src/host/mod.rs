@@ -18,6 +18,7 @@ pub mod cgroup_paths;
 pub mod clock;
 pub mod companion;
 pub mod cpuset;
+pub mod exit_status;
 pub mod file;
 pub mod flock;
 pub mod handover;

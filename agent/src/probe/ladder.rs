@@ -129,6 +129,19 @@ impl fmt::Display for Mechanism {
     }
 }
 
+/// `--without`, the same for every command.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct WithoutArgs {
+    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
+    #[arg(
+        long = "without",
+        value_enum,
+        value_name = "MECHANISM",
+        value_delimiter = ','
+    )]
+    pub mechanisms: Vec<Without>,
+}
+
 /// Mechanisms that can be left out on request (`--without`), to see and test what the agent falls back to. Sampling
 /// cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]

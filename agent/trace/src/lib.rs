@@ -28,10 +28,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use plimsoll::commands::exit_status::{FAILED, REFUSED};
 use plimsoll::commands::trace::{TraceArgs, TraceFormat};
 use plimsoll::host::HostRoot;
-use plimsoll::host::cgroup::{CgroupError, CgroupPath};
+use plimsoll::host::cgroup::CgroupError;
+use plimsoll::host::exit_status::{FAILED, REFUSED};
 use plimsoll::host::output::{Output, Style};
 use plimsoll::host::shown::{Show as _, line, page};
 use plimsoll::kernel::BpfError;
@@ -153,7 +153,7 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         .iter()
         .map(Pending::create)
         .collect::<Result<Vec<_>, _>>()?;
-    let root = CgroupPath::new(&args.cgroup_root)?;
+    let root = args.cgroup_root.path()?;
     let groups = Groups::read(
         &host,
         &mounts,

@@ -41,7 +41,7 @@ pub(super) struct Selection {
 
 /// Finds what was asked for.
 pub(super) fn select(args: &TraceArgs, mounts: &CgroupMounts) -> Result<Selection, TraceError> {
-    let root = CgroupPath::new(&args.cgroup_root)?;
+    let root = args.cgroup_root.path()?;
     let (pods, nameless) = names(args)?;
     let memory = mounts.hierarchy_of(Controller::Memory)?;
     let mut selected: BTreeMap<CgroupPath, String> = BTreeMap::new();

@@ -50,7 +50,7 @@ const TABLES: [(&Crate, &Table); 3] = [
 
 /// From the top to the bottom: a room, and the rooms that it may import.
 const ROOMS: [(&str, &[&str]); 14] = [
-    ("main", &["commands", "daemon", "host"]),
+    ("main", &["daemon", "host"]),
     (
         "commands",
         &[

@@ -72,7 +72,7 @@ impl<'args> Screen<'args> {
         let path = self.paths.of(ids_of(&record.body), record.cgroup_id);
         let path = path.map(str::to_owned);
         let is_shown = self.is_wanted(record, path.as_deref());
-        let result = match (is_shown, self.args.output) {
+        let result = match (is_shown, self.args.output.format) {
             (false, _) => Ok(()),
             (true, Output::Text) => self.text(record, path.as_deref(), out),
             (true, Output::Json) => self.json(record, path.as_deref(), out),
@@ -513,7 +513,7 @@ mod tests {
         let args = EventsArgs {
             cgroup: Some("/kubepods".into()),
             kind: vec![Kind::CgroupRmdir],
-            output: Output::Text,
+            output: Output::Text.into(),
             seconds: None,
             window_ms: 100,
             stall: false,
@@ -548,7 +548,7 @@ mod tests {
         let mut args = EventsArgs {
             cgroup: None,
             kind: vec![],
-            output: Output::Text,
+            output: Output::Text.into(),
             seconds: None,
             window_ms: 100,
             stall: false,
@@ -578,7 +578,7 @@ mod tests {
             "    12.000345 cpu3   oom-kill          /k/p (9): victim hog (process 77, oom_score_adj 1000, points 500, \
              10 of 20 pages anonymous), limit of /k (8)\n"
         );
-        args.output = Output::Json;
+        args.output = Output::Json.into();
         let mut line = Vec::new();
         Screen::new(&args, paths)
             .show(&record, &mut line)
@@ -598,7 +598,7 @@ mod tests {
             let args = EventsArgs {
                 cgroup: None,
                 kind: vec![],
-                output: Output::Text,
+                output: Output::Text.into(),
                 seconds: None,
                 window_ms: 100,
                 stall: false,

@@ -10,7 +10,8 @@ use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use crate::daemon::beside::KubeletArgs;
 use crate::host::output::OutputArgs;
 use crate::input::config::EvictionFlags;
-use crate::probe::ladder::Without;
+use crate::probe::ladder::WithoutArgs;
+use crate::serve::control::STATE_DIR;
 use crate::serve::http;
 use crate::storage::KUBELET_DIR;
 
@@ -38,8 +39,8 @@ pub struct RunArgs {
     /// Cgroup that contains kubepods, relative to the cgroup mount [default: cgroupRoot of the configuration, or the mount itself]
     #[arg(long, value_name = "CGROUP")]
     pub cgroup_root: Option<String>,
-    /// Directory of the lock and of the record of changed kernel settings
-    #[arg(long, value_name = "DIR", default_value = "/run/plimsoll")]
+    /// State directory of the agent
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
     /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory, or in DIR-control with --control-group]
     #[arg(long, value_name = "PATH")]
@@ -59,9 +60,9 @@ pub struct RunArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "its type says what it is")]
     pub output: OutputArgs,
-    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
-    #[arg(long, value_enum, value_name = "MECHANISM", value_delimiter = ',')]
-    pub without: Vec<Without>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "its type says what it is")]
+    pub without: WithoutArgs,
     /// The kubelet's root directory, which contains the volumes; its file system is nodefs
     #[arg(long, value_name = "DIR", default_value = KUBELET_DIR)]
     pub kubelet_dir: PathBuf,
