@@ -110,6 +110,15 @@ impl Origins {
         }
     }
 
+    /// What the files are waited for with; `None` if none is to be.
+    ///
+    /// # Errors
+    /// When no descriptor is to be had for it.
+    pub fn events(self) -> Result<Option<PodEvents>, EpollError> {
+        let watches = self.memory_events || self.event_control;
+        watches.then(PodEvents::new).transpose()
+    }
+
     /// Whether files tell of memory limits anything that should be known soon.
     fn reads_memory_often(self) -> bool {
         self.memory == Origin::Files || self.oom_kills == Origin::Files
@@ -216,23 +225,19 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Counts nothing yet.
-    ///
-    /// # Errors
-    /// When files are to be watched and no descriptor is to be had for it.
-    pub fn new(mounts: &CgroupMounts, origins: Origins) -> Result<Self, EpollError> {
+    /// Counts nothing yet. Without `events` no file is watched, and all are only read at every housekeeping.
+    pub fn new(mounts: &CgroupMounts, origins: Origins, events: Option<PodEvents>) -> Self {
         let hierarchy = |controller| mounts.hierarchy_of(controller).ok().cloned();
-        let watches = origins.memory_events || origins.event_control;
-        Ok(Self {
+        Self {
             memory: hierarchy(Controller::Memory),
             cpu: hierarchy(Controller::Cpu),
             origins,
-            events: watches.then(PodEvents::new).transpose()?,
+            events,
             pods: BTreeMap::new(),
             places: Places::default(),
             cpu_read_ns: None,
             memory_read_ns: None,
-        })
+        }
     }
 
     /// What the kernel says of the watched files of all pods; `None` if none is watched.

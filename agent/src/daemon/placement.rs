@@ -260,7 +260,10 @@ impl Placing {
 
     /// What came of it so far.
     pub(super) fn tally(&self) -> PlacementTally {
-        self.tally
+        PlacementTally {
+            reports_lost: self.placement.lost_reports(),
+            ..self.tally
+        }
     }
 
     fn came_into_force(&mut self, number: u64, outcome: &Outcome) {
@@ -650,7 +653,9 @@ impl Agent {
         }
         pod.spec.containers.iter().any(|container| {
             let own = pods::cgroup::container_path(path, &container.name);
-            own.is_ok_and(|own| pods::cgroup::is_populated(&placing.mounts, &own).unwrap_or(false))
+            own.is_ok_and(|own| {
+                pods::cgroup::is_populated(&placing.mounts, &own).unwrap_or(false)
+            })
         })
     }
 }

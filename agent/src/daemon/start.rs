@@ -176,8 +176,8 @@ impl Start<'_> {
             &loaded.report.choices,
             loaded.attaches("memcg_memory_event"),
         );
-        let limits = Limits::new(&self.plan.mounts, origins)
-            .context("the pods' limits cannot be watched")?;
+        let events = self.without("waiting for memory events of pods", origins.events());
+        let limits = Limits::new(&self.plan.mounts, origins, events.flatten());
         let mut sources = self.sources(&loaded, &limits)?;
         // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the threads for what is not
         // urgent: only what they touch of their stacks is locked.

@@ -206,7 +206,7 @@ impl Node {
             memory_events: true,
             ..Origins::of(&[], false)
         };
-        let limits = Limits::new(&mounts, origins).unwrap();
+        let limits = Limits::new(&mounts, origins, origins.events().unwrap());
         let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
             .with_kill_thread(kill_thread)
             .with_stage_files();

@@ -176,6 +176,7 @@ impl Agent {
         if is_rescan_due {
             self.heartbeat.enter(Part::Rescan);
             self.rescan(sources.reports_cgroups)?;
+            self.tally.cgroups_unwatched = sources.cgroups_unwatched();
         }
         // What has changed since.
         self.send_answers();

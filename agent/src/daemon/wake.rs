@@ -7,6 +7,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -227,6 +229,8 @@ pub struct Sources {
     pod_events: Source,
     lifecycle: Source,
     cgroups: Source,
+    /// Of these, directories without a watch: [`CgroupWatch::unwatched`].
+    unwatched: Arc<AtomicU64>,
     manifests: Option<mpsc::Receiver<ManifestChange>>,
     manifest_watch: Option<ManifestWatch>,
     cluster: Option<ClusterEvents>,
@@ -382,6 +386,7 @@ impl Sources {
             pressure_level: Source::absent(SourceName::PressureLevel),
             pod_events: Source::absent(SourceName::PodEvents),
             cgroups: Source::absent(SourceName::CgroupWatch),
+            unwatched: Arc::default(),
             manifests: None,
             cluster: None,
             nri: None,
@@ -543,15 +548,24 @@ impl Sources {
                 .flatten()
                 .map(|root| watch_pressure_level(&root?)),
         );
+        let unwatched = Arc::new(AtomicU64::new(0));
         let cgroups = source(
             SourceName::CgroupWatch,
             uses(Mechanism::Inotify).then(|| {
                 let memory = mounts.hierarchy_of(Controller::Memory)?;
                 let mut cgroups = CgroupWatch::open(&memory.dir(kubepods))?;
                 let fd = cgroups.as_fd().try_clone_to_owned()?;
+                let shown = Arc::clone(&unwatched);
+                let show = move |cgroups: &CgroupWatch| {
+                    let count = u64::try_from(cgroups.unwatched()).unwrap_or(u64::MAX);
+                    shown.store(count, Ordering::Relaxed);
+                };
+                show(&cgroups);
                 // Which cgroup it was does not matter: every wanted pod is rescanned.
                 Watched::new(fd.as_fd(), Interest::READABLE, move || {
-                    Ok(cgroups.changes().map(|_| ())?)
+                    cgroups.changes()?;
+                    show(&cgroups);
+                    Ok(())
                 })
             }),
         );
@@ -577,6 +591,7 @@ impl Sources {
             usage_root,
             pressure_level: pressure_level.paced(PRESSURE_LEVEL_PACE),
             cgroups,
+            unwatched,
             reports_cgroups,
             rescan_period: if reports_cgroups {
                 RESCAN_REPORTED
@@ -585,6 +600,12 @@ impl Sources {
             },
             ..Self::none()
         })
+    }
+
+    /// Directories of cgroups that inotify does not watch, as of the last change; `None` if it watches none.
+    pub(super) fn cgroups_unwatched(&self) -> Option<u64> {
+        let watched = self.cgroups.watched.as_ref();
+        watched.map(|_| self.unwatched.load(Ordering::Relaxed))
     }
 
     /// Waits for the stalls that thresholds on pressure signals need, too. A trigger that cannot be had is left out with a warning: averages

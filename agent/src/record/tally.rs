@@ -139,6 +139,8 @@ pub struct Tally {
     pub kill_writes: (u64, u64, u64),
     /// Optional sources that failed while the agent ran.
     pub sources_lost: u64,
+    /// Directories of cgroups that inotify does not watch; `None` where it watches none.
+    pub cgroups_unwatched: Option<u64>,
     /// Beside a kubelet: evictions whose report is not settled, evictions that are never reported, frames and clients of `plimsoll-cluster` that were
     /// refused.
     pub reports: Option<[u64; 4]>,
@@ -159,6 +161,8 @@ pub struct PlacementTally {
     pub writes: u64,
     /// Writes that failed, or could not be made yet, at the last look.
     pub failed: u64,
+    /// Reports of the thread that found no room in their queue.
+    pub reports_lost: u64,
 }
 
 /// What the container runtime was answered when it made containers (NRI).

@@ -302,6 +302,14 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         [([], Value::Count(tally.sources_lost))],
     )?;
+    page.gauge(
+        "plimsoll_cgroups_unwatched",
+        "Directories of cgroups that inotify does not watch; absent where BPF programs report cgroups.",
+        "",
+        tally
+            .cgroups_unwatched
+            .map(|count| ([], Value::Count(count))),
+    )?;
     let reports = |at: usize| tally.reports.map(|counts| ([], Value::Count(counts[at])));
     page.gauge(
         "plimsoll_evictions_unsettled",
@@ -358,6 +366,12 @@ fn placement(tally: Option<PlacementTally>, page: &mut Page<'_>) -> fmt::Result 
         "Containers that were not where they belong when placement last looked.",
         "",
         tally.map(|it| ([], Value::Count(it.failed))),
+    )?;
+    page.counter(
+        "plimsoll_placement_reports_lost",
+        "Reports of the placement thread that the loop did not take in time.",
+        "",
+        tally.map(|it| ([], Value::Count(it.reports_lost))),
     )
 }
 

@@ -61,7 +61,7 @@ impl Node {
             fs::write(controllers, "cpu memory\n").unwrap();
         }
         let mounts = host.cgroup_mounts().unwrap();
-        let limits = Limits::new(&mounts, origins).unwrap();
+        let limits = Limits::new(&mounts, origins, origins.events().unwrap());
         let pods = Pods::new(host.clone(), mounts, CgroupPath::default());
         Self {
             _dir: dir,
@@ -506,6 +506,24 @@ fn origins_follow_the_ladder() {
         ..FILES
     };
     assert_eq!(Origins::of(&choose(&facts), false), eventfds);
+}
+
+#[test]
+fn without_a_descriptor_to_wait_with_the_files_are_read() {
+    let mut node = v2(Origins {
+        memory_events: true,
+        ..FILES
+    });
+    assert!(node.limits.events.take().is_some());
+    node.apply("a");
+    node.memory_v2("poda", 0, 0, 0, 0);
+    assert_eq!(node.turn(), []);
+    node.memory_v2("poda", 2, 0, 0, 0);
+    let counts = LimitCounts {
+        high: 2,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", counts));
 }
 
 #[test]

@@ -41,10 +41,12 @@ fn snapshot(pods: u64) -> Snapshot {
     let events = testkit::events(pods, &[(2, 512), (10, 512)]);
     let mut tally = Tally {
         journal_steps_lost: Some(2),
+        cgroups_unwatched: Some(6),
         placement: Some(PlacementTally {
             is_active: true,
             writes: 12,
             failed: 1,
+            reports_lost: 5,
         }),
         nri: Some(NriTally {
             is_connected: true,
@@ -192,6 +194,8 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_placement_active 1",
         "plimsoll_placement_writes_total 12",
         "plimsoll_placement_failed 1",
+        "plimsoll_placement_reports_lost_total 5",
+        "plimsoll_cgroups_unwatched 6",
         "plimsoll_nri_connected 1",
         "plimsoll_nri_containers_total{answer=\"refused\"} 3",
         "plimsoll_nri_containers_total{answer=\"changed\"} 0",
