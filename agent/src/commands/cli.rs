@@ -39,11 +39,11 @@ Examples:
   plimsoll run --manifests ./pods                   watch the node; evict pods when it runs short
   plimsoll exec -f ./pods/web.yaml -- nginx         run a command as a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
+  plimsoll explain eviction                         which pod a running agent would evict next, and what would make a pod safe
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll arbitrate -f cluster.yaml                who may have how much of a cluster, and who gives it back
   plimsoll rehearse -f cluster.yaml --load load.yaml   what that does over days, beside quotas and priorities
   plimsoll admit -f ./team-a --why                  whether a namespace would take these pods, and with which requests
-  plimsoll explain eviction                         the same from a running agent, and what would make a pod safe
   plimsoll top                                      the same live, on a screen
   plimsoll web                                      the same in a browser
   plimsoll health                                   whether the agent's loop answers: for probes and supervisors

@@ -7,7 +7,7 @@ pub(super) struct Deadlines {
     pub(super) sample_ns: u64,
     /// The rescan of pods, see [`super::rescan`].
     pub(super) rescan_ns: u64,
-    /// The rest of the lifecycle ring, of which no descriptor tells any more.
+    /// Rest of the lifecycle ring; its descriptor will not signal again.
     pub(super) lifecycle_rest_ns: Option<u64>,
     /// The report of the kernel's OOM kills, when no more victims arrive.
     pub(super) oom_kills_ns: Option<u64>,

@@ -80,7 +80,7 @@ pub struct NodeObserver {
 }
 
 impl NodeObserver {
-    /// Opens what is wanted and this machine has. The second part is what is wanted and it has not.
+    /// Opens the wanted files. Also returns those that this machine lacks.
     pub fn open(host: &HostRoot, wanted: Wanted) -> (Self, Vec<Unobserved>) {
         let mut unobserved = Vec::new();
         let mut observer = Self::default();

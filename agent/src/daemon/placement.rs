@@ -67,7 +67,7 @@ pub struct Placing {
     capacity: NodeCapacity,
     placement: Placement,
     reports: Option<Reports>,
-    /// With what it begins, until it has begun.
+    /// The start event; taken when the loop begins.
     start: Option<Box<PlacementStart>>,
     /// The CPUs that the engine plans with.
     online: CpuSet,

@@ -44,7 +44,7 @@ pub(super) struct Rescans {
 }
 
 impl Rescans {
-    /// At all pods, at once; later `routine_period` apart.
+    /// Rescans all pods now, then every `routine_period`.
     pub(super) fn new(routine_period: Duration) -> Self {
         Self {
             all: true,

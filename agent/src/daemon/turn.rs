@@ -185,7 +185,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Does what is urgent: whatever has woken the loop, the kernel's records say more about why. Returns whether a sample was taken.
+    /// Drains the urgent ring, then samples and acts if anything calls for it. Returns whether a sample was taken.
     ///
     /// # Errors
     /// When the node's memory cannot be read.

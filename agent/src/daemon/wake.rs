@@ -346,7 +346,7 @@ impl Source {
     }
 }
 
-/// The next message; for ever none without a thread that sends any. A thread that has ended is lost.
+/// Receives the next message. Without a channel it waits for ever; a closed channel is reported as lost.
 async fn message<T>(
     name: SourceName,
     messages: &mut Option<mpsc::Receiver<T>>,

@@ -271,7 +271,7 @@ fn check(call: &'static str, result: libc::c_long) -> Result<(), SyscallError> {
 /// A descriptor of our own for what is behind `fd`, to be waited for in tokio's event loop.
 ///
 /// # Errors
-/// When no descriptor is to be had, or it cannot be waited for.
+/// If `dup` or the registration with epoll fails.
 pub fn watch(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     let clone = fd.try_clone_to_owned()?;
     // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives, and `AsyncFd` deregisters before dropping it.

@@ -40,7 +40,7 @@ pub enum Machine {
     More,
 }
 
-/// On a test runs.
+/// The machines that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
     /// The kernel has no part in what it shows: once, here.

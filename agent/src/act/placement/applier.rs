@@ -73,7 +73,7 @@ pub struct Options {
     pub keeps_quota: bool,
 }
 
-/// What is to be.
+/// The placement to apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Who holds what.

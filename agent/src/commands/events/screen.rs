@@ -489,7 +489,7 @@ fn details(body: &Body<'_>) -> Value {
     }
 }
 
-/// Whose id a record's is.
+/// The hierarchy that a record's cgroup id belongs to.
 fn ids_of(body: &Body<'_>) -> Ids {
     match body {
         Body::CgroupMkdir { hierarchy_id, .. }

@@ -33,7 +33,7 @@ use crate::policy::memory::{breaker, leaving, on_node, remedies};
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
 pub const HARD_EVICTION_GRACE_S: i64 = 1;
 
-/// Judges what a sample has shown.
+/// Decides evictions from the signals of a sample.
 pub(crate) fn decide(
     config: &EngineConfig,
     state: &mut NodeState,

@@ -95,7 +95,7 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
     state.pods.values().any(|pod| is_old(pod, now_ns))
 }
 
-/// Which pods a decision about `sample`, of which only the node has been read, may depend on, however old is what is known of them.
+/// The pods whose memory can change the decision about `sample`, ignoring how old their known figures are. Only the node has been read.
 ///
 /// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the same as with all pods, but for
 /// the comparator that set the victim apart from the next ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by

@@ -57,7 +57,7 @@ struct Standing {
 }
 
 impl Standing {
-    /// Everybody is ahead of it.
+    /// Ranked last.
     const LAST: Self = Self {
         class: u64::MAX,
         excess: Nanos(0),
