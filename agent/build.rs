@@ -41,7 +41,7 @@ fn pack_relocations() {
     let cfg = |name| env::var(format!("CARGO_CFG_{name}")).unwrap_or_default();
     let is_static = cfg("TARGET_FEATURE")
         .split(',')
-        .any(|own| own == "crt-static");
+        .any(|known| known == "crt-static");
     if is_static && cfg("TARGET_ENV") == "gnu" {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }

@@ -130,3 +130,100 @@ fn a_test_that_cannot_run_says_so_where_it_is_counted() {
         .map(|name| format!("return {name}!(\n    \"left out: no mount\");"));
     assert_eq!(printed_and_not_counted(&two.concat()), 2);
 }
+
+/// Words that are no names: what they stand for has a term.
+const NO_NAMES: [&str; 9] = [
+    "is_owed", "is_told", "looks", "own", "told", "told_ns", "Told", "untold", "whoever",
+];
+/// What is programs and no test.
+const PRODUCT: [&str; 7] = [
+    "agent/src/",
+    "agent/core/src/",
+    "agent/cluster/src/",
+    "agent/runtime/src/",
+    "agent/trace/src/",
+    "ebpf/",
+    "xtask/src/",
+];
+/// Where such names are left.
+const WITH_SUCH_NAMES: [&str; 1] = ["agent/core/src/arbitration/"];
+
+/// The code of a source: without comments and literals, up to its tests.
+fn code(source: &str) -> String {
+    let mut code = String::new();
+    let mut rest = source.split("\n#[cfg(test)]").next().unwrap_or_default();
+    while let Some(first) = rest.chars().next() {
+        let is_raw = ["r\"", "r#", "br\"", "br#"]
+            .iter()
+            .any(|start| rest.starts_with(start))
+            && !code.ends_with(|last: char| last.is_alphanumeric() || last == '_');
+        let length = if rest.starts_with("//") {
+            rest.find('\n')
+        } else if is_raw {
+            let start = rest.trim_start_matches(['b', 'r']);
+            let signs = start.len() - start.trim_start_matches('#').len();
+            let end = format!("\"{}", "#".repeat(signs));
+            // `r#type` is no literal.
+            let text = start[signs..].strip_prefix('"');
+            let skipped = rest.len() - start.len() + signs + 1;
+            text.map(|text| skipped + text.find(&end).unwrap_or(text.len()) + end.len())
+        } else if first == '"' {
+            let mut is_escaped = true;
+            let end = rest.find(|letter| {
+                let is_end = letter == '"' && !is_escaped;
+                is_escaped = letter == '\\' && !is_escaped;
+                is_end
+            });
+            end.map(|end| end + 1)
+        } else if first == '\'' {
+            // A lifetime has no second sign so near.
+            let escaped = rest.starts_with("'\\");
+            let end = rest[1..].find('\'').map(|end| end + 2);
+            end.filter(|end| escaped || rest[..*end].chars().count() == 3)
+        } else {
+            None
+        };
+        match length {
+            Some(length) => {
+                code.push(' ');
+                rest = rest.get(length..).unwrap_or_default();
+            }
+            None => {
+                code.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+    }
+    code
+}
+
+/// Those of [`NO_NAMES`] that the code of a source has.
+fn no_names(source: &str) -> BTreeSet<String> {
+    let code = code(source);
+    let names = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    let names = names.filter(|name| NO_NAMES.contains(name));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn names_are_terms() {
+    for (file, source) in sources::rust() {
+        let is_test = file.ends_with("tests.rs") || file.contains("/tests/");
+        let is_product = PRODUCT.iter().any(|folder| file.starts_with(folder));
+        let is_left = WITH_SUCH_NAMES
+            .iter()
+            .any(|folder| file.starts_with(folder));
+        if is_product && !is_test && !is_left {
+            let found = no_names(&source);
+            assert!(found.is_empty(), "{file}: {found:?}: name the thing");
+        }
+    }
+}
+
+#[test]
+fn names_are_found_in_code_alone() {
+    let clean = "let a = \"told \\\" own\"; // whoever\nlet b = r#\"own \"told\"\"#; let c = ['\"', '\\'']; fn f<'own_>() {}\n#[cfg(test)]\nlet told = 1;";
+    assert_eq!(no_names(clean), BTreeSet::new());
+    let found = no_names("let c = '\"'; let own = is_told(\"own\");");
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["is_told", "own"]);
+}

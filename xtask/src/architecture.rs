@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn a_program_is_of_one_processor() {
-        let own = std::env::current_exe().unwrap();
+        let program = std::env::current_exe().unwrap();
         let (own_is, other) = if cfg!(target_arch = "x86_64") {
             (Architecture::Amd64, Architecture::Arm64)
         } else {
             (Architecture::Arm64, Architecture::Amd64)
         };
-        own_is.check(&own).unwrap();
-        let error = other.check(&own).unwrap_err().to_string();
+        own_is.check(&program).unwrap();
+        let error = other.check(&program).unwrap_err().to_string();
         assert!(error.contains("is built for"), "{error}");
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         assert!(own_is.check(&manifest).is_err());

@@ -15,8 +15,8 @@ use crate::process::in_path;
 /// A statically linked busybox: this machine's where it is of this architecture, else Debian's, unpacked into the cache.
 pub(crate) fn fetched(architecture: Architecture) -> Result<PathBuf> {
     let is_it = |path: &PathBuf| is_static(path) && architecture.check(path).is_ok();
-    if let Some(own) = in_path("busybox").filter(is_it) {
-        return Ok(own);
+    if let Some(found) = in_path("busybox").filter(is_it) {
+        return Ok(found);
     }
     let cache = paths::cache()?;
     let purpose = architecture.of("busybox");

@@ -76,7 +76,7 @@ impl DemoArgs {
 }
 
 /// How a story ended.
-struct Told {
+struct Finished {
     status: u8,
     lines: Vec<String>,
     last_step: String,
@@ -87,43 +87,43 @@ struct Told {
 
 /// Tells the story; the status is the story's own: 0 when all went as it must.
 pub(crate) fn run(args: &DemoArgs) -> Result<u8> {
-    let told = tell(args, |line| {
+    let finished = tell(args, |line| {
         if args.output == Output::Text {
             progress::print(line);
         }
     })?;
-    if told.status != 0 {
-        say("demo", format_args!("to look closer: {}", told.by_hand));
+    if finished.status != 0 {
+        say("demo", format_args!("to look closer: {}", finished.by_hand));
     }
     if args.output == Output::Json {
-        let file = told.out.path().join("story.json");
+        let file = finished.out.path().join("story.json");
         let text = fs::read_to_string(&file).with_context(|| {
             format!(
                 "the guest left no result in {}: {}",
                 file.display(),
-                told.ended_early("ended")
+                finished.ended_early("ended")
             )
         })?;
         progress::print(&text);
     }
-    Ok(told.status)
+    Ok(finished.status)
 }
 
 /// Tells it as `cargo xtask demo` does; an error has the whole story in it.
 pub(crate) fn succeeds() -> Result<()> {
     let matches = DemoArgs::augment_args(clap::Command::new("demo")).get_matches_from(["demo"]);
-    let told = tell(&DemoArgs::from_arg_matches(&matches)?, |_| {})?;
+    let finished = tell(&DemoArgs::from_arg_matches(&matches)?, |_| {})?;
     ensure!(
-        told.status == 0,
+        finished.status == 0,
         "{}\nthe story ended with status {}\nto look closer: {}",
-        told.lines.join("\n"),
-        told.status,
-        told.by_hand
+        finished.lines.join("\n"),
+        finished.status,
+        finished.by_hand
     );
     Ok(())
 }
 
-fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Told> {
+fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Finished> {
     let out = Folder::new()?;
     let mut guest = Guest::new(args.kernel.clone())
         .memory_mb(MEMORY_MB)
@@ -140,7 +140,7 @@ fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Told> {
     let mut audience = Audience::new(on_line);
     let exit = guest.run(|line| audience.line(line))?;
     let lines = exit.lines.iter().filter(|line| step_in(line).is_none());
-    let told = Told {
+    let finished = Finished {
         status: exit.code(),
         lines: lines.cloned().collect(),
         last_step: audience.leave(),
@@ -148,19 +148,19 @@ fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Told> {
         out,
     };
     match exit.end {
-        GuestEnd::Status(_) => Ok(told),
-        GuestEnd::NoStatus => bail!("{}", told.ended_early("ended")),
+        GuestEnd::Status(_) => Ok(finished),
+        GuestEnd::NoStatus => bail!("{}", finished.ended_early("ended")),
         GuestEnd::TimedOut => {
             let how = format!(
                 "said nothing for {} s in which it could run, and was stopped,",
                 PATIENCE.as_secs()
             );
-            bail!("{}", told.ended_early(&how))
+            bail!("{}", finished.ended_early(&how))
         }
     }
 }
 
-impl Told {
+impl Finished {
     /// Why there is no result.
     fn ended_early(&self, how: &str) -> String {
         let last = &self.lines[self.lines.len().saturating_sub(LINES_SHOWN)..];
@@ -256,14 +256,14 @@ mod tests {
 
     #[test]
     fn an_early_end_names_the_step_and_the_last_lines() {
-        let mut told = Told {
+        let mut finished = Finished {
             status: 125,
             lines: (0..50).map(|line| format!("line {line}")).collect(),
             last_step: "starting pod web".to_owned(),
             by_hand: "cargo xtask vm".to_owned(),
             out: Folder::new().unwrap(),
         };
-        let text = told.ended_early("ended");
+        let text = finished.ended_early("ended");
         assert!(
             text.starts_with("the guest ended while starting pod web. "),
             "{text}"
@@ -274,8 +274,8 @@ mod tests {
         );
         assert!(!text.contains("line 29"), "{text}");
         assert!(text.ends_with("To look closer: cargo xtask vm"), "{text}");
-        told.lines.clear();
-        let text = told.ended_early("ended");
+        finished.lines.clear();
+        let text = finished.ended_early("ended");
         assert!(text.contains("said nothing"), "{text}");
     }
 }

@@ -147,7 +147,7 @@ pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
     // Each goes on while the others wait.
     tokio::select! {
         heard = hearing => heard,
-        told = telling => told,
+        result = telling => result,
         never = answering => match never {},
     }
 }

@@ -354,7 +354,7 @@ mod tests {
                 .unwrap();
         }
         let pod_a = host.path("/sys/fs/cgroup/memory/kubepods/besteffort/poda");
-        let (own, container) = (make(&pod_a), make(&pod_a.join("c")));
+        let (pod, container) = (make(&pod_a), make(&pod_a.join("c")));
         let gone = |id, hierarchy_id| {
             let body = Body::CgroupRmdir {
                 level: 3,
@@ -363,9 +363,9 @@ mod tests {
             record(id, body)
         };
 
-        assert_eq!(concerned(&gone(own, MEMORY), &pods), Concerned::None);
+        assert_eq!(concerned(&gone(pod, MEMORY), &pods), Concerned::None);
         pods.refresh(&a).unwrap();
-        for id in [own, container] {
+        for id in [pod, container] {
             assert_eq!(concerned(&gone(id, MEMORY), &pods), Concerned::One(&a));
             assert_eq!(concerned(&gone(id, CPU), &pods), Concerned::None);
             let came = record(

@@ -165,7 +165,7 @@ struct PodLimits {
     /// Counted and not reported yet.
     unreported: LimitCounts,
     /// When something was reported.
-    told_ns: Option<u64>,
+    reported_ns: Option<u64>,
     totals: LimitTotals,
 }
 
@@ -438,7 +438,7 @@ impl Limits {
     /// gone.
     pub fn read_last(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.get_mut(uid) {
-            pod.told_ns = None;
+            pod.reported_ns = None;
             for watched in pod.cgroups.values_mut() {
                 watched.read(self.origins, Due::ALL, &mut |_| {});
             }
@@ -449,7 +449,7 @@ impl Limits {
     pub fn finish(&mut self) {
         (self.cpu_read_ns, self.memory_read_ns) = (None, None);
         for pod in self.pods.values_mut() {
-            pod.told_ns = None;
+            pod.reported_ns = None;
         }
     }
 
@@ -464,11 +464,11 @@ impl Limits {
         for (uid, pod) in &mut self.pods {
             pod.add_up(now_ns);
             let is_due = pod
-                .told_ns
-                .is_none_or(|told_ns| now_ns.saturating_sub(told_ns) >= SAID_EVERY_NS);
+                .reported_ns
+                .is_none_or(|reported_ns| now_ns.saturating_sub(reported_ns) >= SAID_EVERY_NS);
             if pod.unreported.oom_kills > 0 || (is_due && pod.unreported.is_worth_a_line()) {
                 report(uid, std::mem::take(&mut pod.unreported));
-                pod.told_ns = Some(now_ns);
+                pod.reported_ns = Some(now_ns);
             }
         }
         self.pods.retain(|uid, _| pods.contains(uid));
@@ -494,11 +494,11 @@ impl Limits {
 impl PodLimits {
     /// Adds what is new in its cgroups, and forgets those that are gone.
     fn add_up(&mut self, now_ns: u64) {
-        let (mut own, mut below) = (LimitCounts::default(), LimitCounts::default());
+        let (mut of_pod, mut below) = (LimitCounts::default(), LimitCounts::default());
         for watched in self.cgroups.values_mut() {
             if !std::mem::take(&mut watched.is_history) {
                 let sum = if watched.is_pods_own {
-                    &mut own
+                    &mut of_pod
                 } else {
                     &mut below
                 };
@@ -507,13 +507,13 @@ impl PodLimits {
             watched.reported = watched.now;
         }
         self.cgroups.retain(|_, watched| !watched.is_gone);
-        let throttled = own.throttled.max(below.throttled);
-        let throttled_ns = own.throttled_ns.max(below.throttled_ns);
-        own.add(below);
+        let throttled = of_pod.throttled.max(below.throttled);
+        let throttled_ns = of_pod.throttled_ns.max(below.throttled_ns);
+        of_pod.add(below);
         let new = LimitCounts {
             throttled,
             throttled_ns,
-            ..own
+            ..of_pod
         };
         self.unreported.add(new);
         self.totals.add(now_ns, new);

@@ -652,9 +652,9 @@ impl Agent {
             });
         }
         pod.spec.containers.iter().any(|container| {
-            let own = pods::cgroup::container_path(path, &container.name);
-            own.is_ok_and(|own| {
-                pods::cgroup::is_populated(&placing.mounts, &own).unwrap_or(false)
+            let cgroup = pods::cgroup::container_path(path, &container.name);
+            cgroup.is_ok_and(|cgroup| {
+                pods::cgroup::is_populated(&placing.mounts, &cgroup).unwrap_or(false)
             })
         })
     }

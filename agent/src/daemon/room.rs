@@ -178,9 +178,9 @@ mod tests {
             watch.notify().notified().await;
             assert!(watch.has_found());
             // As a signal that comes while the run ends for the room.
-            let is_told = Arc::new(Notify::new());
-            is_told.notify_one();
-            let ended = watch.start_anew(Ok(()), signals.or_when(is_told)).await;
+            let notified = Arc::new(Notify::new());
+            notified.notify_one();
+            let ended = watch.start_anew(Ok(()), signals.or_when(notified)).await;
             assert!(ended.is_ok(), "{ended:?}");
         });
         ledger.write(&knob, "2").unwrap();

@@ -436,14 +436,14 @@ impl Agent {
 
     /// Decisions that could not be carried out: the engine is told, and may decide otherwise.
     fn outcomes(&mut self) {
-        let mut told = 0;
+        let mut answered = 0;
         for _ in 0..OUTCOME_ROUNDS {
             self.remedy_outcomes();
             let end = self.failures.len();
-            if told == end {
+            if answered == end {
                 return;
             }
-            for index in told..end {
+            for index in answered..end {
                 let Failure { uid, action, error } = &self.failures[index];
                 let kind = EventKind::Outcome {
                     uid: uid.clone(),
@@ -452,7 +452,7 @@ impl Agent {
                 };
                 self.step(now_ns(), kind);
             }
-            told = end;
+            answered = end;
         }
     }
 

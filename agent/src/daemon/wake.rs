@@ -770,12 +770,12 @@ mod tests {
         let (works, mut other) = watched(|| Ok(()));
         other.write_all(b"x").unwrap();
         sources.snapshots = None;
-        let own = if name == SourceName::CgroupWatch {
+        let source = if name == SourceName::CgroupWatch {
             &mut sources.psi
         } else {
             &mut sources.cgroups
         };
-        own.watched = Some(works);
+        source.watched = Some(works);
         let wake = sources.next(&FAR, &mut stop, || {}).await;
         assert!(
             matches!(wake, Wake::Cgroups | Wake::Sample(_)),

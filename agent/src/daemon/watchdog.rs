@@ -270,8 +270,8 @@ impl Watch {
     }
 
     fn tell(&self, message: Message) {
-        let told = self.supervisor.as_ref().map(|it| it.tell(message));
-        if let Some(Err(error)) = told {
+        let sent = self.supervisor.as_ref().map(|it| it.tell(message));
+        if let Some(Err(error)) = sent {
             tracing::debug!(%error, "the supervisor was not told");
         }
     }

@@ -123,8 +123,8 @@ mod tests {
     fn what_is_no_elf_file_has_none() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        for bytes in [&b""[..], &[0; 64], &own[..64], b"\x7fELF"] {
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        for bytes in [&b""[..], &[0; 64], &program[..64], b"\x7fELF"] {
             std::fs::write(&path, bytes).unwrap();
             assert_eq!(unwind_tables(&path), []);
         }

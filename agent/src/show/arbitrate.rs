@@ -330,8 +330,8 @@ impl<'a> Answer<'a> {
         });
         let greatest = shares
             .max_by_key(|(part, whole, _)| u128::from(*part) * (1 << 60) / u128::from(*whole));
-        let own = self.cluster.names[at].shown();
-        let mut text = format!("{own} has weight {}", consumer.weight);
+        let name = self.cluster.names[at].shown();
+        let mut text = format!("{name} has weight {}", consumer.weight);
         if let Some((part, whole, resource)) = greatest.filter(|(part, ..)| *part > 0) {
             text += &format!(
                 " and deserves {} of the cluster's {} ({} of {}), its greatest share.\n",

@@ -21,7 +21,7 @@ struct Mount<'text> {
     root: &'text [u8],
     point: &'text [u8],
     /// Whether mounts that are made elsewhere appear here too: it is shared, or follows one that is.
-    is_told: bool,
+    is_shared: bool,
     kind: &'text [u8],
     options: &'text [u8],
 }
@@ -35,9 +35,9 @@ fn mounts(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
             let device = fields.next()?;
             let (root, point) = (fields.next()?, fields.next()?);
             let tag = |field: &[u8]| field.starts_with(b"shared:") || field.starts_with(b"master:");
-            let mut is_told = false;
+            let mut is_shared = false;
             fields.find(|field| {
-                is_told |= tag(field);
+                is_shared |= tag(field);
                 field == b"-"
             })?;
             Some(Mount {
@@ -46,7 +46,7 @@ fn mounts(text: &[u8]) -> impl Iterator<Item = Mount<'_>> {
                 device: device_number(device),
                 root,
                 point,
-                is_told,
+                is_shared,
                 kind: fields.next()?,
                 options: fields.nth(1)?,
             })
@@ -124,7 +124,7 @@ pub struct Inside {
     /// From the root of the file system.
     path: PathBuf,
     /// Whether mounts that another namespace makes there appear in this one.
-    pub is_told: bool,
+    pub is_shared: bool,
 }
 
 /// Where a directory without links is, by the mounts of a process that sees it at that path.
@@ -137,7 +137,7 @@ pub fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
     Some(Inside {
         device: mount.device?,
         path: path(mount.root).join(below),
-        is_told: mount.is_told,
+        is_shared: mount.is_shared,
     })
 }
 
@@ -274,14 +274,18 @@ mod tests {
 3 1 8:1 /srv /srv rw master:1 - ext4 /dev/sda1 rw
 ";
         let pod = inside(agent, Path::new("/kubelet/pods/u1")).expect("a mount");
-        assert_eq!((pod.device, pod.is_told), ((8, 1), false));
+        assert_eq!((pod.device, pod.is_shared), ((8, 1), false));
         assert_eq!(pod.path, Path::new("/var/lib/kubelet/pods/u1"));
         assert!(has_mount_inside(HOST, &pod));
         for other in ["/kubelet/pods/u", "/kubelet/pods/u2", "/srv/pods/u1"] {
             let other = inside(agent, Path::new(other)).expect("a mount");
             assert!(!has_mount_inside(HOST, &other), "{other:?}");
         }
-        assert!(inside(agent, Path::new("/srv/x")).expect("a mount").is_told);
+        assert!(
+            inside(agent, Path::new("/srv/x"))
+                .expect("a mount")
+                .is_shared
+        );
         // On another file system that has the same path.
         let host = String::from_utf8_lossy(HOST).replace("8:1", "8:2");
         assert!(!has_mount_inside(host.as_bytes(), &pod));

@@ -480,12 +480,12 @@ impl Guest {
             names.join(", ")
         );
         packages::install(&names, &mut archive)?;
-        let own = if self.own_programs {
+        let built = if self.own_programs {
             programs::build(self.programs, self.architecture)?
         } else {
             Vec::new()
         };
-        for path in own.iter().chain(&self.payload) {
+        for path in built.iter().chain(&self.payload) {
             if path.is_dir() {
                 archive.copy_tree("payload", path)?;
             } else {

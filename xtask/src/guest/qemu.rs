@@ -82,16 +82,16 @@ impl Running {
             .with_context(|| format!("cannot wait for {name}"))?;
         let errors = fs::read_to_string(&self.errors).unwrap_or_default();
         // Emulation lacks a few features of the named CPU models; that is expected and long.
-        let told = errors
+        let messages = errors
             .lines()
             .filter(|line| !line.contains("TCG doesn't support requested feature"));
-        let told: Vec<&str> = told.collect();
+        let messages: Vec<&str> = messages.collect();
         ensure!(
             kill || status.success(),
             "{name} failed ({status}):\n{}",
-            told.join("\n")
+            messages.join("\n")
         );
-        for line in told {
+        for line in messages {
             say("machine", line);
         }
         Ok(())

@@ -92,8 +92,8 @@ pub(crate) fn programs(folder: Option<&Path>, architecture: Architecture) -> Res
     let Some(folder) = folder else {
         return build(architecture);
     };
-    let own = folder.join(architecture.name());
-    let folder = if own.is_dir() { &own } else { folder };
+    let specific = folder.join(architecture.name());
+    let folder = if specific.is_dir() { &specific } else { folder };
     let programs = PROGRAMS.map(|name| folder.join(name));
     for program in &programs {
         architecture.check(program)?;

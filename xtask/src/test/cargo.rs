@@ -112,11 +112,11 @@ fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> 
 
 /// `cargo test`'s output without the tests that succeeded.
 fn failures(log: &str) -> String {
-    let told = |line: &&str| {
+    let is_shown = |line: &&str| {
         let passed = line.starts_with("test ") && line.ends_with(" ... ok");
         !passed && !line.is_empty() && !line.starts_with("running ") && !process::is_progress(line)
     };
-    log.lines().filter(told).collect::<Vec<_>>().join("\n")
+    log.lines().filter(is_shown).collect::<Vec<_>>().join("\n")
 }
 
 fn failed_tests(log: &str) -> Vec<String> {

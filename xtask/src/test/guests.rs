@@ -192,7 +192,7 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
 
 /// What the guest's lines say, compared with the plan: a test that was planned and did not end has failed.
 fn outcome(planned: &PlannedGuest, exit: &GuestExit, by_hand: &str) -> Outcome {
-    let told = report::of_guest_tests(&exit.lines, &planned.tests, exit.code());
+    let results = report::of_guest_tests(&exit.lines, &planned.tests, exit.code());
     let end = match exit.end {
         GuestEnd::Status(status) => format!("{GUEST_TESTS} ended with status {status}"),
         GuestEnd::TimedOut => format!(
@@ -202,14 +202,14 @@ fn outcome(planned: &PlannedGuest, exit: &GuestExit, by_hand: &str) -> Outcome {
         GuestEnd::NoStatus => "the guest died: it ended without a status".to_owned(),
     };
     let mut notes: Vec<String> = report::notable(&exit.lines).map(str::to_owned).collect();
-    if told.unfinished > 0 {
-        let during = match &told.during {
+    if results.unfinished > 0 {
+        let during = match &results.during {
             Some(test) => format!("during {test}"),
             None => "before the first test".to_owned(),
         };
         notes.push(format!(
             "{end}, {during}; {} of {} tests did not end",
-            told.unfinished,
+            results.unfinished,
             planned.tests.len()
         ));
     }
@@ -219,7 +219,7 @@ fn outcome(planned: &PlannedGuest, exit: &GuestExit, by_hand: &str) -> Outcome {
         _ => &exit.lines[exit.lines.len().saturating_sub(LAST_LINES)..],
     };
     Outcome {
-        counts: told.counts,
+        counts: results.counts,
         log: format!(
             "{}\n{end}, {} after its start\nlook closer: `{by_hand}`\nor a shell in it: `{}`",
             lines.join("\n"),
@@ -227,7 +227,7 @@ fn outcome(planned: &PlannedGuest, exit: &GuestExit, by_hand: &str) -> Outcome {
             shell(by_hand)
         ),
         notes,
-        failed_tests: told.failed,
+        failed_tests: results.failed,
     }
 }
 

@@ -122,16 +122,16 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             kernel.boot(Architecture::Amd64)?;
         }
     }
-    let mut told = Told::default();
-    told.stage("formatting", || {
+    let mut summary = Summary::default();
+    summary.stage("formatting", || {
         passes(process::cargo().args(["fmt", "--all", "--check"])).into()
     });
-    told.stage("formatting of ebpf", || {
+    summary.stage("formatting of ebpf", || {
         let manifest = ["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"];
         passes(process::cargo().args(manifest)).into()
     });
     // Before what embeds the object.
-    told.stage("BPF object", || ebpf::build().map(|_| ()).into());
+    summary.stage("BPF object", || ebpf::build().map(|_| ()).into());
     let mut jobs = VecDeque::from([Job::Host]);
     if quick {
         say(
@@ -139,16 +139,16 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
         );
     } else {
-        match planned(all, &mut told) {
+        match planned(all, &mut summary) {
             Ok(guests) => {
                 jobs.extend(guests.into_iter().map(Job::Guest));
                 jobs.push_back(Job::Demo);
             }
-            Err(error) => told.stage("guests", || Err(error).into()),
+            Err(error) => summary.stage("guests", || Err(error).into()),
         }
     }
     if quick && !kubernetes::is_built()? {
-        told.stage("API server", || {
+        summary.stage("API server", || {
             Outcome::left_out(
                 "no API server is built: `cargo xtask kubernetes test`, or `cargo xtask test`",
             )
@@ -160,17 +160,17 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     if all {
         jobs.push_back(Job::Weekly);
     }
-    at_once(jobs, |ended| told.tell(&ended));
-    flaky::tell(&told.failed_tests);
+    at_once(jobs, |ended| summary.tell(&ended));
+    flaky::tell(&summary.failed_tests);
     say("test", format_args!("took {}", minutes(started.elapsed())));
-    progress::print(&told.sum.to_string());
-    Ok(u8::from(told.sum.failed > 0))
+    progress::print(&summary.sum.to_string());
+    Ok(u8::from(summary.sum.failed > 0))
 }
 
 /// The guests to start, once the programs for them are built.
-fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
+fn planned(all: bool, summary: &mut Summary) -> Result<Vec<PlannedGuest>> {
     let mut programs = Vec::new();
-    told.stage("programs for the guests", || {
+    summary.stage("programs for the guests", || {
         let built = build_programs(Some(OF_TESTS), Architecture::Amd64).and_then(|built| {
             programs = built;
             build_programs(Some(OF_DEMO), Architecture::Amd64)
@@ -182,7 +182,7 @@ fn planned(all: bool, told: &mut Told) -> Result<Vec<PlannedGuest>> {
     }
     let guests = guests::plan(&programs, all)?;
     if guests.iter().any(PlannedGuest::is_arm64) {
-        told.stage("programs for the guests of arm64", || arm64(&guests).into());
+        summary.stage("programs for the guests of arm64", || arm64(&guests).into());
     }
     let tests: usize = guests.iter().map(|guest| guest.tests.len()).sum();
     say(
@@ -276,12 +276,12 @@ fn stage(ended: &mpsc::Sender<Ended>, name: &str, run: &dyn Fn(&Step) -> Outcome
 
 /// What has been told so far.
 #[derive(Default)]
-struct Told {
+struct Summary {
     sum: Counts,
     failed_tests: Vec<String>,
 }
 
-impl Told {
+impl Summary {
     /// Runs a stage while nothing else runs.
     fn stage(&mut self, name: &str, run: impl FnOnce() -> Outcome) {
         say("test", name);
@@ -318,12 +318,12 @@ impl Told {
 pub(crate) fn run_cluster() -> Result<u8> {
     setup::nightly()?;
     setup::bpf_linker()?;
-    let mut told = Told::default();
-    told.stage("beside a kubelet", || {
+    let mut summary = Summary::default();
+    summary.stage("beside a kubelet", || {
         cluster::run(&Step::begin("test", "beside a kubelet"))
     });
-    progress::print(&told.sum.to_string());
-    Ok(u8::from(told.sum.failed > 0))
+    progress::print(&summary.sum.to_string());
+    Ok(u8::from(summary.sum.failed > 0))
 }
 
 /// Whether a command succeeds; its words when it does not.

@@ -100,7 +100,7 @@ pub(crate) fn of_guest_tests(lines: &[String], planned: &[String], status: u8) -
         let mut of_name = outcomes.iter().filter(|(test, _)| *test == name);
         of_name.next().map(|(_, outcome)| *outcome)
     };
-    let mut told = GuestTests {
+    let mut results = GuestTests {
         counts: Counts::default(),
         failed: Vec::new(),
         unfinished: 0,
@@ -108,28 +108,28 @@ pub(crate) fn of_guest_tests(lines: &[String], planned: &[String], status: u8) -
     };
     for name in planned {
         match of(name) {
-            Some(GuestOutcome::Ok) => told.counts.passed += 1,
-            Some(GuestOutcome::Skipped) => told.counts.skipped += 1,
+            Some(GuestOutcome::Ok) => results.counts.passed += 1,
+            Some(GuestOutcome::Skipped) => results.counts.skipped += 1,
             Some(GuestOutcome::Failed) => {
-                told.counts.failed += 1;
-                told.failed.push(name.clone());
+                results.counts.failed += 1;
+                results.failed.push(name.clone());
             }
             None => {
-                told.counts.failed += 1;
-                told.unfinished += 1;
-                told.failed.push(name.clone());
+                results.counts.failed += 1;
+                results.unfinished += 1;
+                results.failed.push(name.clone());
             }
         }
     }
     let begun = lines.iter().rev().find_map(|line| begun(line));
-    told.during = begun
+    results.during = begun
         .map(|(name, _)| name.to_owned())
         .filter(|name| of(name).is_none());
     // A program that says that all is well and ends with an error is not believed.
     if status != 0 {
-        told.counts.failed = told.counts.failed.max(1);
+        results.counts.failed = results.counts.failed.max(1);
     }
-    told
+    results
 }
 
 /// Whether a line says that a test has begun or ended.
@@ -251,9 +251,9 @@ mod tests {
             "[1.0] boot\nrunning a (1 of 2)\ntest a ... ok (1.0 s)\nrunning b (2 of 2)\ntest b ... skipped: no fentry\n\
              1 passed, 0 failed, 1 skipped\n\nPower down",
         );
-        let told = of_guest_tests(&output, &names(&["a", "b"]), 0);
-        assert_eq!(told.counts, counts(1, 0, 1));
-        assert_eq!((told.unfinished, told.during), (0, None));
+        let results = of_guest_tests(&output, &names(&["a", "b"]), 0);
+        assert_eq!(results.counts, counts(1, 0, 1));
+        assert_eq!((results.unfinished, results.during), (0, None));
         assert_eq!(
             of_guest_tests(&output, &names(&["a", "b"]), 1).counts,
             counts(1, 1, 1)
@@ -272,10 +272,13 @@ mod tests {
         let output = lines(
             "running a (1 of 4)\ntest a ... ok (2.5 s)\nrunning b (2 of 4)\ntest b ... FAILED (0.1 s)\nrunning c (3 of 4)\nKernel panic",
         );
-        let told = of_guest_tests(&output, &names(&["a", "b", "c", "d"]), 125);
-        assert_eq!(told.counts, counts(1, 3, 0));
-        assert_eq!(told.failed, ["b", "c", "d"]);
-        assert_eq!((told.unfinished, told.during.as_deref()), (2, Some("c")));
+        let results = of_guest_tests(&output, &names(&["a", "b", "c", "d"]), 125);
+        assert_eq!(results.counts, counts(1, 3, 0));
+        assert_eq!(results.failed, ["b", "c", "d"]);
+        assert_eq!(
+            (results.unfinished, results.during.as_deref()),
+            (2, Some("c"))
+        );
         assert_eq!(
             of_guest_tests(&[], &names(&["a"]), 125).counts,
             counts(0, 1, 0)
@@ -303,12 +306,12 @@ mod tests {
             "test a ... ok (2.5 s)\ntest b ... FAILED (0.1 s)\n    no victim\n    kernel: killed\n[9.9] noise\n    noise\n\
              test c ... ok (0.2 s)\n    noise\n\n2 passed, 1 failed, 0 skipped",
         );
-        let told = [
+        let results = [
             "test b ... FAILED (0.1 s)",
             "    no victim",
             "    kernel: killed",
         ];
-        assert_eq!(notable(&output).collect::<Vec<_>>(), told);
+        assert_eq!(notable(&output).collect::<Vec<_>>(), results);
     }
 
     #[test]

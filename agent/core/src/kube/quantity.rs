@@ -455,8 +455,8 @@ impl Quantity {
     /// Whether it is more than `most` together with `more`.
     pub fn exceeds_with(&self, more: &Self, most: &Self) -> bool {
         let milli = |quantity: &Self| quantity.amount.whole_milli();
-        if let (Some(own), Some(more), Some(most)) = (milli(self), milli(more), milli(most))
-            && let Some(sum) = own.checked_add(more)
+        if let (Some(first), Some(more), Some(most)) = (milli(self), milli(more), milli(most))
+            && let Some(sum) = first.checked_add(more)
         {
             return sum > most;
         }

@@ -498,11 +498,11 @@ mod tests {
             ..Shown::default()
         };
         assert_eq!(answer("app", only_mems, pool), adjusted(Some("2-3"), None));
-        let own = PodAnswers {
+        let answers = PodAnswers {
             foreign: BTreeSet::from(["another id".to_owned()]),
             ..answers.clone()
         };
-        let update = own.for_update(("app", "another id"), shown(None), pool);
+        let update = answers.for_update(("app", "another id"), shown(None), pool);
         assert_eq!(update, Answer::Unchanged);
         assert_eq!(answer("init", set, pool), Answer::Unchanged);
         assert_eq!(answer("app", shown(None), None), Answer::Unchanged);

@@ -609,9 +609,9 @@ fn forget_checkpoint(place: &Place) -> Result<(), PlacementError> {
 /// Another program has put a container where others are to be alone.
 fn overlap(container: &Container, assignments: &Assignments) -> Option<Overlap> {
     let cpus = container.cpuset.effective_cpus().ok()?;
-    let own = assignments.cpus(&container.pod, &container.name);
-    let others = match own.exclusive {
-        true => assignments.exclusive() - own.cpus,
+    let assigned = assignments.cpus(&container.pod, &container.name);
+    let others = match assigned.exclusive {
+        true => assignments.exclusive() - assigned.cpus,
         false => assignments.exclusive(),
     };
     let shared = cpus & others;

@@ -331,9 +331,9 @@ fn of_kind(
 ) -> Result<Item, String> {
     let json = document.to_json();
     let object = |mut object: Object| {
-        let own = &mut object.meta_mut().namespace;
-        if own.is_empty() {
-            namespace.clone_into(own);
+        let given = &mut object.meta_mut().namespace;
+        if given.is_empty() {
+            namespace.clone_into(given);
         }
         Item::Object {
             resource,

@@ -199,7 +199,7 @@ impl EndedPods {
         if has_mount_inside(&hosts, &inside) {
             return Err(KeptBecause::Mounted);
         }
-        match inside.is_told {
+        match inside.is_shared {
             true => Ok(()),
             false => Err(KeptBecause::MountsHidden),
         }

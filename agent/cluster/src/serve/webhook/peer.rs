@@ -59,10 +59,10 @@ impl FairPace {
     }
 
     fn has_less_than_its_part(&self, peer: Peer) -> bool {
-        let own = self.last.iter().filter(|(_, other)| *other == peer).count();
+        let held = self.last.iter().filter(|(_, other)| *other == peer).count();
         let mut peers: BTreeSet<Peer> = self.last.iter().map(|(_, peer)| *peer).collect();
         peers.insert(peer);
-        own < (self.most / peers.len()).max(1)
+        held < (self.most / peers.len()).max(1)
     }
 }
 

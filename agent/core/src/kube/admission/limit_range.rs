@@ -169,15 +169,15 @@ fn fill_pod(defaults: &Resources, pod: &mut PodObject, mut filled: impl FnMut(Fi
             "container"
         };
         let resources = &mut container.resources;
-        for (is_request, own, default) in [
+        for (is_request, list, default) in [
             (true, &mut resources.requests, &defaults.requests),
             (false, &mut resources.limits, &defaults.limits),
         ] {
             let mut between = if note.is_empty() { PREFIX } else { "; " };
             let before = note.len();
             for (resource, amount) in default {
-                if !own.contains_key(resource) {
-                    own.insert(resource.clone(), amount.clone());
+                if !list.contains_key(resource) {
+                    list.insert(resource.clone(), amount.clone());
                     filled(Filled {
                         is_init,
                         at,

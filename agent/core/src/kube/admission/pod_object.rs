@@ -395,7 +395,7 @@ impl PodObject {
 /// Raises each quantity to the other list's, where that is larger.
 fn raise(list: &mut ResourceList, other: &ResourceList) {
     for (name, quantity) in other {
-        if list.get(name).is_none_or(|own| quantity > own) {
+        if list.get(name).is_none_or(|known| quantity > known) {
             list.insert(name.clone(), quantity.clone());
         }
     }

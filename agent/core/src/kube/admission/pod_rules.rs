@@ -188,9 +188,9 @@ fn pod_level_errors(
         errors,
     );
     let mut below =
-        |field: &str, own: &ResourceList, sums: &ResourceList, counts: fn(&str) -> bool| {
+        |field: &str, of_pod: &ResourceList, sums: &ResourceList, counts: fn(&str) -> bool| {
             for (name, sum) in sums.iter().filter(|(name, _)| counts(name)) {
-                if let Some(amount) = own.get(name).filter(|amount| sum > *amount) {
+                if let Some(amount) = of_pod.get(name).filter(|amount| sum > *amount) {
                     errors.push(FieldError::invalid(
                         format!("spec.resources.{field}[{name}]"),
                         &quoted(&amount.to_string()),

@@ -146,8 +146,8 @@ pub fn admit(
             // What is absent stays; what is changed is refused by the API's validation.
             if let (Object::Pod(pod), Some((priority, policy))) = (&mut request.object, old) {
                 pod.pod.spec.priority = pod.pod.spec.priority.or(priority);
-                let own = &mut pod.more.spec.preemption_policy;
-                *own = own.take().or(policy);
+                let given = &mut pod.more.spec.preemption_policy;
+                *given = given.take().or(policy);
             }
         }
         _ => {}

@@ -273,10 +273,10 @@ const LEADERS_MAX: usize = 8;
 impl Contender<'_> {
     /// `Less`: it goes earlier.
     fn compare(&self, other: &Self) -> Ordering {
-        let (own, others) = (&self.standing, &other.standing);
-        let classes = own.class.cmp(&others.class);
+        let (one, others) = (&self.standing, &other.standing);
+        let classes = one.class.cmp(&others.class);
         classes
-            .then_with(|| others.excess.cmp(&own.excess))
+            .then_with(|| others.excess.cmp(&one.excess))
             .then_with(|| self.uid.cmp(other.uid))
     }
 

@@ -213,7 +213,9 @@ mod tests {
             ..Default::default()
         };
         let containers = [("container1", one("4-6")), ("container2", one("1-3"))];
-        let containers = containers.map(|(name, own)| (name.to_owned(), own)).into();
+        let containers = containers
+            .map(|(name, held)| (name.to_owned(), held))
+            .into();
         let assignments = Assignments {
             shared_pool: CpuSet::parse("7-9").unwrap(),
             containers: BTreeMap::from([("pod".into(), containers)]),
