@@ -12,6 +12,9 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
+/// Connections that the program may have left before they were taken.
+const ACCEPTED_MAX: usize = 100;
+
 /// What it has heard so far.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
@@ -57,27 +60,36 @@ impl Agent {
         self.folder.path().join("cluster.sock")
     }
 
-    /// Takes the next connection, and reads the greeting.
+    /// Takes the next connection, and reads the greeting. One that was not taken in time waits there as well, left by the program meanwhile: then the next one.
     pub(crate) async fn accept(&mut self) {
-        let (stream, _) = self.listener.accept().await.unwrap();
-        self.stream = Some(stream);
-        self.bytes.clear();
         let greeting = ToCluster::Hello {
             protocol: PROTOCOL,
             unreported: self.unreported,
         };
-        self.send(&greeting).await;
-        let hello = self.frame().await.expect("a greeting");
-        assert!(
-            matches!(
-                &hello,
-                ToAgent::Hello {
-                    protocol: PROTOCOL,
-                    ..
-                }
-            ),
-            "{hello:?}"
-        );
+        let greeting = serde_json::to_vec(&greeting).unwrap();
+        for _ in 0..ACCEPTED_MAX {
+            let (stream, _) = self.listener.accept().await.unwrap();
+            self.stream = Some(stream);
+            self.bytes.clear();
+            if self.write(&greeting).await.is_err() {
+                continue;
+            }
+            let Some(hello) = self.frame().await else {
+                continue;
+            };
+            assert!(
+                matches!(
+                    &hello,
+                    ToAgent::Hello {
+                        protocol: PROTOCOL,
+                        ..
+                    }
+                ),
+                "{hello:?}"
+            );
+            return;
+        }
+        panic!("the program left each of {ACCEPTED_MAX} connections without a greeting");
     }
 
     /// Ends the connection.
@@ -92,12 +104,14 @@ impl Agent {
     }
 
     pub(crate) async fn send_bytes(&mut self, bytes: &[u8]) {
+        self.write(bytes).await.unwrap();
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         let stream = self.stream.as_mut().unwrap();
-        stream
-            .write_u32_le(u32::try_from(bytes.len()).unwrap())
-            .await
-            .unwrap();
-        stream.write_all(bytes).await.unwrap();
+        let length = u32::try_from(bytes.len()).unwrap();
+        stream.write_u32_le(length).await?;
+        stream.write_all(bytes).await
     }
 
     pub(crate) async fn send_raw(&mut self, bytes: &[u8]) {
