@@ -12,6 +12,7 @@ pub(crate) mod tls;
 #[path = "../../../tests/notes/mod.rs"]
 pub(crate) mod notes;
 
+use std::io::Write as _;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -26,12 +27,15 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// Waits for progress, which always comes or the test is wrong: what waits for half an hour says what it waited for. It looks seldom after a while: on a node
-/// with one slow CPU looking is work.
+/// with one slow CPU looking is work. Each few minutes it says so where the harness does not keep it: a stage of tests that says nothing for long is ended.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let mut pause = Duration::from_millis(20);
-    for _ in 0..6_000 {
+    for at in 1..=6_000 {
         if let Some(found) = look().await {
             return found;
+        }
+        if at % 1_000 == 0 {
+            let _closed = writeln!(std::io::stderr(), "still waits for: {what}");
         }
         tokio::time::sleep(pause).await;
         pause = pause.mul_f32(1.1).min(Duration::from_millis(300));
