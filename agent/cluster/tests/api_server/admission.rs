@@ -13,6 +13,7 @@ mod updates;
 mod versions;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use http::Request;
 use kube::client::Body;
@@ -122,7 +123,34 @@ impl Client {
         Self(kube::Client::try_from(config.await.unwrap()).unwrap())
     }
 
+    /// Asks until there is an answer. What was made and is made again as the first answer was lost is answered as it is.
     async fn send(&self, method: &str, path: &str, mime: &str, body: &Value) -> (u16, Value) {
+        let was_lost = AtomicBool::new(false);
+        let (code, answer) = until(&format!("an answer to {method} {path}"), async || {
+            let answer = self.send_once(method, path, mime, body).await;
+            let answer = answer.filter(|(code, _)| *code < 500);
+            was_lost.fetch_or(answer.is_none(), Relaxed);
+            answer
+        })
+        .await;
+        if was_lost.into_inner() && (method, code) == ("POST", 409) {
+            let name = body["metadata"]["name"].as_str().unwrap();
+            let path = format!("{path}/{name}");
+            return until("what was made", async || {
+                self.send_once("GET", &path, mime, &Value::Null).await
+            })
+            .await;
+        }
+        (code, answer)
+    }
+
+    async fn send_once(
+        &self,
+        method: &str,
+        path: &str,
+        mime: &str,
+        body: &Value,
+    ) -> Option<(u16, Value)> {
         use http_body_util::BodyExt as _;
         let request = Request::builder()
             .method(method)
@@ -131,10 +159,10 @@ impl Client {
         let request = request
             .body(Body::from(body.to_string().into_bytes()))
             .unwrap();
-        let response = self.0.send(request).await.unwrap();
+        let response = self.0.send(request).await.ok()?;
         let code = response.status().as_u16();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        (code, serde_json::from_slice(&body).unwrap())
+        let body = response.into_body().collect().await.ok()?.to_bytes();
+        Some((code, serde_json::from_slice(&body).unwrap()))
     }
 
     async fn create(

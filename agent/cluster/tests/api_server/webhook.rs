@@ -1,7 +1,7 @@
 //! The arbitrator's webhook, called by a real API server. It is called by a URL: without kube-proxy no Service leads anywhere.
 
 use plimsoll_cluster::arbitrate::webhook::SeenSecret;
-use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use plimsoll_cluster::call::{Call, Content, Refusal, Verb};
 use plimsoll_cluster::certificate;
 use serde_json::{Value, json};
 
@@ -38,18 +38,36 @@ async fn install(server: &Server, port: u16) {
     }
 }
 
-/// What the API server says to a new Consumer that is not stored.
-async fn tried(server: &Server, name: &str, spec: &Value) -> Answer {
+fn new(name: &str, spec: &Value, dry_run: bool) -> Call {
     let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": name}, "spec": spec});
-    let call = Call::write(Verb::Post, "test", CONSUMERS, Content::Json, &body, true);
-    server.admin.call(&call).await
+    Call::write(Verb::Post, "test", CONSUMERS, Content::Json, &body, dry_run)
+}
+
+/// What the API server says to a new Consumer that is not stored.
+async fn tried(server: &Server, name: &str, spec: &Value) -> Result<Vec<u8>, Refusal> {
+    server.answer(&new(name, spec, true)).await
+}
+
+/// Makes a Consumer of others that were made just before. The webhook waits for a second until it sees them, and where the machine is slower it refuses it.
+async fn until_taken(server: &Server, name: &str, spec: &Value) {
+    let call = new(name, spec, false);
+    until(&format!("{name} to be taken: {spec}"), async || {
+        match server.answer(&call).await {
+            Ok(_) => Some(()),
+            Err(refusal) if refusal.code == 403 => None,
+            // It was, and the answer was lost.
+            Err(refusal) if refusal.code == 409 => Some(()),
+            Err(refusal) => panic!("{refusal:?}"),
+        }
+    })
+    .await;
 }
 
 async fn until_refused(server: &Server, spec: &Value, sentence: &str) {
     until(
         &format!("{spec} to be refused: {sentence}"),
         async || match tried(server, "wrong", spec).await {
-            Answer::Refused(refusal) if refusal.code == 403 => {
+            Err(refusal) if refusal.code == 403 => {
                 assert!(refusal.message.contains(sentence), "{}", refusal.message);
                 Some(())
             }
@@ -94,20 +112,21 @@ fn a_wrong_consumer_is_refused_and_without_the_webhook_it_is_taken() {
 
         // A group and its member, at once: the refusal waits for the watch.
         consumer(&server, "top", &json!({})).await;
-        consumer(&server, "below", &json!({"parent": "top"})).await;
-        consumer(
+        until_taken(&server, "below", &json!({"parent": "top"})).await;
+        until_taken(
             &server,
             "a",
             &json!({"namespace": "a", "parent": "below", "reserved": {"cpu": "2"}}),
         )
         .await;
-        // A cycle.
+        // A cycle. Where the webhook takes longer than the API server waits for it nothing is refused.
         let body = json!({"spec": {"parent": "below"}});
         let path = format!("{CONSUMERS}/top");
-        let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &body, false);
-        let Answer::Refused(refusal) = server.admin.call(&call).await else {
-            panic!("the cycle was taken");
-        };
+        let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &body, true);
+        let refusal = until("the cycle to be refused", async || {
+            server.answer(&call).await.err()
+        })
+        .await;
         assert_eq!(
             refusal.message,
             "admission webhook \"consumers.plimsoll.dev\" denied the request: spec.parent: a cycle: below is this Consumer, or below it: name a group that is not"
@@ -119,7 +138,7 @@ fn a_wrong_consumer_is_refused_and_without_the_webhook_it_is_taken() {
         until_refused(&server, &above, "2 is more than spec.hard.cpu, 1").await;
         let right = json!({"namespace": "b", "reserved": {"cpu": "3"}});
         let answer = tried(&server, "b", &right).await;
-        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        assert!(answer.is_ok(), "{answer:?}");
         for answer in ["allowed", "refused"] {
             let name = format!("admission_requests_total{{answer=\"{answer}\"}}");
             assert!(arbitrator.metric(&name).await > 0.0, "{name}");
@@ -174,7 +193,7 @@ fn with_authorities_of_clients_only_the_api_server_is_heard() {
         // It shows none, and nothing waits for the webhook.
         let orphan = json!({"namespace": "lost", "parent": "nowhere"});
         let answer = tried(&server, "orphan", &orphan).await;
-        assert!(matches!(answer, Answer::Done(_)), "{answer:?}");
+        assert!(answer.is_ok(), "{answer:?}");
         let user = json!({"client-certificate": write("client.crt", &client.certificate), "client-key": write("client.key", &client.key)});
         let config = json!({"apiVersion": "v1", "kind": "Config", "users": [{"name": format!("127.0.0.1:{port}"), "user": user}]});
         let config = write("webhooks.conf", &config.to_string());
@@ -191,8 +210,11 @@ fn with_authorities_of_clients_only_the_api_server_is_heard() {
 /// A certificate that ends in twenty days gives way to another one.
 async fn renewed(server: &Server, port: u16) {
     let old = certificate::make("127.0.0.1", unix_ms() - 70 * DAY_MS).unwrap();
-    let call = secret(server).await.replace("plimsoll", &old);
-    server.must(&call).await;
+    until("the older certificate to be stored", async || {
+        let call = secret(server).await.replace("plimsoll", &old);
+        server.answer(&call).await.ok()
+    })
+    .await;
     let renewed = until("another certificate", async || {
         let seen = secret(server).await.pair;
         (seen.certificate != old.certificate).then_some(seen)

@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
+use super::until;
+
 /// What an HTTP end says of a path, head and all; nothing where no connection was made.
 pub(crate) async fn page(
     connection: std::io::Result<impl AsyncRead + AsyncWrite + Unpin>,
@@ -20,6 +22,21 @@ pub(crate) async fn page(
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     text
+}
+
+/// Runs the program until it ends well, and returns what it prints: where the API server is too slow it ends with an error.
+pub(crate) async fn succeeds(arguments: &[&str], kubeconfig: &Path) -> String {
+    until(&format!("{arguments:?} to end well"), async || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"));
+        command.args(arguments).arg("--kubeconfig").arg(kubeconfig);
+        let output = command.output().unwrap();
+        if !output.status.success() {
+            eprintln!("{output:?}");
+            return None;
+        }
+        Some(String::from_utf8(output.stdout).unwrap())
+    })
+    .await
 }
 
 pub(crate) struct Program {

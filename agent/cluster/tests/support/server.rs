@@ -2,13 +2,15 @@
 
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use plimsoll_cluster::api::{Api, Source};
-use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use plimsoll_cluster::call::{Answer, Call, Content, Refusal, Verb};
 use plimsoll_cluster::metrics::Metrics;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::{Value, json};
@@ -21,14 +23,18 @@ const ADMIN: &str = "admin-token";
 /// The token that the program under test has.
 pub(crate) const CLUSTER: &str = "cluster-token";
 
-/// What kube-apiserver says when a hook of its start takes too long, and how often that is believed.
-const GIVES_UP: &str = "PostStartHook";
+/// How often kube-apiserver is started until it serves.
 const STARTS_MAX: u32 = 20;
 /// How often a server that does not answer is asked, and with which pause.
 const ASKED_MAX: u32 = 1000;
 const ASKED_EVERY: Duration = Duration::from_millis(200);
 /// That of the arbitrator.
 const ARBITRATOR: &str = "arbitrator-token";
+
+/// Ports of servers: below those that the kernel gives to connections (`net.ipv4.ip_local_port_range`).
+const PORTS: Range<u16> = 12_000..32_000;
+/// That much has to be free in memory for the data of an etcd, which keeps two files of 64 MB for its log alone.
+const DATA_BYTES_FREE: u64 = 2 << 30;
 
 /// The address of the API server's own service, the first of its range.
 pub(crate) const SERVICE: &str = "10.0.0.1";
@@ -103,6 +109,8 @@ pub(crate) struct Server {
     logs: PathBuf,
     binaries: PathBuf,
     etcd: Child,
+    /// Its data, where they are in memory.
+    _data: Option<TempDir>,
     etcd_port: u16,
     pub(crate) port: u16,
     api_server: Mutex<Option<Child>>,
@@ -178,12 +186,32 @@ pub(crate) async fn shared() -> Option<Arc<Server>> {
     Some(server)
 }
 
+/// A port that nobody listens at. No connection gets it as its own before it is used: the kernel gives those from 32768 on, and each port here is handed out once.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    static HANDED_OUT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Another process of tests begins elsewhere.
+        let at = std::process::id() * 64 + HANDED_OUT.fetch_add(1, Relaxed);
+        let port = PORTS.start + u16::try_from(at % u32::try_from(PORTS.len()).unwrap()).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A folder in memory, of which etcd has more than enough: it waits for its disk at each change, and a machine that builds keeps the disk busy. `None`: there is none, or the memory of this
+/// machine is what is tested.
+fn in_memory() -> Option<TempDir> {
+    let is_node = std::env::var_os("PLIMSOLL_NODE").is_some();
+    let memory = Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(memory).ok()?;
+    let has_room = free.f_bavail.saturating_mul(free.f_frsize) >= DATA_BYTES_FREE;
+    let folder = (!is_node && has_room).then(|| {
+        tempfile::Builder::new()
+            .prefix("plimsoll-etcd-")
+            .tempdir_in(memory)
+    });
+    folder?.ok()
 }
 
 /// Starts a program with its output in this file; that of the start before is beside it.
@@ -238,9 +266,13 @@ impl Server {
         write("tokens.csv", &tokens);
         write("token", CLUSTER);
         let (etcd_port, peer_port, port) = (free_port(), free_port(), free_port());
+        let data = in_memory();
+        let data_folder = data
+            .as_ref()
+            .map_or_else(|| at("etcd"), |data| data.path().join("etcd"));
         let etcd = [
             "--data-dir",
-            &at("etcd").to_string_lossy(),
+            &data_folder.to_string_lossy(),
             "--log-level",
             "error",
         ]
@@ -265,6 +297,7 @@ impl Server {
             logs,
             binaries,
             etcd,
+            _data: data,
             etcd_port,
             port,
             api_server: Mutex::default(),
@@ -282,8 +315,8 @@ impl Server {
         self.folder.path().join(name)
     }
 
-    /// Starts kube-apiserver, and waits until it serves. It gives up by itself where etcd or the machine is slow (its hooks have half a minute), and is then
-    /// started again.
+    /// Starts kube-apiserver, and waits until it serves. It gives up by itself, in many words, where etcd or the machine is slow (its hooks have half a minute),
+    /// and is then started again.
     pub(crate) async fn run(&self) {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
         let mut arguments = vec![
@@ -320,8 +353,10 @@ impl Server {
             {
                 let text = fs::read_to_string(&log).unwrap_or_default();
                 let end: Vec<&str> = text.lines().rev().take(10).collect();
-                let is_hopeless = starts == STARTS_MAX || !text.contains(GIVES_UP);
-                assert!(!is_hopeless, "kube-apiserver ended with {status}: {end:#?}");
+                assert!(
+                    starts < STARTS_MAX,
+                    "kube-apiserver ended with {status}, at start {starts}: {end:#?}"
+                );
                 *child = start();
                 starts += 1;
             }
@@ -379,30 +414,83 @@ impl Server {
         }
     }
 
-    /// As the administrator; what comes must be a success. A server that is too slow is asked again: it may have done what it was asked to.
-    pub(crate) async fn must(&self, call: &Call) -> Value {
-        let what = format!("{} {}", call.verb.name(), call.path);
+    /// What the API server answers the administrator. One that is too slow, or has trouble of its own, is asked again. `was_lost`: it may have done before what it was asked to.
+    async fn asked(&self, call: &Call) -> (Result<Vec<u8>, Refusal>, bool) {
         let mut was_lost = false;
+        let mut last = String::new();
         for _ in 0..ASKED_MAX {
             match self.admin.call(call).await {
-                Answer::Done(body) => return serde_json::from_slice(&body).unwrap(),
-                Answer::Refused(refusal) if was_lost && refusal.code == 409 => {
+                Answer::Done(body) => return (Ok(body), was_lost),
+                Answer::Refused(refusal) if !refusal.is_passing() => {
+                    return (Err(refusal), was_lost);
+                }
+                // By 500 and more it says that it does not know what became of it.
+                Answer::Refused(refusal) => {
+                    was_lost |= refusal.code >= 500;
+                    last = format!("{refusal:?}");
+                }
+                Answer::Lost(why) => {
+                    was_lost = true;
+                    last = why;
+                }
+            }
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
+        let what = format!("{} {}", call.verb.name(), call.path);
+        panic!("{what}: no answer comes, at last {last}");
+    }
+
+    /// What the API server says to this call of the administrator, which changes nothing if it is made twice.
+    pub(crate) async fn answer(&self, call: &Call) -> Result<Vec<u8>, Refusal> {
+        self.asked(call).await.0
+    }
+
+    /// As the administrator; what comes must be a success. Not for what names the version that it changes: see [`Server::change`].
+    pub(crate) async fn must(&self, call: &Call) -> Value {
+        let mut was_lost = false;
+        for _ in 0..ASKED_MAX {
+            let (answer, is_lost) = self.asked(call).await;
+            was_lost |= is_lost;
+            let refusal = match answer {
+                Ok(body) => return serde_json::from_slice(&body).unwrap(),
+                Err(refusal) => refusal,
+            };
+            match (call.verb, refusal.code) {
+                (Verb::Post, 409) if was_lost => {
                     if let Some(made) = self.get(&path_of_made(call)).await {
                         return made;
                     }
                 }
-                Answer::Refused(refusal)
-                    if was_lost && refusal.code == 404 && call.verb == Verb::Delete =>
-                {
-                    return Value::Null;
-                }
-                // 504: it has given up, and does not know what became of it.
-                Answer::Refused(refusal) if refusal.code != 504 => panic!("{what}: {refusal:?}"),
-                Answer::Lost(_) | Answer::Refused(_) => was_lost = true,
+                (Verb::Delete, 404) if was_lost => return Value::Null,
+                // Others have changed it again and again while the API server merged the patch.
+                (Verb::Patch, 409) => {}
+                _ => panic!("{} {}: {refusal:?}", call.verb.name(), call.path),
             }
             tokio::time::sleep(ASKED_EVERY).await;
         }
-        panic!("{what}: no answer comes");
+        panic!("{} {}: no answer comes", call.verb.name(), call.path);
+    }
+
+    /// Reads an object, changes it, and replaces it, as often as it takes. `query`: of the path that is written to.
+    pub(crate) async fn change(&self, path: &str, query: &str, change: impl Fn(&mut Value)) {
+        until(&format!("{path} to be changed"), async || {
+            let mut object = self.get(path).await?;
+            change(&mut object);
+            let call = Call {
+                verb: Verb::Put,
+                resource: "test",
+                path: format!("{path}{query}"),
+                content: Content::Json,
+                body: object.to_string().into_bytes(),
+            };
+            match self.answer(&call).await {
+                Ok(_) => Some(()),
+                // Another one was faster, or the same call before, whose answer was lost.
+                Err(refusal) if refusal.code == 409 => None,
+                Err(refusal) => panic!("PUT {path}: {refusal:?}"),
+            }
+        })
+        .await;
     }
 
     pub(crate) async fn create(&self, path: &str, body: &Value) -> Value {
@@ -417,10 +505,28 @@ impl Server {
         .await
     }
 
+    /// An object or a list as it is; `None`: there is none.
     pub(crate) async fn get(&self, path: &str) -> Option<Value> {
-        match self.admin.call(&Call::get("test", path.to_owned())).await {
-            Answer::Done(body) => serde_json::from_slice(&body).ok(),
-            _ => None,
+        match self.answer(&Call::get("test", path.to_owned())).await {
+            Ok(body) => Some(serde_json::from_slice(&body).unwrap()),
+            Err(refusal) if refusal.code == 404 => None,
+            Err(refusal) => panic!("GET {path}: {refusal:?}"),
+        }
+    }
+
+    /// The objects of a collection, read in parts: one answer has no more than 4 MiB.
+    pub(crate) async fn items(&self, collection: &str) -> Vec<Value> {
+        let (mut items, mut next) = (Vec::new(), String::new());
+        loop {
+            let separator = if collection.contains('?') { '&' } else { '?' };
+            let part = format!("{collection}{separator}limit=100&continue={next}");
+            let list = self.get(&part).await.unwrap();
+            items.extend(list["items"].as_array().unwrap().iter().cloned());
+            let more = list["metadata"]["continue"].as_str();
+            more.unwrap_or_default().clone_into(&mut next);
+            if next.is_empty() {
+                return items;
+            }
         }
     }
 
@@ -483,15 +589,7 @@ impl Server {
 
     /// A pod as it is; null: there is none.
     pub(crate) async fn seen(&self, name: &str) -> Value {
-        let call = Call::get("test", pod_path(name));
-        for _ in 0..ASKED_MAX {
-            match self.admin.call(&call).await {
-                Answer::Done(body) => return serde_json::from_slice(&body).unwrap(),
-                Answer::Refused(refusal) if refusal.code == 404 => return Value::Null,
-                Answer::Lost(_) | Answer::Refused(_) => tokio::time::sleep(ASKED_EVERY).await,
-            }
-        }
-        panic!("{}: no answer comes", call.path);
+        self.get(&pod_path(name)).await.unwrap_or_default()
     }
 
     /// The rights of the program under test. Returns when the API server goes by them, which it hears of by a watch of its own.
