@@ -109,13 +109,7 @@ fn conditions_and_taint_beside_other_writers() {
         .await;
         drop(program);
         // Uninstalled: what is ours is gone, and nothing else.
-        let kubeconfig = server.kubeconfig("node.conf");
-        let cleaned = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
-            .args(["--node", "node", "--clean-up", "--kubeconfig"])
-            .arg(kubeconfig)
-            .status()
-            .unwrap();
-        assert!(cleaned.success());
+        clean_up(&server, "node").await;
         let node = server.get(path).await.unwrap();
         assert!(condition_of(&node, "plimsoll.dev/MemoryPressure").is_null());
         assert_eq!(condition_of(&node, "Ready")["status"], "True");

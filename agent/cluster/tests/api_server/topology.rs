@@ -81,14 +81,6 @@ async fn is_so(program: &Program, of: &str) -> Option<()> {
     (is_so > 0.0).then_some(())
 }
 
-fn clean_up(server: &Server, node: &str) {
-    let cleaned = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
-        .args(["--node", node, "--clean-up", "--kubeconfig"])
-        .arg(server.kubeconfig(&format!("{node}.conf")))
-        .status();
-    assert!(cleaned.unwrap().success());
-}
-
 #[test]
 fn what_numa_nodes_have_left_is_written_by_one_writer() {
     run(async {
@@ -122,17 +114,12 @@ fn what_numa_nodes_have_left_is_written_by_one_writer() {
         })
         .await;
         // Another writer takes it over: from then on it is left alone.
-        let mut taken = server.get(&path).await.unwrap();
-        taken["zones"] = json!([{"name": "node-0", "type": "Node", "resources": [
-            {"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"}]}]);
-        let call = Call {
-            verb: Verb::Put,
-            resource: "test",
-            path: format!("{path}?fieldManager=nfd-master"),
-            content: Content::Json,
-            body: taken.to_string().into_bytes(),
+        let taken = |object: &mut Value| {
+            object["zones"] = json!([{"name": "node-0", "type": "Node", "resources": [
+                {"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"}]}]);
         };
-        server.must(&call).await;
+        let query = "?fieldManager=nfd-master";
+        server.change(&path, query, taken).await;
         agent.send(&frame(2)).await;
         until("that it is another's", async || {
             is_so(&program, "foreign").await
@@ -147,11 +134,11 @@ fn what_numa_nodes_have_left_is_written_by_one_writer() {
         let second = format!("{OBJECTS}/numa-second");
         until("the object", async || server.get(&second).await).await;
         drop(program);
-        clean_up(&server, "numa-second");
+        clean_up(&server, "numa-second").await;
         assert!(server.get(&second).await.is_none());
         written_by_another(&server, "numa-other").await;
         server.node("numa-other", "v1.36.2").await;
-        clean_up(&server, "numa-other");
+        clean_up(&server, "numa-other").await;
         let other = format!("{OBJECTS}/numa-other");
         assert!(server.get(&other).await.is_some());
 

@@ -33,6 +33,18 @@ pub(crate) struct Known {
     listing: Option<BTreeSet<PodUid>>,
 }
 
+impl Known {
+    /// The API server has this eviction, or it was seen to have it: the answer that said so can be lost.
+    pub(crate) fn is_told(&self, uid: &str) -> bool {
+        self.reported.contains(&PodUid::from(uid)) || self.has_ended(uid)
+    }
+
+    /// The eviction is settled.
+    pub(crate) fn has_ended(&self, uid: &str) -> bool {
+        self.settled.contains_key(&PodUid::from(uid))
+    }
+}
+
 pub(crate) struct Agent {
     pub(crate) folder: TempDir,
     listener: UnixListener,
@@ -201,6 +213,12 @@ impl Agent {
                 known.settled.insert(uid, how);
             }
         }
+    }
+
+    /// Hears what was sent by now.
+    pub(crate) async fn hear_all(&mut self) {
+        let soon = std::time::Duration::from_millis(1);
+        while tokio::time::timeout(soon, self.hear()).await.is_ok() {}
     }
 
     /// Hears until this is so. What never is so ends the test with what is known.
