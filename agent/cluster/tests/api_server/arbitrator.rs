@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use super::support::program::page;
+use super::support::program::{page, succeeds};
 use super::support::server::{Server, free_port};
 use super::support::{run, until};
 
@@ -108,8 +108,9 @@ pub(super) async fn node(server: &Server, name: &str, cpus: u64) {
     server.must(&call).await;
 }
 
+/// It may take ten minutes to end: past its time it would be no room any more, and here nobody ends it, or a stand-in that a busy machine keeps waiting.
 fn pod_body(name: &str) -> Value {
-    json!({"metadata": {"name": name, "labels": {"app": "app"}}, "spec": {"terminationGracePeriodSeconds": 30,
+    json!({"metadata": {"name": name, "labels": {"app": "app"}}, "spec": {"terminationGracePeriodSeconds": 600,
         "containers": [{"name": "app", "image": "i", "resources": {"requests": {"cpu": "1"}}}]}})
 }
 
@@ -163,9 +164,10 @@ impl Arbitrator {
         page(TcpStream::connect(("127.0.0.1", self.port)).await, path).await
     }
 
-    /// Pods that it has evicted.
+    /// Pods that it has evicted. Evictions whose answer was lost count as well: most of them were done.
     pub(super) async fn evicted(&self) -> f64 {
-        self.metric("evictions_total{of=\"evicted\"}").await
+        let unclear = self.metric("evictions_total{of=\"unclear\"}").await;
+        unclear + self.metric("evictions_total{of=\"evicted\"}").await
     }
 
     pub(super) async fn metric(&self, name: &str) -> f64 {
@@ -179,6 +181,9 @@ impl Arbitrator {
         self.metric("leader").await > 0.0
     }
 }
+
+/// What the stand-in adds to the name of a pod that was evicted to name its successor.
+const SUCCESSOR: char = 'x';
 
 /// What the stand-in has seen.
 #[derive(Default)]
@@ -268,44 +273,51 @@ async fn turn(
         );
         let node = text("/spec/nodeName");
         if !text("/metadata/deletionTimestamp").is_empty() {
-            // As a kubelet that has ended it; its owner makes another one.
-            let body = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
-            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-            if !how.is_slow.load(Relaxed) {
+            // Its owner makes another one, as often as it takes; before it has gone: who sees it go sees its successor.
+            if !into.lock().unwrap().evicted.contains(&uid) {
+                let body = pod_body(&format!("{name}{SUCCESSOR}"));
+                let path = format!("/api/v1/namespaces/{namespace}/pods");
+                let call = Call::write(Verb::Post, "test", &path, Content::Json, &body, false);
+                let is_made = match server.admin.call(&call).await {
+                    Answer::Done(_) => true,
+                    // 409: it was, and the answer was lost.
+                    Answer::Refused(refusal) => !refusal.is_passing(),
+                    Answer::Lost(_) => false,
+                };
+                if is_made {
+                    into.lock().unwrap().evicted.insert(uid.clone());
+                }
+                changed |= is_made;
+            }
+            // As a kubelet that has ended it.
+            let is_over = into.lock().unwrap().evicted.contains(&uid);
+            if is_over && !how.is_slow.load(Relaxed) {
+                let body = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
+                let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
                 let call = Call::write(Verb::Delete, "test", &path, Content::Json, &body, false);
                 let _gone = server.admin.call(&call).await;
             }
-            let is_new = into.lock().unwrap().evicted.insert(uid);
-            if is_new {
-                let name = format!("{name}x");
-                let path = format!("/api/v1/namespaces/{namespace}/pods");
-                let call = Call::write(
-                    Verb::Post,
-                    "test",
-                    &path,
-                    Content::Json,
-                    &pod_body(&name),
-                    false,
-                );
-                let _made = server.admin.call(&call).await;
-            }
-            changed |= is_new;
         } else if node.is_empty() {
-            pending.push((text("/metadata/creationTimestamp"), namespace, name));
+            let made = text("/metadata/creationTimestamp");
+            pending.push((name.ends_with(SUCCESSOR), made, namespace, name));
             continue;
         } else {
+            if text("/status/phase") == "Pending" {
+                starts(server, &namespace, &name).await;
+            }
             *running.entry(namespace).or_default() += 1;
         }
         if let Some(free) = free.get_mut(node.as_str()) {
             *free = free.saturating_sub(1);
         }
     }
-    // Those that wait longest first, as the scheduler's queue has it.
+    // Those that wait longest first, as the scheduler's queue has it. Where the machine is slow a test is so as well: a successor can be older than the last pods for which room is made, and takes
+    // its own hole again, for which another pod goes. That is told elsewhere, with a real scheduler.
     pending.sort();
     if how.is_scheduler_away.load(Relaxed) {
         pending.clear();
     }
-    for (_, namespace, name) in pending {
+    for (.., namespace, name) in pending {
         let Some((node, free)) = free.iter_mut().find(|(_, free)| **free > 0) else {
             break;
         };
@@ -313,24 +325,22 @@ async fn turn(
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/binding");
         let call = Call::write(Verb::Post, "test", &path, Content::Json, &body, false);
         if matches!(server.admin.call(&call).await, Answer::Done(_)) {
-            let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
-            let call = Call::write(
-                Verb::Patch,
-                "test",
-                &path,
-                Content::StrategicMerge,
-                &status,
-                false,
-            );
-            // It may have been deleted meanwhile.
-            let _started = server.admin.call(&call).await;
+            starts(server, &namespace, &name).await;
             *free -= 1;
             changed = true;
         }
     }
     into.lock().unwrap().running = running;
     changed
+}
+
+/// What a kubelet says of a pod that it has started. It may have been deleted meanwhile, and without an answer it is said in the next turn.
+async fn starts(server: &Server, namespace: &str, name: &str) {
+    let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
+    let content = Content::StrategicMerge;
+    let call = Call::write(Verb::Patch, "test", &path, content, &status, false);
+    let _started = server.admin.call(&call).await;
 }
 
 pub(super) async fn condition(server: &Server, consumer: &str, kind: &str) -> Option<Value> {
@@ -424,6 +434,7 @@ fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
             "failurePolicy": "Fail", "timeoutSeconds": 1, "clientConfig": {"url": "https://127.0.0.1:1/x"},
             "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"]}]}]});
         server.create(hooks, &hook).await;
+        until_evictions_get(&server, "four", 500).await;
         server.delete_plain(&format!("{budgets}/all")).await;
         until("an eviction that is answered with 500", async || {
             let text = arbitrator.page("/metrics").await;
@@ -523,6 +534,27 @@ async fn allow(server: &Server, budgets: &str, allowed: u32) {
         .await;
 }
 
+/// The API server sees a configuration of webhooks a moment after it is stored: waits until an eviction is answered with this code.
+async fn until_evictions_get(server: &Server, namespace: &str, code: u16) {
+    let version = budgets_version(server).await;
+    until(
+        &format!("evictions to be answered with {code}"),
+        async || {
+            let list = server
+                .get(&format!("/api/v1/namespaces/{namespace}/pods"))
+                .await?;
+            let name = list["items"][0]["metadata"]["name"].as_str()?;
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/eviction");
+            let eviction =
+                json!({"apiVersion": version, "kind": "Eviction", "metadata": {"name": name}});
+            let call = Call::write(Verb::Post, "test", &path, Content::Json, &eviction, true);
+            let answer = server.admin.call(&call).await;
+            matches!(answer, Answer::Refused(refusal) if refusal.code == code).then_some(())
+        },
+    )
+    .await;
+}
+
 /// Events on both sides of a reclaim.
 async fn said(server: &Server) {
     for (namespace, reason) in [
@@ -619,11 +651,9 @@ fn what_the_resource_refuses_and_what_slips_through() {
         ] {
             let body = json!({"apiVersion": "plimsoll.dev/v1alpha1", "kind": "Consumer", "metadata": {"name": "wrong"}, "spec": wrong});
             let call = Call::write(Verb::Post, "test", CONSUMERS, Content::Json, &body, false);
-            let answer = server.admin.call(&call).await;
-            assert!(
-                matches!(&answer, Answer::Refused(refusal) if refusal.code == 422),
-                "{wrong}: {answer:?}"
-            );
+            let answer = server.answer(&call).await;
+            let is_refused = answer.as_ref().is_err_and(|refusal| refusal.code == 422);
+            assert!(is_refused, "{wrong}: {answer:?}");
         }
         consumer(&server, "again", &json!({"namespace": "a"})).await;
         let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
@@ -640,19 +670,17 @@ fn what_the_resource_refuses_and_what_slips_through() {
         })
         .await;
         // As `kubectl get csm` has it.
-        let once = |format: &str| {
-            let output = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"))
-                .args(["arbitrate", "--once", "--output", format, "--kubeconfig"])
-                .arg(kubeconfig(&server))
-                .output()
-                .unwrap();
-            assert_eq!(output.status.code(), Some(0), "{output:?}");
-            String::from_utf8(output.stdout).unwrap()
-        };
-        let found: Value = serde_json::from_str(&once("json")).unwrap();
+        let config = kubeconfig(&server);
+        let once =
+            async |format| succeeds(&["arbitrate", "--once", "--output", format], &config).await;
+        let found: Value = serde_json::from_str(&once("json").await).unwrap();
         assert_eq!(found["consumers"][0]["name"], "a");
         assert_eq!(found["consumers"][0]["reserved"]["cpu"], "2");
-        assert!(once("text").contains("Consumer a: NoParent: its parent nowhere does not exist"));
+        assert!(
+            once("text")
+                .await
+                .contains("Consumer a: NoParent: its parent nowhere does not exist")
+        );
         the_guide(&server).await;
         drop(arbitrator);
     });
@@ -721,6 +749,13 @@ async fn tried(server: &Server, namespace: &str, pod: &str, times: u32) {
     server.patch(&path, &body).await;
 }
 
+/// How many pods of a collection are being deleted.
+async fn leaving(server: &Server, path: &str) -> usize {
+    let pods = server.items(path).await.into_iter();
+    pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+        .count()
+}
+
 /// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it to make the objects.
 #[test]
 fn five_hundred_nodes_with_five_thousand_pods() {
@@ -763,10 +798,7 @@ fn five_hundred_nodes_with_five_thousand_pods() {
         until("fifty evictions", async || {
             times += 1;
             tried(&server, "six", "six-0", times).await;
-            let text = arbitrator.page("/metrics").await;
-            let name = "plimsoll_arbitrator_evictions_total{of=\"evicted\"} ";
-            let count = text.lines().find_map(|line| line.strip_prefix(name));
-            (count == Some("50")).then_some(())
+            (arbitrator.evicted().await >= 50.0 && leaving(&server, path).await >= 50).then_some(())
         })
         .await;
         let took = began.elapsed().as_secs();
@@ -778,11 +810,13 @@ fn five_hundred_nodes_with_five_thousand_pods() {
             "500 nodes, 5,000 pods: fifty evictions in {took} s with 2 s of notice, a cycle in {cycle} s, {memory:?}"
         ));
         // No further one.
+        let before = arbitrator.metric("cycles_total").await;
         until("ten more cycles", async || {
-            (arbitrator.metric("cycles_total").await >= 10.0).then_some(())
+            times += 1;
+            tried(&server, "six", "six-0", times).await;
+            (arbitrator.metric("cycles_total").await >= before + 10.0).then_some(())
         })
         .await;
-        let text = arbitrator.page("/metrics").await;
-        assert!(text.contains("plimsoll_arbitrator_evictions_total{of=\"evicted\"} 50\n"));
+        assert_eq!(leaving(&server, path).await, 50);
     });
 }

@@ -149,8 +149,8 @@ fn a_tenant_writes_nothing_that_is_taken_for_a_word_of_the_scheduler() {
         assert!(seen["status"]["conditions"].is_null(), "{seen}");
         let node = json!({"spec": {"nodeName": "n1"}});
         let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &node, false);
-        let answer = server.admin.call(&call).await;
-        let is_refused = matches!(&answer, Answer::Refused(refusal) if refusal.code == 422);
+        let answer = server.answer(&call).await;
+        let is_refused = answer.as_ref().is_err_and(|refusal| refusal.code == 422);
         assert!(is_refused, "{answer:?}");
         server.delete(&path).await;
     });
@@ -272,6 +272,7 @@ fn an_api_server_that_asks_for_patience_gets_it() {
         server.create(hooks, &hook).await;
         pods(&server, "one", 0..2).await;
         cluster.runs(&[("one", 2)]).await;
+        until_evictions_get(&server, "one", 429).await;
         let arbitrator = Arbitrator::start(&kubeconfig(&server), "one");
         pods(&server, "other", 0..1).await;
         until("two evictions that are put off", async || {
@@ -335,11 +336,11 @@ fn resources_of_an_earlier_and_of_a_later_version() {
         }
         // A later one, with a Consumer that has a field of it.
         let path = format!("{DEFINITIONS}/consumers.plimsoll.dev");
-        let mut later = server.get(&path).await.unwrap();
-        let schema = &mut later["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
-        schema["properties"]["spec"]["properties"]["burst"] = json!({"type": "integer"});
-        let call = Call::write(Verb::Put, "test", &path, Content::Json, &later, false);
-        server.must(&call).await;
+        let later = |definition: &mut Value| {
+            let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+            schema["properties"]["spec"]["properties"]["burst"] = json!({"type": "integer"});
+        };
+        server.change(&path, "", later).await;
         namespace(&server, "third").await;
         until("the field to be kept", async || {
             let body = json!({"spec": {"burst": 5}});
