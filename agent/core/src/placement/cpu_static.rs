@@ -23,7 +23,7 @@ mod policy;
 mod resize;
 mod state;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_uid::PodUid;
@@ -324,9 +324,14 @@ impl StaticCpus {
         let Some((_, left)) = self.reusable.as_ref().filter(|(of, _)| *of == uid) else {
             return CpuSet::EMPTY;
         };
+        let inits = pod.spec.init_containers.iter();
+        let plain_inits: BTreeSet<&str> = inits
+            .filter(|init| !init.is_sidecar())
+            .map(|init| init.name.as_str())
+            .collect();
         let (mut of_inits, mut of_others) = (CpuSet::EMPTY, CpuSet::EMPTY);
         for (name, cpus) in self.state.assignments.get(&uid).into_iter().flatten() {
-            match pod.is_plain_init(name) {
+            match plain_inits.contains(name.as_str()) {
                 true => of_inits |= *cpus,
                 false => of_others |= *cpus,
             }
