@@ -7,16 +7,21 @@
 
 mod notes;
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use plimsoll::act::placement::checkpoint::{Checkpoint, LOCK, PlacementLock};
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::knobs::{Outcome, PODS_LEDGER, Undone};
 use plimsoll::host::{HostRoot, Ledger, PodMemoryFiles};
 use plimsoll::pods;
 use plimsoll::pods::kill::PodKill;
+use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
 
 const PODS: &str = "\
 apiVersion: v1
@@ -421,6 +426,47 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
         "{restoration:?}"
     );
     nothing_is_left(&mounts, &node.root());
+}
+
+/// It is stopped on its way, and the agent does not wait for it.
+#[test]
+fn what_the_agent_decides_while_a_command_is_held_up_counts() {
+    let Some((node, _)) = Node::with_cgroups("overtaken") else {
+        return;
+    };
+    let state_dir = node.dir.path();
+    // Here it waits, when it has its leave and before it makes its cgroup.
+    let ledger = File::options()
+        .append(true)
+        .open(state_dir.join(PODS_LEDGER));
+    let ledger = ledger.unwrap();
+    ledger.lock().unwrap();
+    let held_up = node
+        .command(&["--pod", "besteffort"], &["true"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_until("it has its leave", || {
+        File::open(state_dir.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err())
+    });
+    let agent = PlacementLock::exclusive_by_force(state_dir, Duration::ZERO).unwrap();
+    let why = "no CPU is free".to_owned();
+    let checkpoint = Checkpoint {
+        assignments: Assignments {
+            shared_pool: CpuSet::of(0),
+            containers: BTreeMap::new(),
+            refused: [("default_besteffort".into(), why)].into(),
+        },
+        before: None,
+        keeps_quota: false,
+    };
+    checkpoint.write(&agent, state_dir).unwrap();
+    drop(agent);
+    drop(ledger);
+    let output = held_up.wait_with_output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(text.contains("no CPU is free"), "{text}");
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::sync::mpsc::channel;
 
 use rustix::io::Errno;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use super::*;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
@@ -196,6 +196,36 @@ fn a_kill_does_not_wait_until_the_kernel_takes_it() {
     let times = pods.kill_writes();
     assert_eq!((written(&host), times.count), ("1".to_owned(), 1));
     assert!(times.max_ns > 0 && times.sum_ns == times.max_ns);
+}
+
+/// Nor do the containers' first processes: in a PID namespace all others end with them.
+#[test]
+fn leaders_die_before_the_kernel_takes_the_kill() {
+    let (let_go, held) = channel::<()>();
+    let (_dir, host, mut pods) = with_kill_thread(move |file, what| {
+        held.recv().ok();
+        file.write(what.text())
+    });
+    let mut leader = std::process::Command::new("sleep")
+        .arg("100000")
+        .spawn()
+        .unwrap();
+    let pid = leader.id().to_string();
+    std::os::unix::fs::symlink(Path::new("/proc").join(&pid), host.procfs(&pid)).unwrap();
+    let container = host.path(POD).join("c");
+    make_cgroup_in(&container, "1");
+    std::fs::write(container.join("cgroup.procs"), format!("{pid}\n")).unwrap();
+    assert_eq!(look(&mut pods), None, "it runs already");
+    pods.kill(&PodUid::new("a")).unwrap();
+    // Comes too late, unless nothing came before.
+    rustix::process::kill_process(Pid::from_child(&leader), Signal::TERM).unwrap();
+    let signal = leader.wait().unwrap().signal();
+    assert_eq!(signal, Some(Signal::KILL.as_raw()));
+    assert_eq!(
+        (written(&host), pods.kill_writes().count),
+        (String::new(), 0)
+    );
+    drop(let_go);
 }
 
 #[test]
