@@ -285,11 +285,13 @@ fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
         if what.contains("link") {
             std::os::unix::fs::symlink(machine.places.host.path("/home/x"), link).unwrap();
         }
-        // The kernel need not list the first process first.
-        machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "8\n7\n");
+        // The kernel need not list the first process first, and numbers begin anew.
+        let listed = "8\n6\n7\n";
+        machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", listed);
         machine.process(7, 50, first.0, first.1);
         if let Some((namespace, root)) = second {
             machine.process(8, 51, namespace, root);
+            machine.process(6, 52, namespace, root);
         }
         let surveyed = machine.survey(vec![pod(WEB)], 100);
         let rootfs = surveyed[0].storage.containers[0].rootfs;
