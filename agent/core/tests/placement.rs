@@ -157,7 +157,11 @@ fn what_an_urgent_event_frees_is_given_back_by_the_next_event_that_is_not() {
     ];
     for kind in urgent {
         assert_eq!(node.step(kind), NOTHING);
-        assert_eq!(node.0.state().giving_back, [uid.clone()], "noted once");
+        assert_eq!(
+            node.0.state().giving_back,
+            std::slice::from_ref(&uid),
+            "noted once"
+        );
         assert_eq!(node.assignments().cpus(&uid, "main").cpus.len(), 4);
     }
     // It is part of the state: a journal may begin here.

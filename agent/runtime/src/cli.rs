@@ -226,8 +226,7 @@ async fn list(what: What, socket: &Path, output: Output) -> Result<(), String> {
         .iter()
         .map(|(image, used)| json!({"id": image.id, "names": image.names, "bytes": image.bytes, "use": used}))
         .collect();
-    let document =
-        json!({"runtime": runtime.version(), "images": images, "leftOut": inventory.images_left_out});
+    let document = json!({"runtime": runtime.version(), "images": images, "leftOut": inventory.images_left_out});
     print(output, &document, || show::images(&all))
 }
 

@@ -579,7 +579,10 @@ fn nothing_is_allocated_when_a_victim_had_cpus_and_the_next_one_goes() {
     Cgroup::V2.set_usage(&holder_dir, 0);
     Cgroup::V2.set_usage(&pod_dir(&node.host, Cgroup::V2, VICTIM), GIB);
     assert_eq!(node.cross_until_ended(VICTIM, "the next victim"), 15);
-    assert_eq!(node.agent.engine.state().giving_back, [uid.clone()]);
+    assert_eq!(
+        node.agent.engine.state().giving_back,
+        std::slice::from_ref(&uid)
+    );
     assert!(holds(&node) && placements(&node) == before);
 
     node.rest();
