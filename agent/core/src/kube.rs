@@ -8,6 +8,7 @@ pub mod duration;
 pub mod framing;
 pub mod node_allocatable;
 pub mod node_topology;
+pub mod owner;
 pub mod pod;
 pub mod pod_resources;
 pub mod pod_uid;

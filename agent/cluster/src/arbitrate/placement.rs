@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::IgnoredAny;
 
 use super::seen::node::{SeenNode, Taint};
 
@@ -97,7 +97,7 @@ pub struct ApiPlacement {
     tolerations: Option<Vec<Toleration>>,
     topology_spread_constraints: Option<Vec<Spread>>,
     volumes: Option<Vec<Volume>>,
-    resource_claims: Option<Vec<Value>>,
+    resource_claims: Option<Vec<IgnoredAny>>,
     containers: Option<Vec<Container>>,
     scheduler_name: Option<String>,
 }
@@ -127,7 +127,7 @@ struct NodeSelector {
 #[serde(default)]
 struct PodAffinity {
     #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
-    required: Option<Vec<Value>>,
+    required: Option<Vec<IgnoredAny>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -139,8 +139,8 @@ struct Spread {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Volume {
-    persistent_volume_claim: Option<Value>,
-    ephemeral: Option<Value>,
+    persistent_volume_claim: Option<IgnoredAny>,
+    ephemeral: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize, Default)]
@@ -285,7 +285,7 @@ impl Placement {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -2,6 +2,7 @@
 
 pub mod budget;
 pub mod consumer;
+mod counted;
 pub mod node;
 pub mod pod;
 pub mod quota;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
+use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::quantity::Quantity;
 use serde::Deserialize;
 use serde_json::Value;
@@ -28,23 +30,7 @@ struct Meta {
     annotations: Option<Texts>,
     deletion_timestamp: Option<String>,
     deletion_grace_period_seconds: Option<i64>,
-    owner_references: Option<Vec<Owner>>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct Owner {
-    api_version: String,
-    kind: String,
-    controller: Option<bool>,
-}
-
-impl Owner {
-    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none: a Node as owner, for example, which says nothing that the annotation of a mirror
-    /// pod does not say.
-    fn is_daemon_set(&self) -> bool {
-        self.kind == "DaemonSet" && self.api_version == "apps/v1" && self.controller == Some(true)
-    }
+    owner_references: Option<Vec<OwnerReference>>,
 }
 
 fn read<'a, T: Deserialize<'a>>(object: &'a [u8]) -> Result<T, String> {

@@ -4,12 +4,13 @@ use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
 use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
+use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::kube::quantity::Quantity;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
 
-use super::{Meta, Owner, Texts, read};
+use super::counted::CountedPod;
+use super::{Meta, Texts, read};
 use crate::arbitrate::placement::{ApiPlacement, Placement};
 use crate::clock::unix_ms_of;
 
@@ -24,8 +25,6 @@ const TIME_MAX: usize = 32;
 
 /// Bytes of a pod's labels. Of a pod with more none is kept: the Eviction API still asks its budgets.
 const LABEL_BYTES_MAX: usize = 4096;
-/// A quantity that no node has.
-const MORE_THAN_ANY: &str = "1Ei";
 /// Resources that a pod requests: more than a cluster can have.
 const REQUESTS_MAX: usize = RESOURCES_MAX;
 /// Why a pod with more has no room made for it.
@@ -137,10 +136,13 @@ impl SeenPod {
         #[serde(rename_all = "camelCase", default)]
         struct Spec {
             node_name: Option<String>,
-            scheduling_gates: Option<Vec<Value>>,
+            scheduling_gates: Option<Vec<IgnoredAny>>,
             termination_grace_period_seconds: Option<i64>,
-            #[serde(flatten)]
-            placement: ApiPlacement,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct ApiBound {
+            spec: ApiPlacement,
         }
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -176,13 +178,14 @@ impl SeenPod {
         let core = core_pod(object)?;
         let mut requests = counted(&core);
         let owners = metadata.owner_references.unwrap_or_default();
-        let is_daemon = core.is_mirror() || owners.iter().any(Owner::is_daemon_set);
-        let has_own_scheduler = node.is_none() && spec.placement.has_own_scheduler();
-        let mut placement = if node.is_none() {
-            Placement::of(spec.placement)
-        } else {
-            Placement::default()
+        let is_daemon = core.is_mirror() || owners.iter().any(OwnerReference::is_daemon_set);
+        // Read by itself: beside other fields of the same object all of them would be held at once.
+        let bound_by = match node {
+            None => read::<ApiBound>(object)?.spec,
+            Some(_) => ApiPlacement::default(),
         };
+        let has_own_scheduler = bound_by.has_own_scheduler();
+        let mut placement = Placement::of(bound_by);
         if requests.len() > REQUESTS_MAX {
             let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
             requests.retain(|name, _| usual.contains(&name.as_str()));
@@ -230,59 +233,17 @@ impl SeenPod {
 
 /// What counts of a pod. A pod can have more than is read here (volumes, words of its status), and quantities with more digits than any machine has: nobody hides one by that.
 fn core_pod(object: &[u8]) -> Result<Pod, String> {
-    if let Ok(pod) = read(object) {
-        return Ok(pod);
+    match read(object) {
+        Ok(pod) => Ok(pod),
+        Err(_) => read::<CountedPod>(object).map(Pod::from),
     }
-    let mut whole: Value = read(object)?;
-    let mut pod = json!({"metadata": whole["metadata"].take(), "spec": {}});
-    for field in ["priority", "overhead", "resources"] {
-        pod["spec"][field] = whole["spec"][field].take();
-    }
-    for list in ["containers", "initContainers"] {
-        let containers = whole["spec"][list].as_array_mut();
-        let containers = containers.into_iter().flatten();
-        let containers = containers.map(|container| {
-            json!({"name": container["name"], "restartPolicy": container["restartPolicy"],
-                "resources": {"requests": container["resources"]["requests"], "limits": container["resources"]["limits"]}})
-        });
-        pod["spec"][list] = containers.collect();
-    }
-    pod["spec"] = saturated(pod["spec"].take());
-    serde_json::from_value(pod).map_err(|error| error.to_string())
-}
-
-/// The same, with quantities that cannot be read as more than any node has.
-fn saturated(mut spec: Value) -> Value {
-    let lists = ["containers", "initContainers"];
-    let of_containers: Vec<String> = lists
-        .into_iter()
-        .flat_map(|list| {
-            let count = spec[list].as_array().map_or(0, Vec::len);
-            (0..count).map(move |at| format!("/{list}/{at}/resources"))
-        })
-        .collect();
-    let of_all = of_containers
-        .iter()
-        .map(String::as_str)
-        .chain(["/resources"]);
-    let amounts = of_all.flat_map(|at| [format!("{at}/requests"), format!("{at}/limits")]);
-    for at in amounts.chain(["/overhead".to_owned()]) {
-        let amounts = spec.pointer_mut(&at).and_then(Value::as_object_mut);
-        for (_, amount) in amounts.into_iter().flatten() {
-            let text = amount
-                .as_str()
-                .map_or_else(|| amount.to_string(), str::to_owned);
-            if Quantity::parse(&text).is_err() {
-                *amount = json!(MORE_THAN_ANY);
-            }
-        }
-    }
-    spec
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -396,6 +357,32 @@ mod tests {
             (2000, 1 << 60, 1)
         );
         assert_eq!(seen.grace_s, 31_536_000);
+        // Whatever else is in the place of an amount, also of millions of others.
+        for (amount, counted) in [
+            (json!("1e20000"), 1 << 60),
+            (json!({"a": [1]}), 1 << 60),
+            (json!([1]), 1 << 60),
+            (json!(true), 1 << 60),
+            (json!(null), 0),
+        ] {
+            let names = (0..100_000).map(|at| (format!("example.com/r{at}"), json!("1")));
+            let requests: BTreeMap<String, Value> = names
+                .chain([
+                    ("memory".into(), amount.clone()),
+                    ("cpu".into(), json!(0.5)),
+                ])
+                .collect();
+            let odd = json!({"spec": {"nodeName": "n", "priority": 7, "overhead": {"cpu": 1},
+                "containers": [{"name": "c", "resources": {"requests": requests}}, {"name": "d"}],
+                "initContainers": [{"name": "i", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}]}});
+            let seen = pod(&json!({"labels": {"app": "x"}}), &odd);
+            assert_eq!(
+                (seen.requests["cpu"], seen.requests["memory"], seen.priority),
+                (2500, counted, 7),
+                "{amount}"
+            );
+            assert_eq!((seen.labels.len(), seen.requests.len()), (1, 3));
+        }
         let below = json!({"spec": {"nodeName": "n", "terminationGracePeriodSeconds": -1, "containers": []}});
         let seen = pod(&json!({"deletionGracePeriodSeconds": -1}), &below);
         assert_eq!((seen.grace_s, seen.leaving_grace_s), (0, 0));
