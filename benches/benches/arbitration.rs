@@ -236,7 +236,27 @@ fn changes(criterion: &mut Criterion<CpuTime>) {
         group.bench_function(BenchmarkId::new("planned", namespaces), |bencher| {
             bencher.iter(|| {
                 change(&mut kept);
-                kept.steps()
+                kept.steps().len()
+            });
+        });
+        // What it asks for stays: all deserve what they did.
+        group.bench_function(
+            BenchmarkId::new("planned_same_ask", namespaces),
+            |bencher| {
+                bencher.iter(|| {
+                    turn += 1;
+                    let mut pod = pods[turn * 7919 % pods.len()].clone();
+                    pod.priority += turn as i64 % 2;
+                    kept.put(pod);
+                    kept.steps().len()
+                });
+            },
+        );
+        group.bench_function(BenchmarkId::new("seen_again", namespaces), |bencher| {
+            bencher.iter(|| {
+                let pod = kept.cluster().pods[0].clone();
+                kept.put(pod);
+                kept.steps().len()
             });
         });
     }

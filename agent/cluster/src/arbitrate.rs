@@ -277,6 +277,9 @@ impl Arbiter {
         if !holds {
             self.reclaims.stop();
             self.queue.clear();
+            // Another process, or the scheduler, may have named the same node since.
+            self.nominated.clear();
+            self.holes_at.clear();
         }
         self.is_changed |= holds && !self.held;
         self.takes_over = holds && (self.takes_over || !self.held);

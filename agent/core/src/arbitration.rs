@@ -29,6 +29,7 @@ use census::Census;
 use cluster::Cluster;
 use groups::Deserved;
 use plan::Step;
+use plan::turns::Turns;
 
 /// What one cycle comes to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,10 +47,16 @@ pub struct Cycle {
 /// One cycle: from a snapshot to a plan.
 #[must_use]
 pub fn arbitrate(cluster: &Cluster) -> Cycle {
+    arbitrate_in_turn(cluster, &mut Turns::default())
+}
+
+/// The same, after other cycles: where one cannot search for all, each is looked at in the end.
+#[must_use]
+pub fn arbitrate_in_turn(cluster: &Cluster, turns: &mut Turns) -> Cycle {
     let census = Census::of(cluster);
     let deserved = groups::deserve(&cluster.consumers, &census.asks, &census.capacity);
     let entitled = entitled::entitled(cluster, &census, &deserved);
-    let steps = plan::plan(cluster, &census, &deserved, &entitled);
+    let steps = plan::plan(cluster, &census, &deserved, &entitled, turns);
     Cycle {
         overused: entitled::overused(&cluster.consumers, &census.asks, &deserved),
         steps,

@@ -1,9 +1,15 @@
 //! The objects of the cluster, as watches show them. Nothing is gone before a list is complete, everything is bounded, and what was missed is known.
+//!
+//! Of what a tenant can make without an end each namespace [bears](kept::Borne) its own part (docs/decisions/0067-bounds-of-namespaces.md).
 
-use std::collections::{BTreeMap, BTreeSet};
+mod kept;
+
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use plimsoll_core::arbitration::named::Named;
+
+pub use kept::{Borne, Kept, Most};
 
 use super::seen::budget::SeenBudget;
 use super::seen::consumer::{SeenAllocation, SeenConsumer};
@@ -12,6 +18,15 @@ use super::seen::pod::{PodRead, SeenPod};
 use super::seen::quota::SeenQuota;
 use super::seen::{SeenNamespace, uid_of};
 use crate::heard::Heard;
+
+/// Disruption budgets, and resource quotas, of a namespace. Where there are more, no pod of it is evicted, or none for it.
+pub const OF_A_NAMESPACE_MAX: usize = 100;
+/// Pending pods of a namespace. Those beyond are not known, and so not asked for.
+const PENDING_MAX: usize = 100_000;
+/// Without doubt about all, a kind is listed for what was left out only so often, milliseconds: each list holds evictions back for some seconds.
+const LIST_FOR_ONE_EVERY_MS: u64 = 600_000;
+/// With doubt about all.
+const LIST_EVERY_MS: u64 = 60_000;
 
 /// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,96 +73,17 @@ impl Kind {
         }
     }
 
-    /// Objects that are kept; beyond, the cluster is too large for this program, and no pod is evicted.
-    const fn most(self) -> usize {
-        match self {
-            Self::Pods => 300_000,
-            Self::Nodes => 20_000,
-            Self::Namespaces | Self::Consumers | Self::Allocations => 50_000,
-            Self::Budgets | Self::Quotas => 100_000,
-        }
-    }
-}
-
-/// Objects of a kind.
-#[derive(Debug, Clone)]
-pub struct Kept<K, V> {
-    all: BTreeMap<K, V>,
-    listing: Option<BTreeSet<K>>,
-}
-
-impl<K, V> Default for Kept<K, V> {
-    fn default() -> Self {
-        Self {
-            all: BTreeMap::new(),
-            listing: None,
-        }
-    }
-}
-
-impl<K: Ord + Clone, V: PartialEq> Kept<K, V> {
-    /// One of them.
-    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
-    where
-        K: std::borrow::Borrow<Q>,
-    {
-        self.all.get(key)
-    }
-
-    /// All, by key.
-    pub fn iter(&self) -> std::collections::btree_map::Iter<'_, K, V> {
-        self.all.iter()
-    }
-
-    /// Those from this key on.
-    pub fn from(&self, key: K) -> std::collections::btree_map::Range<'_, K, V> {
-        self.all.range(key..)
-    }
-
-    /// How many.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    fn list(&mut self) {
-        self.listing = Some(BTreeSet::new());
-    }
-
-    /// Whether something changed.
-    fn listed(&mut self) -> bool {
-        let Some(listed) = self.listing.take() else {
-            return false;
+    /// Objects that are kept. Beyond what all have together the cluster is too large for this program, and no pod is evicted.
+    const fn most(self) -> Most {
+        let (in_all, of_each) = match self {
+            Self::Pods => (300_000, PENDING_MAX),
+            Self::Nodes => (20_000, usize::MAX),
+            Self::Namespaces | Self::Consumers => (50_000, usize::MAX),
+            Self::Allocations => (50_000, OF_A_NAMESPACE_MAX),
+            // One more than can count, so that it is known.
+            Self::Budgets | Self::Quotas => (100_000, OF_A_NAMESPACE_MAX + 1),
         };
-        let before = self.all.len();
-        self.all.retain(|key, _| listed.contains(key));
-        before != self.all.len()
-    }
-
-    /// Whether something changed; nothing: there are too many.
-    fn put(&mut self, key: K, value: V, most: usize) -> Option<bool> {
-        if self.all.len() >= most && !self.all.contains_key(&key) {
-            return None;
-        }
-        if let Some(listing) = &mut self.listing {
-            listing.insert(key.clone());
-        }
-        let changed = self.all.get(&key) != Some(&value);
-        self.all.insert(key, value);
-        Some(changed)
-    }
-
-    fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> bool
-    where
-        K: std::borrow::Borrow<Q>,
-    {
-        self.all.remove(key).is_some()
+        Most { in_all, of_each }
     }
 }
 
@@ -162,7 +98,7 @@ pub struct Watch {
     pub missed: Option<String>,
     /// Objects that could not be read.
     pub unreadable: u64,
-    /// Objects beyond the bound, since the last list.
+    /// Objects beyond the bound that no namespace bears, since the last list.
     pub beyond: u64,
 }
 
@@ -218,11 +154,31 @@ impl Store {
         })
     }
 
-    /// Whether a list would find objects that were beyond the bound and have room now.
+    /// How long after the last list another one would find objects that were left out and have room now, milliseconds; nothing: there are none.
     #[must_use]
-    pub fn wants_list(&self, kind: Kind) -> bool {
+    pub fn wants_list(&self, kind: Kind) -> Option<u64> {
         let watch = self.watch(kind);
-        let known = match kind {
+        let most = kind.most();
+        if !watch.is_listed {
+            None
+        } else if watch.beyond > 0 && self.len(kind) < most.in_all {
+            Some(LIST_EVERY_MS)
+        } else {
+            let has_room = match kind {
+                Kind::Pods => self.pods.has_room_again(most),
+                Kind::Budgets => self.budgets.has_room_again(most),
+                Kind::Quotas => self.quotas.has_room_again(most),
+                Kind::Allocations => self.allocations.has_room_again(most),
+                Kind::Nodes | Kind::Namespaces | Kind::Consumers => false,
+            };
+            has_room.then_some(LIST_FOR_ONE_EVERY_MS)
+        }
+    }
+
+    /// How many objects of a kind are known.
+    #[must_use]
+    pub fn len(&self, kind: Kind) -> usize {
+        match kind {
             Kind::Pods => self.pods.len(),
             Kind::Nodes => self.nodes.len(),
             Kind::Namespaces => self.namespaces.len(),
@@ -230,8 +186,32 @@ impl Store {
             Kind::Budgets => self.budgets.len(),
             Kind::Quotas => self.quotas.len(),
             Kind::Allocations => self.allocations.len(),
+        }
+    }
+
+    /// How many objects of a kind were left out since they were last listed.
+    #[must_use]
+    pub fn left_out(&self, kind: Kind) -> u64 {
+        let borne = match kind {
+            Kind::Pods => self.pods.left_out(),
+            Kind::Budgets => self.budgets.left_out(),
+            Kind::Quotas => self.quotas.left_out(),
+            Kind::Allocations => self.allocations.left_out(),
+            Kind::Nodes | Kind::Namespaces | Kind::Consumers => 0,
         };
-        watch.is_listed && watch.beyond > 0 && known < kind.most()
+        borne.saturating_add(self.watch(kind).beyond)
+    }
+
+    /// Whether a namespace has more budgets than can count: none of its pods is evicted.
+    #[must_use]
+    pub fn has_many_budgets(&self, namespace: &str) -> bool {
+        has_many(&self.budgets, namespace)
+    }
+
+    /// Whether it has more resource quotas than can count: what it may ask for is not known.
+    #[must_use]
+    pub fn has_many_quotas(&self, namespace: &str) -> bool {
+        has_many(&self.quotas, namespace)
     }
 
     /// What all nodes have together. Kept until a node changes: a review asks for it, and there can be a hundred of them in a second.
@@ -372,6 +352,44 @@ impl Store {
     }
 }
 
+fn has_many<V: PartialEq + Borne<(String, String)>>(
+    kept: &Kept<(String, String), V>,
+    namespace: &str,
+) -> bool {
+    kept.borne_by(namespace) > OF_A_NAMESPACE_MAX || kept.left_out_of(namespace) > 0
+}
+
+/// What a tenant can make is borne by its namespace, and a pod only while it is pending: one that runs takes room on a node from others.
+impl Borne<String> for SeenPod {
+    fn bearer<'a>(&'a self, _: &'a String) -> Option<&'a str> {
+        self.node.is_none().then_some(&*self.namespace)
+    }
+}
+
+macro_rules! borne {
+    ($by_namespace:ty) => {
+        impl Borne<(String, String)> for $by_namespace {
+            fn bearer<'a>(&'a self, (namespace, _): &'a (String, String)) -> Option<&'a str> {
+                Some(namespace)
+            }
+        }
+    };
+    (nobody: $of_all:ty) => {
+        impl Borne<String> for $of_all {
+            fn bearer<'a>(&'a self, _: &'a String) -> Option<&'a str> {
+                None
+            }
+        }
+    };
+}
+
+borne!(SeenBudget);
+borne!(SeenQuota);
+borne!(SeenAllocation);
+borne!(nobody: SeenNode);
+borne!(nobody: SeenNamespace);
+borne!(nobody: SeenConsumer);
+
 /// Adds amounts by name.
 pub(super) fn add(total: &mut Named, amounts: &Named) {
     for (resource, amount) in amounts {
@@ -480,17 +498,62 @@ mod tests {
         let mut store = Store::default();
         store.hear(Kind::Nodes, Heard::List);
         let node = |at: usize| json!({"metadata": {"name": format!("n{at}")}});
-        for at in 0..=Kind::Nodes.most() {
+        for at in 0..=Kind::Nodes.most().in_all {
             store.hear(Kind::Nodes, object(&node(at)));
         }
         store.hear(Kind::Nodes, Heard::Listed);
         assert_eq!(store.watch(Kind::Nodes).beyond, 1);
-        assert!(!store.wants_list(Kind::Nodes));
+        assert_eq!(store.wants_list(Kind::Nodes), None);
         let gone = Heard::Gone(node(0).to_string().into_bytes());
         store.hear(Kind::Nodes, gone);
-        assert!(store.wants_list(Kind::Nodes));
+        assert_eq!(store.wants_list(Kind::Nodes), Some(LIST_EVERY_MS));
         store.hear(Kind::Nodes, Heard::List);
-        assert!(!store.wants_list(Kind::Nodes), "it is on its way");
+        assert_eq!(store.wants_list(Kind::Nodes), None, "it is on its way");
+    }
+
+    #[test]
+    fn budgets_that_a_namespace_has_too_many_of_are_in_doubt_for_it_alone() {
+        let mut store = Store::default();
+        for kind in Kind::ALL {
+            store.hear(kind, Heard::List);
+            store.hear(kind, Heard::Listed);
+        }
+        let budget = |namespace: &str, at: usize| json!({"metadata": {"name": format!("b{at}"), "namespace": namespace}});
+        for at in 0..1_000 {
+            store.hear(Kind::Budgets, object(&budget("flood", at)));
+        }
+        store.hear(Kind::Budgets, object(&budget("quiet", 0)));
+        assert_eq!(store.stale(), None);
+        assert_eq!(store.budgets.len(), OF_A_NAMESPACE_MAX + 2);
+        assert!(store.has_many_budgets("flood") && !store.has_many_budgets("quiet"));
+        assert!(!store.has_many_quotas("flood"));
+        assert_eq!(store.left_out(Kind::Budgets), 899);
+        assert_eq!(store.wants_list(Kind::Budgets), None);
+        // Which of them are still there is not known before they are listed.
+        for at in 0..1_000 {
+            let gone = Heard::Gone(budget("flood", at).to_string().into_bytes());
+            store.hear(Kind::Budgets, gone);
+        }
+        assert!(store.has_many_budgets("flood"));
+        assert_eq!(store.wants_list(Kind::Budgets), Some(LIST_FOR_ONE_EVERY_MS));
+        store.hear(Kind::Budgets, Heard::List);
+        store.hear(Kind::Budgets, object(&budget("quiet", 0)));
+        store.hear(Kind::Budgets, Heard::Listed);
+        assert!(!store.has_many_budgets("flood"));
+        assert_eq!(store.left_out(Kind::Budgets), 0);
+    }
+
+    #[test]
+    fn pods_that_wait_can_be_left_out_and_pods_that_run_cannot() {
+        let mut pod = SeenPod {
+            namespace: "a".to_owned(),
+            ..SeenPod::default()
+        };
+        let uid = String::new();
+        assert_eq!(pod.bearer(&uid), Some("a"));
+        pod.node = Some("n".to_owned());
+        assert_eq!(pod.bearer(&uid), None);
+        assert!(Kind::Pods.most().of_each < Kind::Pods.most().in_all);
     }
 
     #[test]

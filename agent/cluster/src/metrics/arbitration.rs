@@ -44,6 +44,7 @@ pub struct Arbitration {
     evictions: Family<Of, Counter>,
     entitled: Family<Of, Gauge>,
     objects: Family<Of, Gauge>,
+    left_out: Family<Of, Gauge>,
     unreadable: Family<Of, Counter>,
     wrong: Family<Of, Gauge>,
     capacity: Family<Resource, Gauge>,
@@ -56,7 +57,7 @@ impl Arbitration {
         let [leader, held_back, notices] = std::array::from_fn(|_| Gauge::default());
         let [cycles, notices_begun, refused] = std::array::from_fn(|_| Counter::default());
         let cycle = Gauge::default();
-        let [entitled, objects, wrong] = std::array::from_fn(|_| Family::default());
+        let [entitled, objects, left_out, wrong] = std::array::from_fn(|_| Family::default());
         let [evictions, unreadable] = std::array::from_fn(|_| Family::default());
         let capacity = Family::default();
         let [deserved, used] = std::array::from_fn(|_| Family::default());
@@ -109,13 +110,18 @@ impl Arbitration {
         for (name, help, family) in counted {
             registry.register(name, help, family.clone());
         }
-        let families: [(&str, &str, &Family<Of, Gauge>); 3] = [
+        let families: [(&str, &str, &Family<Of, Gauge>); 4] = [
             (
                 "entitled_pods",
                 "Entitled pods, by what the plan says",
                 &entitled,
             ),
             ("objects", "Objects that are known, by resource", &objects),
+            (
+                "left_out_objects",
+                "How often an object was left out for the bound of its namespace, or of all, since the resource was last listed",
+                &left_out,
+            ),
             (
                 "wrong_objects",
                 "Objects with a fault that was put right, by reason",
@@ -151,6 +157,7 @@ impl Arbitration {
             evictions,
             entitled,
             objects,
+            left_out,
             unreadable,
             wrong,
             capacity,
@@ -181,16 +188,10 @@ impl Arbitration {
         let store = &arbiter.store;
         for kind in Kind::ALL {
             let of = kind.resource();
-            let known = match kind {
-                Kind::Pods => store.pods.len(),
-                Kind::Nodes => store.nodes.len(),
-                Kind::Namespaces => store.namespaces.len(),
-                Kind::Consumers => store.consumers.len(),
-                Kind::Budgets => store.budgets.len(),
-                Kind::Quotas => store.quotas.len(),
-                Kind::Allocations => store.allocations.len(),
-            };
-            self.objects.get_or_create(&Of { of }).set(signed(known));
+            let known = signed(store.len(kind));
+            self.objects.get_or_create(&Of { of }).set(known);
+            let left_out = signed(store.left_out(kind));
+            self.left_out.get_or_create(&Of { of }).set(left_out);
             let unreadable = self.unreadable.get_or_create(&Of { of });
             count(&unreadable, store.watch(kind).unreadable);
         }

@@ -36,8 +36,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it waits for evictions that are on their way: a call ends within 10 s.
 const EVICTIONS_TIMEOUT: Duration = Duration::from_secs(12);
-/// A kind is listed anew for what was beyond its bound at most so often.
-const LIST_EVERY: Duration = Duration::from_secs(60);
 
 /// The options.
 #[derive(Debug, Clone)]
@@ -330,11 +328,14 @@ impl Loop {
         self.arbiter.answered(target, answer, now);
     }
 
-    /// Asks for lists of kinds of which objects were beyond the bound, and would not be now.
+    /// Asks for lists of kinds of which objects were left out, and would not be now.
     fn list_again(&mut self) {
         for (kind, (again, asked)) in &mut self.lists {
-            let is_due = asked.is_none_or(|asked| asked.elapsed() >= LIST_EVERY);
-            if is_due && self.arbiter.store.wants_list(*kind) {
+            let Some(every_ms) = self.arbiter.store.wants_list(*kind) else {
+                continue;
+            };
+            let every = Duration::from_millis(every_ms);
+            if asked.is_none_or(|asked| asked.elapsed() >= every) {
                 *asked = Some(Instant::now());
                 again.notify_one();
             }

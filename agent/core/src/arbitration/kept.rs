@@ -3,8 +3,9 @@
 //! Problem: between two cycles a few pods change, and counting all pods anew takes as long as all the rest of what is decided.
 //!
 //! Approach: a change is noted, and marks its namespace. Only marked namespaces are counted again, and what namespaces deserve is computed again only if one of them asks for something else
-//! or uses something else. The answers are those of [`arbitrate`](super::arbitrate) for the same cluster, to the byte. What couples all namespaces is computed as a whole: the common
-//! level of a filling, and the plan.
+//! or uses something else; of that, what a group asks for only if one of its members does. Where nothing has changed the plan stays. The answers are those of [`arbitrate`](super::arbitrate) for the same
+//! cluster, to the byte, but where a cycle [cannot search for all](super::plan::turns). What couples all namespaces is computed as a whole: the common level of a filling, and the plan. One pod more can change what each of
+//! the others deserves, so there is nothing to be kept of that.
 //!
 //! Of nodes, Consumers and budgets there are few, and they seldom change: then a new [`Kept`] is made. A pod of a cordoned node changes what there is: then all is counted.
 
@@ -14,7 +15,8 @@ use super::Cycle;
 use super::census::Census;
 use super::cluster::{Cluster, NodeState, Pod};
 use super::entitled::{entitled, overused};
-use super::groups::{Deserved, deserve};
+use super::groups::{Asked, Deserved, deserve_again};
+use super::plan::turns::Turns;
 use super::plan::{Step, plan};
 
 /// A cluster, and what was computed of it.
@@ -28,6 +30,10 @@ pub struct Kept {
     census: Census,
     /// As of the last time; nothing: it is to be computed again.
     deserved: Option<Deserved>,
+    asked: Asked,
+    /// The same: what is done for each entitled pod.
+    steps: Option<Vec<Step>>,
+    turns: Turns,
     /// Namespaces with changes that are not counted yet.
     marked: BTreeSet<usize>,
     /// What there is has changed.
@@ -53,6 +59,9 @@ impl Kept {
             places,
             of_namespaces,
             deserved: None,
+            asked: Asked::default(),
+            steps: None,
+            turns: Turns::default(),
             marked: BTreeSet::new(),
             is_capacity_void: false,
         }
@@ -66,6 +75,10 @@ impl Kept {
 
     /// A pod has come, or is not any more what it was.
     pub fn put(&mut self, pod: Pod) {
+        let known = self.places.get(&pod.uid);
+        if known.is_some_and(|at| self.cluster.pods[*at] == pod) {
+            return;
+        }
         self.remove(&pod.uid);
         let at = self.cluster.pods.len();
         self.note(&pod);
@@ -103,6 +116,9 @@ impl Kept {
 
     /// Time passes: each pod runs, or waits, for so many seconds more. An entitled pod alone waits for an eviction: of others [`put`](Self::put) says so.
     pub fn pass(&mut self, seconds: u64) {
+        if seconds > 0 {
+            self.steps = None;
+        }
         // The order of pods by their times stays.
         for pod in &mut self.cluster.pods {
             let since = if pod.node.is_some() {
@@ -115,6 +131,7 @@ impl Kept {
     }
 
     fn note(&mut self, pod: &Pod) {
+        self.steps = None;
         self.marked.insert(pod.namespace);
         let state = pod.node.map(|node| self.cluster.nodes[node].state);
         self.is_capacity_void |= state == Some(NodeState::Cordoned);
@@ -126,6 +143,7 @@ impl Kept {
             self.marked.clear();
             self.census = Census::of(&self.cluster);
             self.deserved = None;
+            self.asked = Asked::default();
         }
         for namespace in std::mem::take(&mut self.marked) {
             let before = self.census.asks[namespace].clone();
@@ -134,6 +152,7 @@ impl Kept {
             let ask = &self.census.asks[namespace];
             if ask.demand != before.demand || ask.used != before.used {
                 self.deserved = None;
+                self.asked.forget(&self.cluster.consumers, namespace);
             }
         }
         &self.census
@@ -142,24 +161,33 @@ impl Kept {
     /// What each Consumer deserves.
     pub fn deserved(&mut self) -> &Deserved {
         self.census();
-        let (cluster, census) = (&self.cluster, &self.census);
-        self.deserved
-            .get_or_insert_with(|| deserve(&cluster.consumers, &census.asks, &census.capacity))
+        let (cluster, census, asked) = (&self.cluster, &self.census, &mut self.asked);
+        self.deserved.get_or_insert_with(|| {
+            deserve_again(&cluster.consumers, &census.asks, &census.capacity, asked)
+        })
     }
 
     /// What is done for each entitled pod.
-    pub fn steps(&mut self) -> Vec<Step> {
+    pub fn steps(&mut self) -> &[Step] {
         self.deserved();
-        let Some(deserved) = &self.deserved else {
-            return Vec::new();
-        };
-        let entitled = entitled(&self.cluster, &self.census, deserved);
-        plan(&self.cluster, &self.census, deserved, &entitled)
+        // A cycle that could not search for all goes on where it was.
+        if self.turns.waiting() > 0 {
+            self.steps = None;
+        }
+        let (cluster, census, turns) = (&self.cluster, &self.census, &mut self.turns);
+        let deserved = &self.deserved;
+        self.steps.get_or_insert_with(|| {
+            let Some(deserved) = deserved else {
+                return Vec::new();
+            };
+            let entitled = entitled(cluster, census, deserved);
+            plan(cluster, census, deserved, &entitled, turns)
+        })
     }
 
     /// All of a cycle, as [`arbitrate`](super::arbitrate) has it.
     pub fn cycle(&mut self) -> Cycle {
-        let steps = self.steps();
+        let steps = self.steps().to_vec();
         let deserved = self.deserved().clone();
         Cycle {
             overused: overused(&self.cluster.consumers, &self.census.asks, &deserved),

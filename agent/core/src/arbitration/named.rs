@@ -185,6 +185,22 @@ impl Objects {
         })
     }
 
+    /// A pod that requests a device or huge pages which no node has can start nowhere. A node in a file written by hand may leave the usual resources out: nothing bounds those then.
+    pub fn keep_from_nodes_without(&mut self) {
+        let nodes = self.nodes.iter();
+        let offered: BTreeSet<&String> = nodes.flat_map(|node| node.allocatable.keys()).collect();
+        let is_missing = |name: &String| {
+            let is_special = name.contains('/') || name.starts_with("hugepages-");
+            is_special && !offered.contains(name)
+        };
+        for pod in &mut self.pods {
+            let mut requests = pod.requests.iter();
+            if requests.any(|(name, amount)| *amount > 0 && is_missing(name)) {
+                pod.nodes = Some(BTreeSet::new());
+            }
+        }
+    }
+
     fn resource_names(&self) -> impl Iterator<Item = String> {
         let nodes = self
             .nodes

@@ -8,6 +8,7 @@ mod free;
 mod holes;
 mod kinds;
 mod sets;
+pub mod turns;
 mod victims;
 mod work;
 
@@ -24,8 +25,9 @@ use candidates::Candidates;
 use free::{Free, Parts};
 use holes::{Holes, Order, Wanted};
 use kinds::Kinds;
+use turns::Turns;
 use victims::{Bound, Price, Search, Victims};
-use work::Work;
+use work::{Most, Work};
 
 /// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.
 const ORDER_KEPT_FOR: usize = 1024;
@@ -74,20 +76,35 @@ pub struct Step {
     pub action: Action,
 }
 
-/// Plans for all entitled pods, in the order in which they are served.
+/// Plans for all entitled pods, in the order in which they are served. With what is known of earlier cycles each is looked at in the end, where one cycle cannot search for all.
 #[must_use]
 pub fn plan(
     cluster: &Cluster,
     census: &Census,
     deserved: &Deserved,
     entitled: &[Entitled],
+    turns: &mut Turns,
 ) -> Vec<Step> {
-    let mut planner = Planner::new(cluster, census, deserved, entitled);
+    plan_within(cluster, census, deserved, entitled, turns, Most::default())
+}
+
+fn plan_within(
+    cluster: &Cluster,
+    census: &Census,
+    deserved: &Deserved,
+    entitled: &[Entitled],
+    turns: &mut Turns,
+    most: Most,
+) -> Vec<Step> {
+    let now = turns.now(cluster, entitled.iter().map(|entitled| entitled.pod));
+    let mut planner = Planner::new(cluster, census, deserved, entitled, (now, most));
     let steps = entitled.iter().map(|entitled| Step {
         pod: entitled.pod,
         action: planner.serve(entitled),
     });
-    steps.collect()
+    let steps = steps.collect();
+    turns.note(cluster, &planner.in_turn, &planner.cut);
+    steps
 }
 
 struct Planner<'a> {
@@ -111,6 +128,10 @@ struct Planner<'a> {
     sets: Work,
     /// Pods that are looked at for sets.
     steps: Work,
+    /// Pods whose turn it is, ascending.
+    in_turn: Vec<usize>,
+    /// Pods for which nothing is done, as their search was cut.
+    cut: Vec<usize>,
     /// What the candidates of each node request together.
     potential: Table<u64>,
     /// What each namespace uses, as the plan goes on.
@@ -241,6 +262,7 @@ impl<'a> Planner<'a> {
         census: &'a Census,
         deserved: &'a Deserved,
         entitled: &[Entitled],
+        (in_turn, most): (Vec<usize>, Most),
     ) -> Self {
         let mut is_waiting = vec![false; cluster.consumers.len()];
         for entitled in entitled {
@@ -299,8 +321,10 @@ impl<'a> Planner<'a> {
             any_leaves: !leaving.is_empty(),
             candidates: Candidates::new(cluster, &candidates),
             kinds: Kinds::new(nodes),
-            sets: Work::of_sets(&is_waiting),
-            steps: Work::of_steps(&is_waiting),
+            sets: Work::new(most.sets, &is_waiting, !in_turn.is_empty()),
+            steps: Work::new(most.steps, &is_waiting, !in_turn.is_empty()),
+            in_turn,
+            cut: Vec::new(),
             potential,
             used,
             over,
@@ -480,7 +504,10 @@ impl<'a> Planner<'a> {
         let Some((loss, Victims { node, pods })) = search.best else {
             let least = [search.closest, too_dear.map(|known| known.loss)];
             match least.into_iter().flatten().min() {
-                _ if is_cut => return Action::Limited,
+                _ if is_cut => {
+                    self.cut.push(entitled.pod);
+                    return Action::Limited;
+                }
                 None => known.in_vain = Some((seen, urgent)),
                 Some(loss) => {
                     known.too_dear = Some(TooDear {
@@ -514,8 +541,13 @@ impl<'a> Planner<'a> {
 
     fn count_work(&mut self, entitled: &Entitled, search: &Search) {
         let namespace = self.cluster.pods[entitled.pod].namespace;
-        self.sets.spend(namespace, search.sets.done);
-        self.steps.spend(namespace, search.steps.done);
+        let has_turn = self.has_turn(entitled);
+        self.sets.spend(namespace, has_turn, search.sets.done);
+        self.steps.spend(namespace, has_turn, search.steps.done);
+    }
+
+    fn has_turn(&self, entitled: &Entitled) -> bool {
+        self.in_turn.binary_search(&entitled.pod).is_ok()
     }
 
     /// Whether the pod may use the node, and the node could hold it if it were empty.
@@ -549,7 +581,8 @@ impl<'a> Planner<'a> {
                 .iter_mut()
                 .zip(&pod.requests)
             {
-                *used -= request;
+                // What is used saturates where it is counted.
+                *used = used.saturating_sub(*request);
             }
             self.over[pod.namespace] = ResourceSet::greater(
                 self.used.row(pod.namespace),

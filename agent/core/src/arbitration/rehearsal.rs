@@ -20,7 +20,8 @@ use super::amounts::{Bounds, ResourceSet, Table};
 use super::census::{Census, Standing};
 use super::cluster::{Cluster, NodeState, Pod};
 use super::plan::Action;
-use super::{Cycle, arbitrate};
+use super::plan::turns::Turns;
+use super::{Cycle, arbitrate_in_turn};
 use figures::{Figures, Outcome, PARTS};
 use load::{Arrival, Stream};
 
@@ -57,6 +58,7 @@ pub struct Rehearsal<'a> {
     /// Of each pod of the cluster.
     lives: Vec<Life>,
     lines: usize,
+    turns: Turns,
     /// What is free on each node.
     free: Table<i128>,
     /// What each Consumer uses; of groups the sums.
@@ -121,6 +123,7 @@ impl<'a> Rehearsal<'a> {
             cluster: cluster.clone(),
             lives: Vec::new(),
             lines: 0,
+            turns: Turns::default(),
             free: Table::new(cluster.nodes.len(), resources, 0),
             used: Table::new(cluster.consumers.len(), resources, 0),
             quotas: baseline::quotas(cluster, &capacity),
@@ -262,7 +265,7 @@ impl<'a> Rehearsal<'a> {
                 None => pod.waiting = self.now - entitled_since,
             }
         }
-        let Cycle { steps, census, .. } = arbitrate(&self.cluster);
+        let Cycle { steps, census, .. } = arbitrate_in_turn(&self.cluster, &mut self.turns);
         let mut is_entitled = vec![false; self.cluster.pods.len()];
         steps.iter().for_each(|step| is_entitled[step.pod] = true);
         for (life, is_entitled) in self.lives.iter_mut().zip(&is_entitled) {

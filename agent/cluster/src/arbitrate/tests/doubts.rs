@@ -230,7 +230,7 @@ fn a_pod_that_does_not_end_in_its_time_holds_up_nobody() {
 
 #[test]
 fn a_namespace_with_too_many_budgets_keeps_its_pods_and_costs_no_other() {
-    for (count, evicted) in [(100, 1), (101, 0)] {
+    for (count, evicted) in [(100, 1), (101, 0), (3_000, 0)] {
         let mut world = World::full(false);
         for at in 0..count {
             let name = format!("budget{at}");
@@ -239,6 +239,37 @@ fn a_namespace_with_too_many_budgets_keeps_its_pods_and_costs_no_other() {
         }
         let calls = world.run(32, true, |_| None);
         assert_eq!(evictions(&calls).len(), evicted, "{count}");
+        assert_eq!(world.held(), "");
+        let wrong = row(&world, "a").wrong;
+        let reasons: Vec<&str> = wrong.iter().map(|(reason, _)| *reason).collect();
+        let event = ("a".to_owned(), "TooManyBudgets".to_owned());
+        let is_said = events(&calls).contains(&event);
+        assert_eq!(
+            (reasons == ["TooManyBudgets"], is_said),
+            (count > 100, count > 100)
+        );
+        assert!(row(&world, "b").wrong.is_empty());
+    }
+}
+
+#[test]
+fn a_namespace_with_too_many_quotas_has_no_room_made_for_it_and_costs_no_other() {
+    for (count, evicted) in [(100, 1), (101, 0)] {
+        let mut world = World::full(false);
+        for at in 0..count {
+            let quota = json!({"metadata": {"name": format!("q{at}"), "namespace": "b"}, "spec": {"hard": {"cpu": "100"}}});
+            world.see(Kind::Quotas, &quota);
+        }
+        let calls = world.run(32, true, |_| None);
+        assert_eq!(evictions(&calls).len(), evicted, "{count}");
+        let b = row(&world, "b");
+        assert_eq!(
+            b.wrong.first().map(|it| it.0),
+            (count > 100).then_some("TooManyQuotas")
+        );
+        // What it might ask for is not held back from others.
+        let rest = row(&world, "a").deserved["cpu"];
+        assert_eq!(rest, if count > 100 { 10_000 } else { 9_000 });
     }
 }
 

@@ -328,6 +328,21 @@ fn who_takes_the_mark_of_a_hole_off_takes_no_writes_of_others_and_keeps_no_room(
     assert_eq!(nominated, None);
 }
 
+/// Its owner took the mark off, the Lease was lost, and then the scheduler has named the same node by itself.
+#[test]
+fn who_has_lost_the_lease_takes_no_nomination_for_its_own() {
+    let mut world = World::full(false);
+    assert_eq!(holes(&world.run(32, true, |_| None)), [kept("n")]);
+    let mut pod = world.pods["b0"].clone();
+    assert_eq!(pod["status"]["nominatedNodeName"], "n");
+    pod["metadata"]["annotations"] = json!({});
+    world.see_pod(pod);
+    world.run(20, false, |_| None);
+    // There is room by now, so that this process keeps none.
+    world.gone("a0");
+    assert!(holes(&world.run(30, true, |_| None)).is_empty());
+}
+
 #[test]
 fn in_doubt_a_hole_that_was_made_stays() {
     let mut world = World::full(false);

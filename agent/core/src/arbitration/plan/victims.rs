@@ -168,12 +168,13 @@ impl Planner<'_> {
     /// The best set of victims on these nodes for a pod that has no room. If no more may be evicted any set will do.
     pub(super) fn victims(&self, entitled: &Entitled, nodes: &[usize]) -> Search {
         let namespace = self.cluster.pods[entitled.pod].namespace;
+        let has_turn = self.has_turn(entitled);
         let mut found = Found {
             price: self.price(entitled),
             best: None,
             closest: None,
-            sets: Effort::of(self.sets.left(namespace)),
-            steps: Effort::of(self.steps.left(namespace)),
+            sets: Effort::of(self.sets.left(namespace, has_turn)),
+            steps: Effort::of(self.steps.left(namespace, has_turn)),
         };
         let any_will_do = self.evictions_left == 0;
         let mut needs = Vec::new();
@@ -352,7 +353,8 @@ impl Planner<'_> {
             .iter()
             .filter(|at| self.candidates.get(**at).namespace == namespace)
             .map(|at| self.candidates.requests(*at)[resource]);
-        self.used.row(namespace)[resource].saturating_sub(leaving.sum())
+        let leaving = leaving.fold(0, u64::saturating_add);
+        self.used.row(namespace)[resource].saturating_sub(leaving)
     }
 
     /// Whether the set makes enough room.

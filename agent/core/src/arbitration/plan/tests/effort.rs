@@ -40,7 +40,7 @@ fn full(requests: impl Fn(usize) -> [u64; 2], wanted: &[[u64; 2]], most: usize) 
         pods[node * ON_A_NODE..][..ON_A_NODE]
             .iter()
             .map(|pod| pod.requests[0])
-            .sum()
+            .fold(0, u64::saturating_add)
     };
     Cluster {
         nodes: (0..NODES)
@@ -68,7 +68,8 @@ fn effort(cluster: &Cluster) -> (Vec<Action>, u64, u64) {
     let census = Census::of(cluster);
     let deserved = deserve(&cluster.consumers, &census.asks, &census.capacity);
     let entitled = entitled::entitled(cluster, &census, &deserved);
-    let mut planner = Planner::new(cluster, &census, &deserved, &entitled);
+    let all = (Vec::new(), Most::default());
+    let mut planner = Planner::new(cluster, &census, &deserved, &entitled, all);
     let actions = entitled.iter().map(|entitled| planner.serve(entitled));
     let actions = actions.collect();
     (actions, planner.sets.spent, planner.steps.spent)
@@ -132,4 +133,76 @@ fn what_is_searched_in_vain_ends() {
     let (actions, sets, _) = effort(&cluster);
     assert_eq!(actions.iter().map(victims).max(), Some(1), "{actions:?}");
     assert!(sets <= 4 << 20, "{sets} sets");
+}
+
+/// Pods of `b`, each of which has to be searched for in vain: a budget forbids that two leave.
+fn in_vain(waiting: u64) -> Cluster {
+    let wanted: Vec<[u64; 2]> = (0..waiting).map(|at| [300 + at, 1]).collect();
+    let mut cluster = full(|at| [200 + at as u64 % 12, 1], &wanted, 100);
+    let nodes = 5;
+    cluster.nodes.truncate(nodes);
+    cluster
+        .pods
+        .retain(|pod| pod.node.is_none_or(|node| node < nodes));
+    cluster.budgets = vec![1];
+    for pod in cluster.pods.iter_mut().filter(|pod| pod.node.is_some()) {
+        pod.budgets = vec![0];
+    }
+    cluster
+}
+
+/// Pods for which nothing was found and nothing more is to be searched.
+fn decided(cluster: &Cluster, turns: &mut Turns, most: Most) -> Vec<usize> {
+    let census = Census::of(cluster);
+    let deserved = deserve(&cluster.consumers, &census.asks, &census.capacity);
+    let entitled = entitled::entitled(cluster, &census, &deserved);
+    let steps = plan_within(cluster, &census, &deserved, &entitled, turns, most);
+    let blocked = steps.iter().filter(|step| step.action == Action::Blocked);
+    blocked.map(|step| step.pod).collect()
+}
+
+#[test]
+fn each_pod_has_its_turn_where_a_cycle_cannot_search_for_all() {
+    const WAITING: usize = 9;
+    let (actions, sets, _) = effort(&in_vain(1));
+    assert_eq!(actions, [Action::Blocked]);
+    assert!(sets > 100, "{sets} sets");
+    let cluster = in_vain(WAITING as u64);
+    let few = Most {
+        sets: sets * 9 / 2,
+        ..Most::default()
+    };
+    // Without a word of earlier cycles always the same.
+    let first = decided(&cluster, &mut Turns::default(), few);
+    assert!((1..WAITING).contains(&first.len()), "{first:?}");
+    assert_eq!(decided(&cluster, &mut Turns::default(), few), first);
+    let mut turns = Turns::default();
+    let mut looked_at = std::collections::BTreeSet::new();
+    for _ in 0..2 * WAITING {
+        looked_at.extend(decided(&cluster, &mut turns, few));
+    }
+    assert_eq!(looked_at.len(), WAITING);
+    // Where all can be searched for nothing is left of it.
+    assert_eq!(
+        decided(&cluster, &mut turns, Most::default()).len(),
+        WAITING
+    );
+    assert_eq!(turns.waiting(), 0);
+}
+
+/// Seventeen pods that each request nearly 2^60, which nobody but the API server's own bounds forbids.
+#[test]
+fn more_than_can_be_counted_is_the_most_that_can() {
+    const MOST: u64 = (1 << 60) - 1;
+    let mut cluster = full(|_| [MOST, 1], &[[5, 1]], 100);
+    cluster.nodes.truncate(1);
+    cluster.nodes[0].allocatable[0] = Some(MOST);
+    cluster
+        .pods
+        .retain(|pod| pod.node.is_none_or(|node| node == 0));
+    cluster.pods.drain(17..ON_A_NODE);
+    // At any loss: what is gained is nothing beside it.
+    cluster.consumers[1].reserved = [5, 1].into();
+    let (actions, ..) = effort(&cluster);
+    assert_eq!(actions.iter().map(victims).collect::<Vec<_>>(), [17]);
 }

@@ -1,0 +1,186 @@
+//! What is found for each Consumer: its amounts, and what is wrong with it.
+
+use std::collections::BTreeSet;
+
+use plimsoll_core::arbitration::amounts::{Amounts, Bounds};
+use plimsoll_core::arbitration::census::Census;
+use plimsoll_core::arbitration::cluster::Cluster;
+use plimsoll_core::arbitration::entitled::overused;
+use plimsoll_core::arbitration::groups::Deserved;
+use plimsoll_core::arbitration::named::{Condition, Named};
+
+use super::objects::hard;
+use super::{Judgement, OfNamespaces, Row};
+use crate::arbitrate::store::{OF_A_NAMESPACE_MAX, Store};
+
+pub(super) fn rows(
+    store: &Store,
+    cluster: &Cluster,
+    census: &Census,
+    deserved: &Deserved,
+    consumers: &OfNamespaces<'_>,
+) -> Vec<Row> {
+    let over: BTreeSet<usize> = overused(&cluster.consumers, &census.asks, deserved)
+        .into_iter()
+        .map(|(at, _)| at)
+        .collect();
+    let mut rows = Vec::new();
+    for (at, name) in cluster.names.iter().enumerate() {
+        let Some(Ok(spec)) = store.consumers.get(name).map(|consumer| &consumer.spec) else {
+            continue;
+        };
+        let (used, may) = (&deserved.used[at], &deserved.amounts[at]);
+        let excess: Vec<u64> = used
+            .iter()
+            .zip(may.iter())
+            .map(|(used, may)| used.saturating_sub(*may))
+            .collect();
+        let (hard, lowered) = hard(store, spec);
+        let mut wrong = Vec::new();
+        if !lowered.is_empty() {
+            let text = format!(
+                "a ResourceQuota of the namespace allows less {} than hard; the lesser counts",
+                lowered.join(", ")
+            );
+            wrong.push(("QuotaBelowHard", text));
+        }
+        if let Some(namespace) = spec
+            .namespace
+            .as_ref()
+            .filter(|it| store.namespaces.get(*it).is_none())
+        {
+            wrong.push(("NoNamespace", format!("there is no namespace {namespace}")));
+        }
+        if let Some(namespace) = &spec.namespace {
+            wrong.extend(left_out(store, namespace));
+        }
+        // One whose namespace another Consumer has is left out by the core.
+        if spec
+            .namespace
+            .as_ref()
+            .is_some_and(|it| consumers.get(it).is_none_or(|(first, _)| *first != name))
+        {
+            continue;
+        }
+        rows.push(Row {
+            name: name.clone(),
+            namespace: spec.namespace.clone(),
+            // All resources that it asks for or that count are shown, also those of which it has nothing.
+            deserved: shown(cluster, may, &census.capacity),
+            used: shown(cluster, used, &census.capacity),
+            hard,
+            reserved: spec.reserved.clone(),
+            over: if over.contains(&at) {
+                named(cluster, &excess)
+            } else {
+                Named::new()
+            },
+            short: deserved
+                .shortages
+                .get(at)
+                .and_then(Option::as_ref)
+                .map(|short| named(cluster, short))
+                .unwrap_or_default(),
+            dominant: dominant(cluster, used, &census.capacity),
+            passed_over: census.asks[at].passed_over,
+            wrong,
+            ..Row::default()
+        });
+    }
+    // The cluster's own shortage stands after the last Consumer.
+    if let Some(Some(short)) = deserved.shortages.get(cluster.names.len()) {
+        let short = named(cluster, short);
+        for row in rows
+            .iter_mut()
+            .filter(|row| !row.reserved.is_empty() && row.short.is_empty())
+        {
+            row.short = short
+                .iter()
+                .filter(|(name, _)| row.reserved.contains_key(*name))
+                .map(|(name, amount)| (name.clone(), *amount))
+                .collect();
+        }
+    }
+    rows
+}
+
+/// What a namespace has too many of, and what follows for it.
+fn left_out(store: &Store, namespace: &str) -> Vec<(&'static str, String)> {
+    let mut wrong = Vec::new();
+    if store.has_many_budgets(namespace) {
+        let text = format!(
+            "its namespace has more than {OF_A_NAMESPACE_MAX} disruption budgets, so that none of its pods is evicted: delete those that it does not need"
+        );
+        wrong.push(("TooManyBudgets", text));
+    }
+    if store.has_many_quotas(namespace) {
+        let text = format!(
+            "its namespace has more than {OF_A_NAMESPACE_MAX} resource quotas, so that its pending pods ask for nothing: delete those that it does not need"
+        );
+        wrong.push(("TooManyQuotas", text));
+    }
+    let pods = store.pods.left_out_of(namespace);
+    if pods > 0 {
+        let text = format!(
+            "its namespace has more pending pods than are looked at: {pods} times one was left out, and asks for nothing; make fewer at once"
+        );
+        wrong.push(("TooManyPods", text));
+    }
+    wrong
+}
+
+/// Conditions of Consumers go to their rows, the others are counted.
+pub(super) fn blame(judgement: &mut Judgement, conditions: Vec<Condition>) {
+    for condition in conditions {
+        let Some(name) = condition.object.strip_prefix("Consumer ") else {
+            *judgement.wrong_objects.entry(condition.reason).or_default() += 1;
+            continue;
+        };
+        let wrong = (condition.reason, condition.message);
+        match judgement.rows.iter_mut().find(|row| row.name == name) {
+            Some(row) => row.wrong.push(wrong),
+            None => judgement.rows.push(Row {
+                name: name.to_owned(),
+                wrong: vec![wrong],
+                ..Row::default()
+            }),
+        }
+    }
+}
+
+pub(super) fn bounds(bounds: &Bounds) -> Amounts {
+    bounds.iter().map(|bound| bound.unwrap_or(0)).collect()
+}
+
+/// Amounts above 0, by name.
+pub(super) fn named(cluster: &Cluster, amounts: &[u64]) -> Named {
+    let names = cluster.resources.names().zip(amounts);
+    names
+        .filter(|(_, amount)| **amount > 0)
+        .map(|(name, amount)| (name.to_owned(), *amount))
+        .collect()
+}
+
+/// Amounts of resources that some node has.
+fn shown(cluster: &Cluster, amounts: &[u64], capacity: &Bounds) -> Named {
+    let names = cluster.resources.names().zip(amounts).zip(capacity);
+    names
+        .filter(|((_, amount), capacity)| {
+            capacity.is_some_and(|capacity| capacity > 0) || **amount > 0
+        })
+        .map(|((name, amount), _)| (name.to_owned(), *amount))
+        .collect()
+}
+
+fn dominant(cluster: &Cluster, used: &[u64], capacity: &Bounds) -> Option<(String, u64, u64)> {
+    let shares = cluster.resources.names().zip(used).zip(capacity);
+    let shares = shares.filter_map(|((name, used), capacity)| {
+        Some((name, *used, capacity.filter(|capacity| *capacity > 0)?))
+    });
+    let greatest = shares.reduce(|greatest, next| {
+        let is_greater = u128::from(next.1) * u128::from(greatest.2)
+            > u128::from(greatest.1) * u128::from(next.2);
+        if is_greater { next } else { greatest }
+    });
+    greatest.map(|(name, used, capacity)| (name.to_owned(), used, capacity))
+}

@@ -1,0 +1,316 @@
+//! Objects of one kind, bounded, so that no tenant takes the room of others.
+//!
+//! Problem: what is kept has to be bounded, and objects of some kinds a tenant can make without an end: pending pods, disruption budgets. With one bound for all together one namespace uses it up,
+//! and then nothing is known of the objects of the others.
+//!
+//! Approach: an object that can be left out at the cost of its own namespace alone has a *bearer*, that namespace. A namespace bears so many objects at most; where there is no room for an object of
+//! any kind, one of the namespace that bears most gives way. Of what was left out it is known in which namespace, until all are listed anew. An object without a bearer (a node, a pod that
+//! runs) is never left out but where nothing else gives way: then all is in doubt.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many objects are kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Most {
+    /// Of all namespaces together.
+    pub in_all: usize,
+    /// Of those that one namespace bears.
+    pub of_each: usize,
+}
+
+/// An object that is kept by a key.
+pub trait Borne<K> {
+    /// The namespace that bears the cost if the object is left out; nothing: all would.
+    fn bearer<'a>(&'a self, key: &'a K) -> Option<&'a str>;
+}
+
+/// Objects of a kind.
+#[derive(Debug, Clone)]
+pub struct Kept<K, V> {
+    all: BTreeMap<K, V>,
+    listing: Option<BTreeSet<K>>,
+    /// Keys of objects with a bearer, by namespace.
+    borne: BTreeMap<String, BTreeSet<K>>,
+    /// How many each namespace bears, least first.
+    sizes: BTreeSet<(usize, String)>,
+    /// Objects that were left out since the last list began, by namespace.
+    left_out: BTreeMap<String, u64>,
+}
+
+impl<K, V> Default for Kept<K, V> {
+    fn default() -> Self {
+        Self {
+            all: BTreeMap::new(),
+            listing: None,
+            borne: BTreeMap::new(),
+            sizes: BTreeSet::new(),
+            left_out: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
+    /// One of them.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: std::borrow::Borrow<Q>,
+    {
+        self.all.get(key)
+    }
+
+    /// All, by key.
+    pub fn iter(&self) -> std::collections::btree_map::Iter<'_, K, V> {
+        self.all.iter()
+    }
+
+    /// Those from this key on.
+    pub fn from(&self, key: K) -> std::collections::btree_map::Range<'_, K, V> {
+        self.all.range(key..)
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// How many objects of the namespace were left out since they were last listed.
+    #[must_use]
+    pub fn left_out_of(&self, namespace: &str) -> u64 {
+        self.left_out.get(namespace).copied().unwrap_or(0)
+    }
+
+    /// The same, of all namespaces together.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+            .values()
+            .fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// Whether a list would find objects that were left out and have room now.
+    pub(super) fn has_room_again(&self, most: Most) -> bool {
+        let mut namespaces = self.left_out.keys();
+        self.all.len() < most.in_all && namespaces.any(|it| self.borne_by(it) < most.of_each)
+    }
+
+    /// How many objects the namespace bears.
+    #[must_use]
+    pub fn borne_by(&self, namespace: &str) -> usize {
+        self.borne.get(namespace).map_or(0, BTreeSet::len)
+    }
+
+    pub(super) fn list(&mut self) {
+        self.listing = Some(BTreeSet::new());
+        self.left_out.clear();
+    }
+
+    /// Whether something changed.
+    pub(super) fn listed(&mut self) -> bool {
+        let Some(listed) = self.listing.take() else {
+            return false;
+        };
+        let keys = self.all.keys();
+        let gone: Vec<K> = keys.filter(|key| !listed.contains(key)).cloned().collect();
+        gone.iter().for_each(|key| {
+            self.take_out(key);
+        });
+        !gone.is_empty()
+    }
+
+    /// Whether something changed; nothing: there are too many, and nothing gives way.
+    pub(super) fn put(&mut self, key: K, value: V, most: Most) -> Option<bool> {
+        let before = self.all.get(&key);
+        let stays = before.is_some_and(|before| before.bearer(&key) == value.bearer(&key));
+        if stays {
+            let changed = before != Some(&value);
+            self.note_listed(&key);
+            self.all.insert(key, value);
+            return Some(changed);
+        }
+        let bearer = value.bearer(&key).map(str::to_owned);
+        // It counts otherwise from now on.
+        self.take_out(&key);
+        let of_bearer = bearer.as_deref().map(|it| self.borne_by(it));
+        if let (Some(bearer), Some(count)) = (&bearer, of_bearer)
+            && count >= most.of_each
+        {
+            return self.leave_out(bearer.clone(), most);
+        }
+        if self.all.len() >= most.in_all {
+            let gives_way =
+                |(count, _): &&(usize, String)| of_bearer.is_none_or(|own| *count > own + 1);
+            match (self.sizes.last().filter(gives_way).cloned(), bearer) {
+                (Some((_, other)), _) => self.give_way(other, most)?,
+                (None, Some(bearer)) => return self.leave_out(bearer, most),
+                (None, None) => return None,
+            };
+        }
+        self.note_listed(&key);
+        if let Some(bearer) = value.bearer(&key) {
+            let keys = self.borne.entry(bearer.to_owned()).or_default();
+            keys.insert(key.clone());
+            let count = keys.len();
+            self.sizes.remove(&(count - 1, bearer.to_owned()));
+            self.sizes.insert((count, bearer.to_owned()));
+        }
+        self.all.insert(key, value);
+        Some(true)
+    }
+
+    fn note_listed(&mut self, key: &K) {
+        if let Some(listing) = &mut self.listing {
+            listing.insert(key.clone());
+        }
+    }
+
+    /// One object of the namespace makes room for another.
+    fn give_way(&mut self, namespace: String, most: Most) -> Option<bool> {
+        let keys = self.borne.get(&namespace)?;
+        let key = keys.last()?.clone();
+        self.take_out(&key);
+        self.leave_out(namespace, most)
+    }
+
+    /// One object of the namespace is not known. Whether that is new; nothing: there are more such namespaces than can be.
+    fn leave_out(&mut self, namespace: String, most: Most) -> Option<bool> {
+        if self.left_out.len() >= most.in_all && !self.left_out.contains_key(&namespace) {
+            return None;
+        }
+        let count = self.left_out.entry(namespace).or_default();
+        *count = count.saturating_add(1);
+        Some(*count == 1)
+    }
+
+    pub(super) fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> bool
+    where
+        K: std::borrow::Borrow<Q>,
+    {
+        self.take_out(key)
+    }
+
+    fn take_out<Q: Ord + ?Sized>(&mut self, key: &Q) -> bool
+    where
+        K: std::borrow::Borrow<Q>,
+    {
+        let Some((key, value)) = self.all.remove_entry(key) else {
+            return false;
+        };
+        if let Some(bearer) = value.bearer(&key)
+            && let Some(keys) = self.borne.get_mut(bearer)
+        {
+            keys.remove::<K>(&key);
+            let count = keys.len();
+            if count == 0 {
+                self.borne.remove(bearer);
+            }
+            let bearer = bearer.to_owned();
+            self.sizes.remove(&(count + 1, bearer.clone()));
+            if count > 0 {
+                self.sizes.insert((count, bearer));
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of namespace `.0`, or of none.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Object(Option<&'static str>);
+
+    impl Borne<u32> for Object {
+        fn bearer<'a>(&'a self, _: &'a u32) -> Option<&'a str> {
+            self.0
+        }
+    }
+
+    const MOST: Most = Most {
+        in_all: 10,
+        of_each: 8,
+    };
+
+    fn keys(kept: &Kept<u32, Object>) -> Vec<u32> {
+        kept.iter().map(|(key, _)| *key).collect()
+    }
+
+    #[test]
+    fn a_namespace_with_too_many_loses_its_own_and_no_other_namespace_does() {
+        let mut kept = Kept::default();
+        for key in 0..8 {
+            assert_eq!(kept.put(key, Object(Some("flood")), MOST), Some(true));
+        }
+        // The first one that is left out is news, the others are not.
+        assert_eq!(kept.put(8, Object(Some("flood")), MOST), Some(true));
+        assert_eq!(kept.put(9, Object(Some("flood")), MOST), Some(false));
+        assert_eq!((kept.len(), kept.left_out_of("flood")), (8, 2));
+        // What is known stays known, and changes.
+        assert_eq!(kept.put(3, Object(Some("flood")), MOST), Some(false));
+        assert_eq!(kept.put(20, Object(Some("quiet")), MOST), Some(true));
+        assert_eq!(kept.put(21, Object(Some("quiet")), MOST), Some(true));
+        // No room for all together: the flood gives way, to objects of any kind.
+        assert_eq!(kept.put(22, Object(Some("quiet")), MOST), Some(true));
+        assert_eq!(kept.put(30, Object(None), MOST), Some(true));
+        assert_eq!(keys(&kept), [0, 1, 2, 3, 4, 5, 20, 21, 22, 30]);
+        assert_eq!(
+            (kept.left_out_of("flood"), kept.left_out_of("quiet")),
+            (4, 0)
+        );
+        assert_eq!(kept.left_out(), 4);
+    }
+
+    #[test]
+    fn who_bears_most_gives_way_until_all_bear_the_same() {
+        let mut kept = Kept::default();
+        for key in 0..8 {
+            kept.put(key, Object(Some("a")), MOST);
+        }
+        for key in 10..20 {
+            kept.put(key, Object(Some("b")), MOST);
+        }
+        assert_eq!(keys(&kept), [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]);
+        assert_eq!((kept.left_out_of("a"), kept.left_out_of("b")), (3, 5));
+        // What has no bearer is in doubt for all, once nothing gives way any more.
+        for key in 100..110 {
+            assert!(kept.put(key, Object(None), MOST).is_some());
+        }
+        assert_eq!(kept.put(110, Object(None), MOST), None);
+        assert_eq!(kept.put(0, Object(Some("a")), MOST), Some(false));
+        assert_eq!(kept.len(), 10);
+    }
+
+    #[test]
+    fn what_counts_otherwise_than_before_takes_the_room_that_it_then_has() {
+        let mut kept = Kept::default();
+        for key in 0..9 {
+            kept.put(key, Object(Some("a")), MOST);
+        }
+        assert!(!kept.has_room_again(MOST), "no room");
+        // A pod starts.
+        assert_eq!(kept.put(0, Object(None), MOST), Some(true));
+        assert!(kept.has_room_again(MOST));
+        assert_eq!(kept.put(8, Object(Some("a")), MOST), Some(true));
+        assert_eq!(kept.len(), 9);
+        assert!(!kept.has_room_again(MOST));
+        assert!(kept.remove(&1) && !kept.remove(&1));
+        assert!(kept.has_room_again(MOST));
+        // After a list all is known.
+        kept.list();
+        for key in [0, 2, 3] {
+            kept.put(key, Object(Some("a")), MOST);
+        }
+        assert!(kept.listed());
+        assert_eq!((keys(&kept), kept.left_out()), (vec![0, 2, 3], 0));
+        assert_eq!(kept.borne_by("a"), 3);
+        assert_eq!(kept.sizes.len(), 1);
+    }
+}
