@@ -5,7 +5,6 @@
 
 mod what_if;
 
-use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -119,22 +118,6 @@ pub fn run(args: &ArbitrateArgs) -> Result<ExitCode, ArbitrateError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pod that waits and requests a device or huge pages which no node has can start nowhere, as in a cluster. A node in a file written by hand may leave the usual resources out.
-fn keep_from_nodes_without(objects: &mut Objects) {
-    let nodes = objects.nodes.iter();
-    let offered: BTreeSet<&String> = nodes.flat_map(|node| node.allocatable.keys()).collect();
-    let is_missing = |name: &String| {
-        let is_special = name.contains('/') || name.starts_with("hugepages-");
-        is_special && !offered.contains(name)
-    };
-    for pod in objects.pods.iter_mut().filter(|pod| pod.node.is_none()) {
-        let mut requests = pod.requests.iter();
-        if requests.any(|(name, amount)| *amount > 0 && is_missing(name)) {
-            pod.nodes = Some(BTreeSet::new());
-        }
-    }
-}
-
 /// The text to be printed, and the objects that are not used.
 fn answer(
     args: &ArbitrateArgs,
@@ -177,7 +160,7 @@ fn answer(
         change.apply(&mut objects)?;
     }
     for objects in [&mut original, &mut objects] {
-        keep_from_nodes_without(objects);
+        objects.keep_from_nodes_without();
     }
     let Resolved {
         cluster,

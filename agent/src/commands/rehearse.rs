@@ -254,6 +254,7 @@ fn resolve(mut objects: Objects, load: &Load) -> Result<(Resolved, Vec<Stream>),
             budgets: BTreeSet::new(),
         });
     }
+    objects.keep_from_nodes_without();
     let mut resolved = objects.resolve()?;
     let pods = resolved.cluster.pods.split_off(of_the_snapshot);
     let streams = load.streams.iter().zip(pods).map(|(stream, pod)| Stream {

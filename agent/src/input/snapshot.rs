@@ -14,6 +14,7 @@ use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPo
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
 use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::time::Time;
@@ -55,6 +56,7 @@ pub fn read(
 ) -> Result<Snapshot, Vec<ManifestError>> {
     let mut reader = Reader {
         now_s,
+        newest_s: 0,
         file: Arc::from(Path::new("")),
         errors: Vec::new(),
         snapshot: Snapshot::default(),
@@ -75,17 +77,49 @@ pub fn read(
 
 struct Reader {
     now_s: u64,
+    /// The newest time that the files name, up to now: they are from then, or later.
+    newest_s: u64,
     file: Arc<Path>,
     errors: Vec<ManifestError>,
     snapshot: Snapshot,
     /// Of the nodes.
     labels: BTreeMap<String, BTreeMap<String, String>>,
-    /// Pods, with what is looked up when all files are read: their node selectors, and whether they leave.
-    pods: Vec<(NamedPod, Pod, BTreeMap<String, String>, Leaving)>,
+    pods: Vec<FoundPod>,
     budgets: Vec<DisruptionBudget>,
 }
 
+/// A pod, with what is looked up when all files are read.
+struct FoundPod {
+    named: NamedPod,
+    pod: Pod,
+    selector: BTreeMap<String, String>,
+    deletion: Option<Deletion>,
+}
+
+/// That a pod is being deleted.
+#[derive(Clone, Copy)]
+struct Deletion {
+    /// How long it may take.
+    grace_s: u64,
+    /// When it began: the timestamp is the end of the grace.
+    since_s: u64,
+}
+
+impl Deletion {
+    /// A file may be old, and a pod that left when it was written has not hung since.
+    fn leaving(self, newest_s: u64) -> Leaving {
+        let for_s = newest_s.saturating_sub(self.since_s);
+        Leaving::of(self.grace_s, for_s.saturating_mul(1000))
+    }
+}
+
 impl Reader {
+    /// A time at which the files were not written yet, or just then.
+    fn note_time(&mut self, stamp: Option<&str>) {
+        let seconds = stamp.and_then(seconds_since_1970).unwrap_or(0);
+        self.newest_s = self.newest_s.max(seconds.min(self.now_s));
+    }
+
     fn text(&mut self, text: &str) {
         let limits = Limits {
             nodes: VALUES_MAX,
@@ -162,6 +196,9 @@ impl Reader {
             .unwrap_or_default();
         let text =
             |node: &Node, field: &str| node.get(field).and_then(Node::text).map(str::to_owned);
+        for condition in conditions {
+            self.note_time(text(condition, "lastHeartbeatTime").as_deref());
+        }
         let is_true = |kind: &str| {
             let found = conditions
                 .iter()
@@ -332,23 +369,25 @@ impl Reader {
         }
         let created = since(text("metadata", "creationTimestamp"));
         let started = text("status", "startTime").map_or(created, |start| since(Some(start)));
-        let owners = part("metadata", "ownerReferences")
-            .map(Node::items)
-            .unwrap_or_default();
-        let mut owners = owners
-            .iter()
-            .filter_map(|owner| owner.get("kind").and_then(Node::text));
+        let owners = part("metadata", "ownerReferences").map(Node::items);
+        let mut owners = owners.unwrap_or_default().iter().map(owner);
         let grace_s = part("metadata", "deletionGracePeriodSeconds");
         let grace_s = match grace_s.map(|node| &node.value) {
             Some(Value::Number(seconds)) => seconds.as_u64().unwrap_or(0),
             _ => 0,
         };
-        // The timestamp is the end of the grace.
-        let leaving = part("metadata", "deletionTimestamp").map_or(Leaving::No, |end| {
+        let deletion = part("metadata", "deletionTimestamp").map(|end| {
             let end_s = end.text().and_then(seconds_since_1970).unwrap_or(0);
-            let since_s = self.now_s.saturating_add(grace_s).saturating_sub(end_s);
-            Leaving::of(grace_s, since_s.saturating_mul(1000))
+            Deletion {
+                grace_s,
+                since_s: end_s.saturating_sub(grace_s),
+            }
         });
+        self.note_time(text("metadata", "creationTimestamp"));
+        self.note_time(text("status", "startTime"));
+        if let Some(deletion) = deletion {
+            self.newest_s = self.newest_s.max(deletion.since_s.min(self.now_s));
+        }
         let named = NamedPod {
             uid: pod.uid().as_str().to_owned(),
             namespace: pod.namespace().to_owned(),
@@ -356,19 +395,21 @@ impl Reader {
             age: if node.is_some() { started } else { 0 },
             waiting: if node.is_some() { 0 } else { created },
             // A pending one waits for nothing any more.
-            leaving: leaving == Leaving::Soon || (node.is_none() && leaving != Leaving::No),
+            leaving: node.is_none() && deletion.is_some(),
             node,
             requests,
             priority: pod.spec.priority.unwrap_or(0).into(),
-            daemon: leaving == Leaving::Hangs
-                || pod.is_static()
-                || pod.is_mirror()
-                || owners.any(|kind| kind == "DaemonSet" || kind == "Node"),
+            daemon: pod.is_mirror() || owners.any(|owner| owner.is_daemon_set()),
             nodes: None,
             budgets: BTreeSet::new(),
         };
         let selector = texts(part("spec", "nodeSelector"));
-        self.pods.push((named, pod, selector, leaving));
+        self.pods.push(FoundPod {
+            named,
+            pod,
+            selector,
+            deletion,
+        });
     }
 
     /// Looks up which nodes and budgets pods mean.
@@ -395,14 +436,23 @@ impl Reader {
         let lost = objects.nodes.iter();
         let lost = lost.filter(|node| node.state == NodeState::NotReady);
         let lost: BTreeSet<String> = lost.map(|node| node.name.clone()).collect();
-        for (mut named, pod, selector, leaving) in self.pods {
+        for found in self.pods {
+            let FoundPod {
+                mut named,
+                pod,
+                selector,
+                deletion,
+            } = found;
+            let leaving = deletion.map_or(Leaving::No, |deletion| deletion.leaving(self.newest_s));
             // From a node that is lost none comes back.
             let is_lost = leaving != Leaving::No
                 && named
                     .node
                     .as_deref()
                     .is_some_and(|node| lost.contains(node));
-            named.leaving |= is_lost;
+            named.leaving |= is_lost || leaving == Leaving::Soon;
+            // Nothing can be done about it but by its node.
+            named.daemon |= leaving == Leaving::Hangs;
             // The Eviction API asks no budget of a pod that is being deleted.
             let budgets = self.budgets.iter().filter(|_| leaving != Leaving::Later);
             let selecting = budgets.filter(|budget| budget.selects(&pod));
@@ -421,6 +471,17 @@ impl Reader {
             objects.pods.push(named);
         }
         Ok(self.snapshot)
+    }
+}
+
+/// One of a pod's owners. What is not as the API server has it is another one.
+fn owner(node: &Node) -> OwnerReference {
+    let text = |field: &str| node.get(field).and_then(Node::text).unwrap_or_default();
+    let controller = node.get("controller").map(|node| &node.value);
+    OwnerReference {
+        api_version: text("apiVersion").to_owned(),
+        kind: text("kind").to_owned(),
+        controller: Some(matches!(controller, Some(Value::Bool(true)))),
     }
 }
 
@@ -603,6 +664,65 @@ spec: {{schedulingGates: [{{name: x}}], containers: [{{name: c}}]}}
                 "{at}"
             );
             assert!(snapshot.objects.pods.is_empty());
+        }
+    }
+
+    /// Ten seconds of grace, and it was deleted at 13:00:00.
+    #[test]
+    fn a_deletion_is_as_old_as_the_files_and_not_as_what_is_read_today() {
+        let leaving = |beside: &str| {
+            let text = format!(
+                r#"
+kind: Pod
+metadata: {{name: p, namespace: web, deletionTimestamp: "1970-01-12T13:00:10Z", deletionGracePeriodSeconds: 10}}
+spec: {{nodeName: n1, containers: [{{name: c}}]}}
+---
+kind: Node
+metadata: {{name: n1}}
+status: {{allocatable: {{memory: 7Gi}}, conditions: [{{type: Ready, status: "True", lastHeartbeatTime: "{beside}"}}]}}
+"#
+            );
+            let pod = read_text(&text).unwrap().objects.pods.remove(0);
+            (pod.leaving, pod.daemon)
+        };
+        // Three quarters of an hour ago.
+        assert_eq!(leaving(""), (true, false));
+        assert_eq!(leaving("1970-01-12T13:00:39Z"), (true, false));
+        // It hung when the file was written.
+        assert_eq!(leaving("1970-01-12T13:00:40Z"), (false, true));
+        // A clock that is ahead of this one counts as this one.
+        assert_eq!(leaving("1970-02-12T00:00:00Z"), (false, true));
+    }
+
+    #[test]
+    fn what_a_tenant_can_write_exempts_no_pod() {
+        let is_exempt = |metadata: &str| {
+            let text = format!(
+                "kind: Pod\nmetadata: {{name: p, namespace: web, {metadata}}}\nspec: {{nodeName: n1, containers: [{{name: c}}]}}\n"
+            );
+            read_text(&text).unwrap().objects.pods[0].daemon
+        };
+        for (metadata, exempt) in [
+            ("annotations: {kubernetes.io/config.source: file}", false),
+            ("annotations: {kubernetes.io/config.mirror: x}", true),
+            (
+                "ownerReferences: [{apiVersion: v1, kind: Node, controller: true}]",
+                false,
+            ),
+            (
+                "ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet, controller: true}]",
+                true,
+            ),
+            (
+                "ownerReferences: [{apiVersion: apps/v1, kind: DaemonSet}]",
+                false,
+            ),
+            (
+                "ownerReferences: [{apiVersion: example.com/v1, kind: DaemonSet, controller: true}]",
+                false,
+            ),
+        ] {
+            assert_eq!(is_exempt(metadata), exempt, "{metadata}");
         }
     }
 

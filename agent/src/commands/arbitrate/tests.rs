@@ -300,7 +300,7 @@ spec: {{{node}containers: [{{name: c, resources: {{requests: {{cpu: 1, memory: 1
         let mut text = "
 kind: Node
 metadata: {name: n1}
-status: {allocatable: {cpu: 10, memory: 40Gi, pods: 110}, conditions: [{type: Ready, status: 'True'}]}
+status: {allocatable: {cpu: 10, memory: 40Gi, pods: 110}, conditions: [{type: Ready, status: 'True', lastHeartbeatTime: '1970-01-12T13:46:40Z'}]}
 ---
 kind: Consumer
 metadata: {name: a}

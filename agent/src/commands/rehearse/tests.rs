@@ -73,6 +73,22 @@ fn policies_stand_side_by_side() {
 }
 
 #[test]
+fn no_pod_starts_that_requests_a_device_which_no_node_has() {
+    let device = "pods:\n- {namespace: web, every: 1h, runs: 1h, requests: {cpu: 1, example.com/gpu: 1}}\n- {namespace: batch, every: 1h, runs: 1h, requests: {cpu: 1}}\n";
+    let json = rehearse(device, &["--output", "json"]).unwrap();
+    let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+    for policy in value["policies"].as_array().unwrap() {
+        let namespaces = policy["namespaces"].as_array().unwrap();
+        let started = |name: &str| {
+            let mut all = namespaces.iter();
+            all.find(|it| it["name"] == name).unwrap()["started"].as_u64()
+        };
+        assert_eq!(started("web"), Some(0), "{policy}");
+        assert!(started("batch") > Some(10), "{policy}");
+    }
+}
+
+#[test]
 fn the_same_seed_is_the_same_play() {
     let json = rehearse(LOAD, &["--output", "json"]).unwrap();
     assert_eq!(
