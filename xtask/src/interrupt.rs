@@ -21,8 +21,10 @@ use tempfile::TempDir;
 use crate::opportunity::{descendants, stat};
 use crate::progress::last_words;
 
-/// Time for descendants to end by SIGTERM, then by SIGKILL: they do not have to be waited for.
+/// Time for descendants to end by SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
+/// Time for them to be gone after SIGKILL, which takes no effect before they have a CPU: longer only where the kernel cannot end one.
+const KILLED: Duration = Duration::from_secs(10);
 
 /// Folders to be removed.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -145,7 +147,7 @@ pub(crate) fn end_tree(child: u32) {
     send(&child_process, Signal::KILL);
 }
 
-/// Ends all processes that are found: SIGTERM, and after a while SIGKILL.
+/// Ends all processes that are found: SIGTERM, and after a while SIGKILL. Returns when they are gone.
 fn end_all(find: impl Fn() -> Vec<u32>) {
     // What is found once is remembered: it may leave the place where it was found.
     let mut started: BTreeSet<Process> = BTreeSet::new();
@@ -165,6 +167,10 @@ fn end_all(find: impl Fn() -> Vec<u32>) {
         std::thread::sleep(Duration::from_millis(20));
     }
     send(&started, Signal::KILL);
+    let end = Instant::now() + KILLED;
+    while started.iter().any(Process::is_running) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn send<'a>(to: impl IntoIterator<Item = &'a Process>, signal: Signal) {
