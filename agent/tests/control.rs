@@ -24,7 +24,8 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::signal::Signal;
 use testkit::MIB;
 
-const PATIENCE: Duration = Duration::from_millis(400);
+/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on a machine that is busy.
+const SHORT: Duration = Duration::from_secs(5);
 /// Patience that is never used up.
 const LONG: Duration = Duration::from_secs(100_000);
 
@@ -54,24 +55,21 @@ fn answer_all(mut requests: SnapshotRequests, engine: Engine, given: &AtomicUsiz
     }
 }
 
+/// One that cuts off nobody for being slow.
 fn serve(pods: u64) -> Fixture {
+    serve_with(pods, LONG)
+}
+
+fn serve_with(pods: u64, patience: Duration) -> Fixture {
     let (source, requests) = snapshots();
     let given = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&given);
     let engine = engine(pods);
     let thread = std::thread::spawn(move || answer_all(requests, engine, &counter));
-    fixture(source, given, Some(thread))
+    fixture(source, given, Some(thread), patience)
 }
 
 fn fixture(
-    source: plimsoll::serve::control::SnapshotSource,
-    given: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<()>>,
-) -> Fixture {
-    patient(source, given, thread, PATIENCE)
-}
-
-fn patient(
     source: plimsoll::serve::control::SnapshotSource,
     given: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
@@ -81,6 +79,7 @@ fn patient(
     let path = dir.path().join("control.sock");
     let bounds = Bounds {
         patience,
+        first_byte: patience,
         ..Bounds::default()
     };
     let host = HostRoot::live();
@@ -220,7 +219,7 @@ fn an_overview_of_many_pods_is_small() {
 #[test]
 fn a_loop_without_time_is_said() {
     let (source, requests) = snapshots();
-    let fixture = fixture(source, Arc::default(), None);
+    let fixture = fixture(source, Arc::default(), None, SHORT);
     let (kind, text) = refused(&fixture.path, &eviction(None));
     assert_eq!(kind, RefusalKind::Busy);
     assert!(text.contains("had no time"), "{text}");
@@ -248,7 +247,7 @@ fn lines_that_are_wrong_are_refused() {
 
 #[test]
 fn a_half_line_is_cut_off() {
-    let fixture = serve(1);
+    let fixture = serve_with(1, SHORT);
     let mut half = UnixStream::connect(&fixture.path).unwrap();
     half.write_all(b"{\"v\":1,").unwrap();
     let silent = UnixStream::connect(&fixture.path).unwrap();
@@ -256,7 +255,7 @@ fn a_half_line_is_cut_off() {
     ask(&fixture.path, &eviction(None)).unwrap();
     assert_eq!(half.read(&mut [0]).unwrap(), 0, "cut off without an answer");
     drop(silent);
-    until("both are counted", || fixture.server.clients().lost == 2);
+    until("both are counted", || fixture.server.clients().lost >= 2);
 
     let mut ended = UnixStream::connect(&fixture.path).unwrap();
     ended.write_all(b"{\"v\":1,").unwrap();
@@ -268,7 +267,7 @@ fn a_half_line_is_cut_off() {
 
 #[test]
 fn a_hundred_silent_connections_hold_nobody_up() {
-    let fixture = serve(1);
+    let fixture = serve_with(1, SHORT);
     let mut clients: Vec<UnixStream> = (0..100)
         .map(|_| UnixStream::connect(&fixture.path).unwrap())
         .collect();
@@ -293,7 +292,7 @@ fn a_hundred_silent_connections_hold_nobody_up() {
 #[test]
 fn questions_beyond_the_limit_are_sent_away_and_probes_are_not() {
     let (source, requests) = snapshots();
-    let fixture = patient(source, Arc::default(), None, LONG);
+    let fixture = fixture(source, Arc::default(), None, LONG);
     let asks = |request: &Request| {
         let mut stream = UnixStream::connect(&fixture.path).unwrap();
         stream.write_all(request.to_line().as_bytes()).unwrap();
@@ -322,20 +321,31 @@ fn questions_beyond_the_limit_are_sent_away_and_probes_are_not() {
 #[test]
 fn whoever_goes_or_stops_reading_amid_an_answer_is_forgotten() {
     // An answer much larger than a socket's buffer.
-    let fixture = serve(3000);
+    let fixture = serve_with(3000, SHORT);
     let line = eviction(None).to_line();
-    let mut gone = UnixStream::connect(&fixture.path).unwrap();
-    gone.write_all(line.as_bytes()).unwrap();
-    gone.read_exact(&mut [0; 10]).unwrap();
-    drop(gone);
-    let mut slow = UnixStream::connect(&fixture.path).unwrap();
-    slow.write_all(line.as_bytes()).unwrap();
-    slow.read_exact(&mut [0; 10]).unwrap();
-    until("both are forgotten", || fixture.server.clients().lost == 2);
-    let Answer::Eviction(answer) = ask(&fixture.path, &eviction(None)).unwrap() else {
-        panic!("another answer");
+    // One whose answer has begun to come. On a busy machine the loop may be too slow for one: then once more.
+    let begun = || loop {
+        let mut client = UnixStream::connect(&fixture.path).unwrap();
+        client.write_all(line.as_bytes()).ok();
+        let mut begin = [0; 13];
+        if client.read_exact(&mut begin).is_ok() && begin == *br#"{"v":1,"answe"# {
+            return client;
+        }
     };
-    assert_eq!(answer.ranking.places.len(), 3000);
+    drop(begun());
+    let slow = begun();
+    until("both are forgotten", || fixture.server.clients().lost >= 2);
+    drop(slow);
+    until("another one has the whole answer", || {
+        match ask(&fixture.path, &eviction(None)) {
+            Ok(Answer::Eviction(answer)) => {
+                assert_eq!(answer.ranking.places.len(), 3000);
+                true
+            }
+            Ok(_) => panic!("another answer"),
+            Err(_) => false,
+        }
+    });
 }
 
 #[test]

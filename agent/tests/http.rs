@@ -23,11 +23,12 @@ use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used, VolumeStorage,
 };
 
-const PATIENCE: Duration = Duration::from_millis(400);
+/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on a machine that is busy.
+const SHORT: Duration = Duration::from_secs(5);
 /// Patience that is never used up.
 const LONG: Duration = Duration::from_secs(100_000);
 
-/// A listener, and a loop that answers at once, or never.
+/// A listener, and a loop that answers, or never does.
 struct Fixture {
     server: Server,
     /// Snapshots that the loop has given.
@@ -79,8 +80,8 @@ fn serve_host(
         Some(requests)
     };
     let statistics = Statistics::new(host.clone(), host.cgroup_mounts().unwrap(), root);
-    let answers = Answers::new(Arc::new(Snapshots::new(source)), statistics)
-        .with_loop_bound(bounds.patience.max(PATIENCE));
+    let answers =
+        Answers::new(Arc::new(Snapshots::new(source)), statistics).with_loop_bound(bounds.patience);
     let listener = bind(address("127.0.0.1:0").unwrap()).unwrap();
     let server = Server::start(listener, answers, bounds).unwrap();
     Fixture {
@@ -91,10 +92,22 @@ fn serve_host(
     }
 }
 
+/// Nobody is cut off for being slow.
 fn bounds() -> Bounds {
     Bounds {
-        patience: PATIENCE,
+        first_byte: LONG,
+        patience: LONG,
+        connection: LONG,
         ..Bounds::default()
+    }
+}
+
+/// Who is slow is cut off.
+fn short() -> Bounds {
+    Bounds {
+        first_byte: SHORT,
+        patience: SHORT,
+        ..bounds()
     }
 }
 
@@ -179,7 +192,7 @@ fn health_and_readiness() {
 
 #[test]
 fn a_loop_that_does_not_answer_is_said() {
-    let fixture = serve(false, bounds());
+    let fixture = serve(false, short());
     for path in ["/healthz", "/readyz", "/stats/summary"] {
         let (status, text) = get(&fixture, path);
         assert_eq!(status, 503);
@@ -225,7 +238,8 @@ fn other_paths_and_methods_are_told_what_there_is() {
 
 #[test]
 fn requests_that_are_wrong_or_huge_are_refused() {
-    let fixture = serve(true, bounds());
+    // A line that is empty is the beginning of a request.
+    let fixture = serve(true, short());
     let address = fixture.server.address();
     let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(1 << 20));
     let answer = raw(address, long.as_bytes());
@@ -255,7 +269,7 @@ fn one_request_per_connection() {
 
 #[test]
 fn slow_clients_are_cut_off_and_hold_nobody_up() {
-    let fixture = serve(true, bounds());
+    let fixture = serve(true, short());
     let address = fixture.server.address();
     let mut half = connect(address);
     half.write_all(b"GET /metrics HT").unwrap();
@@ -265,7 +279,7 @@ fn slow_clients_are_cut_off_and_hold_nobody_up() {
     half.read_to_end(&mut rest).ok();
     silent.read_to_end(&mut rest).ok();
     assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
-    until("both are counted", || fixture.server.clients().lost == 2);
+    until("both are counted", || fixture.server.clients().lost >= 2);
 }
 
 #[test]
@@ -273,8 +287,6 @@ fn a_client_that_sends_a_byte_now_and_then_is_cut_off_too() {
     let fixture = serve(
         true,
         Bounds {
-            first_byte: LONG,
-            patience: LONG,
             connection: Duration::from_millis(600),
             ..bounds()
         },
@@ -298,9 +310,7 @@ fn requests_beyond_the_limit_are_sent_away_and_probes_are_not() {
     let bounds = Bounds {
         clients: 4,
         clients_of_one_address: 3,
-        patience: LONG,
-        connection: LONG,
-        ..Bounds::default()
+        ..bounds()
     };
     let mut fixture = serve(false, bounds);
     let address = fixture.server.address();
@@ -334,14 +344,8 @@ fn requests_beyond_the_limit_are_sent_away_and_probes_are_not() {
 
 #[test]
 fn silent_clients_do_not_keep_a_probe_from_its_answer() {
-    // Nobody is cut off for being slow here: each that goes gave way.
-    let bounds = Bounds {
-        first_byte: LONG,
-        patience: LONG,
-        connection: LONG,
-        ..Bounds::default()
-    };
-    let fixture = serve(true, bounds);
+    // Each that goes gave way.
+    let fixture = serve(true, bounds());
     let address = fixture.server.address();
     let silent: Vec<TcpStream> = (0..40).map(|_| connect(address)).collect();
     assert_eq!(get(&fixture, "/healthz").0, 200);
@@ -360,9 +364,7 @@ fn silent_clients_do_not_keep_a_probe_from_its_answer() {
 fn a_client_that_sends_nothing_is_cut_off_before_one_that_is_slow() {
     let bounds = Bounds {
         first_byte: Duration::from_millis(50),
-        patience: LONG,
-        connection: LONG,
-        ..Bounds::default()
+        ..bounds()
     };
     let fixture = serve(true, bounds);
     let address = fixture.server.address();

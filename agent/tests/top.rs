@@ -365,9 +365,20 @@ impl Terminal {
     /// How it ended; the terminal must be as it was.
     fn ended(&mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
-        std::thread::sleep(Duration::from_millis(50));
-        self.take();
-        let all = String::from_utf8_lossy(&self.all).into_owned();
+        // Its last words are on their way from one end of the line to the other.
+        let is_back = |all: &str| {
+            all.rfind("\x1b[?1049l") > all.rfind("\x1b[?1049h")
+                && all.rfind("\x1b[?25h") > all.rfind("\x1b[?25l")
+        };
+        let mut all = String::new();
+        for _ in 0..6_000 {
+            self.take();
+            all = String::from_utf8_lossy(&self.all).into_owned();
+            if is_back(&all) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let left = all.rfind("\x1b[?1049l");
         assert!(
             left > all.rfind("\x1b[?1049h"),

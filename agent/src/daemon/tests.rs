@@ -54,6 +54,8 @@ const HOLDER: usize = 7;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 const ARMING: u64 = 7;
+/// How often a process is looked at that a signal ends: it ends when it has a CPU.
+const LOOKS_MAX: usize = 6_000;
 
 /// A fake node of 16 GiB.
 pub(super) struct Node {
@@ -329,7 +331,7 @@ impl Node {
 
     /// Crossings until a process has ended; none may allocate.
     fn cross_until_ended(&mut self, index: usize, what: &str) -> i32 {
-        for _ in 0..200 {
+        for _ in 0..LOOKS_MAX {
             assert_eq!(self.turn(&[crossing(ARMING)]), 0, "{what}");
             if let Some(signal) = self.ended_by(index) {
                 return signal;
@@ -750,7 +752,7 @@ async fn an_agent_that_loses_every_source_goes_on() {
     let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
     Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
     set_available(&host, 40 * MIB);
-    for _ in 0..200 {
+    for _ in 0..LOOKS_MAX {
         let deadlines = Deadlines::default();
         node.agent
             .turn(Wake::Deadline, &deadlines, &mut sources)
