@@ -70,6 +70,9 @@ enum Mode {
         /// Growth.
         #[arg(long)]
         rate_mb_s: u64,
+        /// Makes up for none of the time in which it was kept from growing: no step is more than twice as large as it should be.
+        #[arg(long)]
+        steady: bool,
         /// Touched at once, before the ramp.
         #[arg(long, default_value_t = 0)]
         pre_mb: usize,
@@ -378,6 +381,7 @@ fn main() -> anyhow::Result<()> {
     match mode {
         Mode::Ramp {
             rate_mb_s,
+            steady,
             pre_mb,
             max_mb,
             wait_usr1,
@@ -397,7 +401,8 @@ fn main() -> anyhow::Result<()> {
             if wait_usr1 {
                 go.wait();
             }
-            memory::ramp(&mut memory, rate_mb_s, max_mb.map(|mb| mb << 20), &log);
+            let max_bytes = max_mb.map(|mb| mb << 20);
+            memory::ramp(&mut memory, rate_mb_s, max_bytes, steady, &log);
             sleep_for_ever();
         }
         Mode::Unmap { mb, shared } => memory::unmap(mb, shared),
@@ -508,7 +513,7 @@ fn main() -> anyhow::Result<()> {
             go.wait();
             thread::spawn(processes::spawn_for_ever);
             let mut memory = Memory::default();
-            memory::ramp(&mut memory, STORM_MB_S, Some(mb << 20), &log);
+            memory::ramp(&mut memory, STORM_MB_S, Some(mb << 20), false, &log);
             sleep_for_ever();
         }
         // Done above.

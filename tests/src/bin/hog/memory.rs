@@ -68,13 +68,27 @@ impl Memory {
     }
 }
 
-pub(crate) fn ramp(memory: &mut Memory, rate_mb_s: u64, max_bytes: Option<usize>, log: &Log) {
+/// Grows at a rate. `is_steady`: it makes up for no time in which it could not.
+pub(crate) fn ramp(
+    memory: &mut Memory,
+    rate_mb_s: u64,
+    max_bytes: Option<usize>,
+    is_steady: bool,
+    log: &Log,
+) {
     let base_bytes = memory.touched_bytes;
-    let start = Instant::now();
+    let (mut looked, mut passed) = (Instant::now(), Duration::ZERO);
     log.event("start", memory.touched_mb());
     let mut told_bytes = base_bytes;
     loop {
-        let grown_bytes = u128::from(rate_mb_s << 20) * start.elapsed().as_micros() / 1_000_000;
+        let since = looked.elapsed();
+        looked += since;
+        passed += if is_steady {
+            since.min(2 * STEP)
+        } else {
+            since
+        };
+        let grown_bytes = u128::from(rate_mb_s << 20) * passed.as_micros() / 1_000_000;
         let want_bytes =
             base_bytes.saturating_add(usize::try_from(grown_bytes).unwrap_or(usize::MAX));
         memory.grow_to(max_bytes.map_or(want_bytes, |max| want_bytes.min(max)));
