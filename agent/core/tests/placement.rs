@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::{ContainerStatus, Pod};
+use plimsoll_core::kube::pod_resources::{Devices, Given, NodeResources};
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, PlacementStart, Sample};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::device::GivenDevices;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
 use plimsoll_core::policy::placement::may_resize;
@@ -323,6 +325,164 @@ fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
     );
 }
 
+/// On node 0 CPUs 0 to 3, on node 1 the others; aligned as far as can be.
+fn two_nodes() -> PlacementStart {
+    let core = |cpu| Core {
+        cpus: CpuSet::of(cpu),
+        socket: Some(0),
+        node: Some(cpu / 4),
+        ..Core::default()
+    };
+    let node = |id| NumaNode {
+        id,
+        memory_bytes: Some(8 << 30),
+        ..NumaNode::default()
+    };
+    let parts = Parts {
+        cores: (0..8).map(core).collect(),
+        nodes: (0..2).map(node).collect(),
+        ..Parts::default()
+    };
+    PlacementStart {
+        settings: PlacementSettings {
+            cpu_manager_policy: CpuManagerPolicy::Static,
+            reserved_system_cpus: CpuSet::of(0),
+            reserved_cpu_count: 1,
+            topology_manager_policy: "best-effort".to_owned(),
+            ..PlacementSettings::default()
+        },
+        machine: Machine::new(parts).unwrap(),
+        saved: None,
+    }
+}
+
+/// Two CPUs and a device.
+fn with_device(name: &str) -> Arc<Pod> {
+    let mut pod = pod(name, 2);
+    let limits = &mut pod.spec.containers[0].resources.limits;
+    limits.insert("x/gpu".to_owned(), "1".parse().unwrap());
+    Arc::new(pod)
+}
+
+/// The kubelet has a device that is near to node 1, and has given it to these.
+fn devices(given_to: &[&str]) -> EventKind {
+    let gpu = || Devices {
+        resource: "x/gpu".to_owned(),
+        ids: vec!["g".to_owned()],
+        numa_nodes: vec![1],
+    };
+    let given = |name: &&str| Given {
+        container: format!("default/{name}/main"),
+        devices: vec![gpu()],
+        ..Given::default()
+    };
+    let resources = NodeResources {
+        allocatable: Some(Given {
+            devices: vec![gpu()],
+            ..Given::default()
+        }),
+        given: given_to.iter().map(given).collect(),
+        pods: given_to
+            .iter()
+            .map(|name| format!("default/{name}"))
+            .collect(),
+    };
+    EventKind::DevicesGiven {
+        devices: Some(Arc::new(GivenDevices::of(&resources))),
+    }
+}
+
+#[test]
+fn beside_a_kubelet_a_container_is_placed_near_to_the_devices_that_it_was_given() {
+    let mut node = Node::beside_kubelet();
+    node.step(EventKind::PlacementStarted(Box::new(two_nodes())));
+    // Nobody says who has devices.
+    let apply = |node: &mut Node, name: &str| {
+        let pod = with_device(name);
+        node.step(EventKind::PodApplied { pod });
+        node.runs(name)
+    };
+    assert_eq!(
+        apply(&mut node, "a"),
+        ["shared pool 0,3-7; a/main CPUs 1-2"]
+    );
+    assert_eq!(node.step(devices(&["a"])), NOTHING, "it is not moved");
+    // From here on it is waited for.
+    assert_eq!(apply(&mut node, "b"), NOTHING);
+    assert_eq!(apply(&mut node, "c"), NOTHING);
+    let plain = node.apply("plain", 1);
+    assert_eq!(plain, NOTHING);
+    assert_eq!(node.runs("plain").len(), 1, "it wants no device");
+    let text = serde_json::to_string(node.0.state()).unwrap();
+    let config = node.0.config().clone();
+    let mut again = Node(Engine::resume(config, serde_json::from_str(&text).unwrap()));
+    for node in [&mut node, &mut again] {
+        assert_eq!(
+            node.step(devices(&["a", "b"])),
+            ["shared pool 0,6-7; a/main CPUs 1-2; b/main CPUs 4-5; plain/main CPUs 3"]
+        );
+    }
+    // A start anew keeps what is known.
+    let mut start = two_nodes();
+    start.saved = Some(node.assignments());
+    assert_eq!(
+        node.step(EventKind::PlacementStarted(Box::new(start)))
+            .len(),
+        1
+    );
+    assert_eq!(node.runs("c"), NOTHING);
+    // Nobody says it any more.
+    assert_eq!(
+        node.step(EventKind::DevicesGiven { devices: None }),
+        ["shared pool 0; a/main CPUs 1-2; b/main CPUs 4-5; c/main CPUs 6-7; plain/main CPUs 3"]
+    );
+}
+
+/// However many wait, one step does not try them all.
+#[test]
+fn of_many_that_wait_each_has_its_turn() {
+    let mut node = Node::beside_kubelet();
+    node.apply("a", 7);
+    node.runs("a");
+    for at in 0..99 {
+        // All but the last want more than there ever is.
+        let (name, cpus) = (format!("w{at:02}"), if at == 98 { 7 } else { 8 });
+        node.apply(&name, cpus);
+        node.runs(&name);
+    }
+    let has_untried = |node: &Node| node.0.state().placement.as_ref().unwrap().has_untried();
+    while has_untried(&node) {
+        assert_eq!(
+            node.step(EventKind::RoomSought),
+            NOTHING,
+            "there is no room"
+        );
+    }
+    node.is_removed("a");
+    let given_back = node.is_empty("a");
+    assert!(
+        given_back.len() == 1 && has_untried(&node),
+        "{given_back:?}"
+    );
+    let text = serde_json::to_string(node.0.state()).unwrap();
+    let config = EngineConfig {
+        beside_kubelet: true,
+        ..EngineConfig::default()
+    };
+    let mut again = Node(Engine::resume(config, serde_json::from_str(&text).unwrap()));
+    for node in [&mut node, &mut again] {
+        let mut steps = 0;
+        let mut said = Vec::new();
+        while has_untried(node) {
+            said.extend(node.step(EventKind::RoomSought));
+            steps += 1;
+        }
+        assert!((2..=4).contains(&steps), "{steps}");
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert_eq!(node.assignments().cpus(&"w98".into(), "main").cpus.len(), 7);
+    }
+}
+
 #[test]
 fn saved_assignments_are_kept_and_given_back_when_unclaimed() {
     let mut before = Node::new(None);
@@ -401,6 +561,9 @@ fn events_and_decisions_read_as_they_were_written() {
         EventKind::PlacementStarted(Box::new(start)),
         EventKind::PodsListed,
         EventKind::PlacementDue,
+        EventKind::RoomSought,
+        devices(&["a"]),
+        EventKind::DevicesGiven { devices: None },
         EventKind::ContainerEnded {
             uid: "a".into(),
             container: "init".into(),

@@ -65,6 +65,9 @@ enum Command {
         /// Socket on which the runtime takes plugins (NRI)
         #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = endpoint)]
         nri_socket: PathBuf,
+        /// Socket of the container runtime, which tells of containers that start and end
+        #[arg(long, value_name = "PATH", value_parser = endpoint)]
+        runtime_endpoint: Option<PathBuf>,
     },
 }
 
@@ -132,9 +135,12 @@ async fn run(command: Command) -> Result<(), String> {
             let served = serve::resources::run(&pod_resources, agent).await;
             served.map_err(|error| error.to_string())
         }
-        Command::Nri { nri_socket } => {
+        Command::Nri {
+            nri_socket,
+            runtime_endpoint,
+        } => {
             let agent = agent("--runtime-endpoint")?;
-            let served = nri::run(&nri_socket, agent).await;
+            let served = nri::run(&nri_socket, runtime_endpoint.as_deref(), agent).await;
             served.map_err(|error| error.to_string())
         }
         Command::List {

@@ -16,18 +16,19 @@ use plimsoll_core::kube::runtime_link::{
     RuntimeContainer, RuntimeImage, TEXT_BYTES_MAX,
 };
 use serde::Serialize;
-use tonic::Code;
 use tonic::body::Body;
 use tonic::transport::Channel;
+use tonic::{Code, Streaming};
 use tower::Service;
 
 use crate::connection::{ANSWER_BYTES_MAX, CallError, call, connect};
 use crate::interface::cri::image_service_client::ImageServiceClient;
 use crate::interface::cri::runtime_service_client::RuntimeServiceClient;
 use crate::interface::cri::{
-    self as messages, ContainerStatusRequest, FilesystemUsage, ImageFsInfoRequest, ImageSpec,
-    ListContainerStatsRequest, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest,
-    PodSandboxState, RemoveContainerRequest, RemoveImageRequest, StatusRequest, VersionRequest,
+    self as messages, ContainerEventResponse, ContainerStatusRequest, FilesystemUsage,
+    GetEventsRequest, ImageFsInfoRequest, ImageSpec, ListContainerStatsRequest,
+    ListContainersRequest, ListImagesRequest, ListPodSandboxRequest, PodSandboxState,
+    RemoveContainerRequest, RemoveImageRequest, StatusRequest, VersionRequest,
 };
 
 /// Where runtimes listen, in the order in which they are looked for.
@@ -36,10 +37,14 @@ pub const SOCKETS: [&str; 3] = [
     "/run/crio/crio.sock",
     "/run/cri-dockerd.sock",
 ];
+/// The label of containers that has their pod's UID.
+const POD_UID: &str = "io.kubernetes.pod.uid";
 /// For a list.
 const LIST_WITHIN: Duration = Duration::from_secs(10);
 /// For a removal: the runtime deletes the files before it answers.
 const REMOVE_WITHIN: Duration = Duration::from_secs(20);
+/// Of one event, which has all containers of a pod.
+const EVENT_BYTES_MAX: usize = 1 << 20;
 /// Containers that have ended of which it is asked when; those beyond are not removed this time.
 const ENDED_MAX: usize = 512;
 /// Of the runtime's own configuration, in which it names the sandboxes' image.
@@ -307,6 +312,47 @@ impl Runtime {
         Ok(())
     }
 
+    /// The containers that run: of each its pod's UID, its name and its id.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn running(&self) -> Result<Vec<[String; 3]>, CallError> {
+        let state = messages::ContainerStateValue {
+            state: messages::ContainerState::ContainerRunning.into(),
+        };
+        let request = ListContainersRequest {
+            filter: Some(messages::ContainerFilter {
+                state: Some(state),
+                ..messages::ContainerFilter::default()
+            }),
+        };
+        let mut client = self.containers();
+        let listed = call(
+            "ListContainers",
+            LIST_WITHIN,
+            client.list_containers(request),
+        )
+        .await?;
+        let known = listed.containers.into_iter().filter_map(|mut container| {
+            let pod_uid = container.labels.remove(POD_UID)?;
+            let known = [pod_uid, container.metadata?.name, container.id];
+            let is_sound = known.iter().all(|text| !text.is_empty() && is_short(text));
+            is_sound.then_some(known)
+        });
+        Ok(known.take(CONTAINERS_MAX).collect())
+    }
+
+    /// What happens to containers from now on. The answer goes on until the runtime ends.
+    ///
+    /// # Errors
+    /// [`CallError`].
+    pub async fn events(&self) -> Result<Streaming<ContainerEventResponse>, CallError> {
+        let client = RuntimeServiceClient::new(self.service.clone());
+        let mut client = client.max_decoding_message_size(EVENT_BYTES_MAX);
+        let events = client.get_container_events(GetEventsRequest {});
+        call("GetContainerEvents", LIST_WITHIN, events).await
+    }
+
     /// Its file systems.
     ///
     /// # Errors
@@ -376,7 +422,7 @@ fn read_container(
         name: container.metadata.clone().unwrap_or_default().name,
         pod: label("io.kubernetes.pod.name"),
         namespace: label("io.kubernetes.pod.namespace"),
-        pod_uid: label("io.kubernetes.pod.uid"),
+        pod_uid: label(POD_UID),
         is_sandbox_ready: ready.contains(&*container.pod_sandbox_id),
         state: state(container.state),
         created_unix_ns: u64::try_from(container.created_at).unwrap_or(0),

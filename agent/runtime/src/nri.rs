@@ -5,9 +5,12 @@
 //! answered. If the agent does not read that, it is dropped and counted. A runtime that is away, hangs or sends what is no message is left and tried again later; containers
 //! that it makes meanwhile are as they would be without NRI, and the agent repairs them as it does without it.
 //!
+//! Containers that start and end it tells of too, where the runtime says it by itself ([`events`]): that also comes unasked.
+//!
 //! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an answer is late, and then the runtime would
 //! go on without a plugin.
 
+mod events;
 mod plugin;
 pub mod trunk;
 
@@ -87,6 +90,12 @@ impl Teller {
         });
     }
 
+    /// Waits until there is room: of many at once.
+    async fn container_in_turn(&self, frame: FromNri) {
+        // Closed: the agent has ended, which ends this.
+        self.containers.send(frame).await.ok();
+    }
+
     fn container(&self, frame: FromNri) {
         if self.containers.try_send(frame).is_err() {
             self.dropped.set(self.dropped.get().saturating_add(1));
@@ -94,11 +103,11 @@ impl Teller {
     }
 }
 
-/// Answers the runtime until the agent closes its socket.
+/// Answers the runtime until the agent closes its socket. `runtime`: where it is asked for its events.
 ///
 /// # Errors
 /// The system's, and frames of the agent that are none.
-pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
+pub async fn run(socket: &Path, runtime: Option<&Path>, agent: UnixStream) -> io::Result<()> {
     let (mut reader, mut writer) = agent.into_split();
     let (state, mut states) = watch::channel(None);
     let (containers, mut made) = mpsc::channel(FRAMES_MAX);
@@ -108,10 +117,14 @@ pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
         dropped: Cell::new(0),
     };
     let (table, complete) = (Table::default(), Notify::new());
+    let complete_for_events = Notify::new();
     let hearing = async {
         while let Some(frame) = read(&mut reader).await? {
             match frame {
-                ToNri::Complete => complete.notify_one(),
+                ToNri::Complete => {
+                    complete.notify_one();
+                    complete_for_events.notify_one();
+                }
                 ToNri::SharedPool { cpus } => drop(table.pool.replace(cpus)),
                 ToNri::Pod { uid, answers } => {
                     if !table.set(uid, answers) {
@@ -144,8 +157,16 @@ pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
         complete.notified().await;
         plugin::serve(socket, &table, &teller).await
     };
+    let following = async {
+        complete_for_events.notified().await;
+        match runtime {
+            Some(runtime) => events::follow(runtime, &teller).await,
+            None => std::future::pending().await,
+        }
+    };
     // Each goes on while the others wait.
     tokio::select! {
+        never = following => match never {},
         heard = hearing => heard,
         result = telling => result,
         never = answering => match never {},

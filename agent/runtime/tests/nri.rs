@@ -373,10 +373,13 @@ async fn a_container_whose_resources_change_stays_where_it_is_by_now() {
             .update_container_resources(request)
             .await
             .unwrap();
-        match plugin.hear() {
+        let answer = match plugin.hear() {
             FromNri::Update { answer, .. } => answer,
             other => panic!("{other:?}"),
-        }
+        };
+        let pod_uid = "u1".to_owned();
+        assert_eq!(plugin.hear(), FromNri::Updated { pod_uid });
+        answer
     };
     let uid = "u1".to_owned();
     let answers = on(first);

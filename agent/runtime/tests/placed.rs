@@ -1,5 +1,5 @@
 //! `plimsoll-agent` with `cpuManagerPolicy: static` beside a real containerd 2, and this test in place of `plimsoll-cluster`: on which CPUs a container's first
-//! instructions run, with NRI and without, and what stays when the pod is resized in place.
+//! instructions run, with NRI and without, how soon one is on its own without NRI where the runtime tells of it and where only the API does, and what stays when the pod is resized in place.
 //!
 //! What is waited for is progress; how long it took is printed.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
@@ -33,6 +33,10 @@ const POLL: Duration = Duration::from_micros(200);
 /// Containers with NRI, and without.
 const CONTAINERS: u32 = 100;
 const CONTAINERS_WITHOUT: u32 = 10;
+/// Until the plugin has the table.
+const CONTAINERS_BEFORE: u32 = 100;
+/// What takes longer on any machine does not happen.
+const PATIENCE: Duration = Duration::from_secs(60);
 const PROBE: &str = "localhost/probe:1";
 const SLEEP: &str = "localhost/sandbox:1";
 
@@ -57,8 +61,13 @@ fn program() -> Option<PathBuf> {
 }
 
 impl Agent {
-    /// With a kubelet that places nothing.
-    fn start(program: &Path, containerd: &Containerd, nri: &Path, reserved: u32) -> Self {
+    /// With a kubelet that places nothing. `sockets`: of NRI, and of the runtime.
+    fn start(
+        program: &Path,
+        containerd: &Containerd,
+        (nri, runtime): (&Path, &Path),
+        reserved: u32,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
         fs::write(dir.path().join("cpu_manager_state"), state).unwrap();
@@ -80,7 +89,7 @@ impl Agent {
             .arg("--kubelet-dir")
             .arg(dir.path())
             .arg("--runtime-endpoint")
-            .arg(containerd.socket())
+            .arg(runtime)
             .arg("--nri-socket")
             .arg(nri)
             .stdout(Stdio::inherit())
@@ -175,6 +184,37 @@ impl Scene {
         }
     }
 
+    /// How long each of some containers is not on its own CPUs after its start. `tell`: what follows from its id.
+    async fn windows(
+        &mut self,
+        attempt: &mut u32,
+        own: &str,
+        mut tell: impl FnMut(&str),
+    ) -> Vec<Duration> {
+        let cgroup = format!("{}/kubepods/pod{UID}", self.containerd.cgroup);
+        let mut windows = Vec::new();
+        for _ in 0..CONTAINERS_WITHOUT {
+            *attempt += 1;
+            let container = ("own", *attempt);
+            let Self {
+                client,
+                pod,
+                sandbox,
+                ..
+            } = self;
+            let id = run_container(client, pod, sandbox, container, SLEEP).await;
+            let since = Instant::now();
+            tell(&id);
+            while support::cpuset_of(&cgroup, &id) != own {
+                assert!(since.elapsed() < PATIENCE, "{id} is not placed");
+                std::thread::sleep(POLL);
+            }
+            windows.push(since.elapsed());
+            support::remove_container(&mut self.client, id).await;
+        }
+        windows
+    }
+
     /// The CPUs that the container's first process sees.
     async fn first_look(&mut self, attempt: u32) -> String {
         let container = ("own", attempt);
@@ -184,7 +224,9 @@ impl Scene {
         let start = StartContainerRequest { container_id };
         self.client.start_container(start).await.unwrap();
         let log = format!("{}/own.{attempt}", self.pod.log_directory);
+        let since = Instant::now();
         loop {
+            assert!(since.elapsed() < PATIENCE, "{log} says nothing");
             let text = fs::read_to_string(&log).unwrap_or_default();
             if text.ends_with('\n') {
                 return text.split_whitespace().last().unwrap().to_owned();
@@ -192,6 +234,15 @@ impl Scene {
             tokio::time::sleep(POLL).await;
         }
     }
+}
+
+fn print_windows(what: &str, mut windows: Vec<Duration>) {
+    windows.sort();
+    println!(
+        "{what}, from its start to its own CPUs: median {:?}, longest {:?}",
+        windows[windows.len() / 2],
+        windows[windows.len() - 1]
+    );
 }
 
 #[tokio::test]
@@ -213,12 +264,14 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
 
     // With NRI.
     let nri = scene.containerd.nri_socket();
-    let mut agent = Agent::start(&program, &scene.containerd, &nri, first);
+    let runtime = scene.containerd.socket();
+    let mut agent = Agent::start(&program, &scene.containerd, (&nri, &runtime), first);
     agent.pod(1, None);
     agent.say(&ToAgent::Listed);
     let mut attempt = 0;
     while scene.first_look(attempt).await != own {
         attempt += 1;
+        assert!(attempt < CONTAINERS_BEFORE, "the plugin has no table");
     }
     println!("{attempt} containers until the plugin had the table");
     let mut elsewhere = 0;
@@ -241,43 +294,29 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
     );
     agent.stop();
 
-    // Without: the API names the container as soon as it runs.
+    // Without, and the runtime tells of containers that start: nobody else names them.
     let nowhere = nri.with_file_name("nothing.sock");
-    let mut agent = Agent::start(&program, &scene.containerd, &nowhere, first);
+    let mut agent = Agent::start(&program, &scene.containerd, (&nowhere, &runtime), first);
     agent.pod(1, None);
     agent.say(&ToAgent::Listed);
-    let cgroup = format!("{}/kubepods/pod{UID}", scene.containerd.cgroup);
+    let told = scene.windows(&mut attempt, &own, |_| {}).await;
+    print_windows("without NRI, by the runtime's events", told);
+    agent.stop();
+
+    // Without both: the API names the container as soon as it runs.
+    let mut agent = Agent::start(&program, &scene.containerd, (&nowhere, &nowhere), first);
+    agent.pod(1, None);
+    agent.say(&ToAgent::Listed);
     let mut elsewhere = 0;
     for _ in 0..CONTAINERS {
         attempt += 1;
         elsewhere += u32::from(scene.first_look(attempt).await != own);
     }
     println!("{CONTAINERS} containers without NRI: {elsewhere} first looks elsewhere");
-    let mut windows = Vec::new();
-    for _ in 0..CONTAINERS_WITHOUT {
-        attempt += 1;
-        let container = ("own", attempt);
-        let Scene {
-            client,
-            pod,
-            sandbox,
-            ..
-        } = &mut scene;
-        let id = run_container(client, pod, sandbox, container, SLEEP).await;
-        let since = Instant::now();
-        agent.pod(1, Some(&id));
-        while support::cpuset_of(&cgroup, &id) != own {
-            std::thread::sleep(POLL);
-        }
-        windows.push(since.elapsed());
-        support::remove_container(&mut scene.client, id).await;
-    }
-    windows.sort();
-    println!(
-        "without NRI, from its start to its own CPUs: median {:?}, longest {:?}",
-        windows[windows.len() / 2],
-        windows[windows.len() - 1]
-    );
+    // Nobody has told the agent which container they are, and a first look comes before the API could.
+    assert_eq!(elsewhere, CONTAINERS);
+    let told = scene.windows(&mut attempt, &own, |id| agent.pod(1, Some(id)));
+    print_windows("without NRI, by the API", told.await);
     agent.stop();
     end_pod(&mut scene.client, scene.sandbox).await;
 }

@@ -26,6 +26,7 @@ mod plan;
 pub mod quota;
 pub mod witness;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,6 +86,15 @@ pub enum PlacementError {
     /// Another file.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The kubelet's own state, by which it would be known what is its own.
+    #[error("{path}: {source}; memory nodes of containers stay as they are until it can be read", path = path.shown())]
+    KubeletState {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: kubelet_state::KubeletStateError,
+    },
     /// The state files for a kubelet, and those that came from one, cannot be removed.
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),

@@ -41,8 +41,8 @@ pub struct KubeletArgs {
     /// writes this node's NodeResourceTopology (with --kubernetes)
     #[arg(long, requires = "kubernetes")]
     pub node_resource_topology: bool,
-    /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology)
-    #[arg(long, value_name = "PATH", requires = "node_resource_topology", default_value = POD_RESOURCES)]
+    /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology, or a topologyManagerPolicy)
+    #[arg(long, value_name = "PATH", requires = "kubernetes", default_value = POD_RESOURCES)]
     pub pod_resources: PathBuf,
 }
 

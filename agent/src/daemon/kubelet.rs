@@ -76,6 +76,8 @@ pub struct KubeletWork {
     is_api_reachable: bool,
     /// What the node lacks.
     lost: Vec<String>,
+    /// Why nothing is placed although it is to be.
+    not_placing: Option<String>,
     conditions: Vec<NodeConditionReport>,
     /// What was last said to be withheld, bytes, and when, nanoseconds.
     withheld: (u64, u64),
@@ -116,6 +118,7 @@ impl KubeletWork {
             api_answered_ns: at_ns,
             is_api_reachable: false,
             lost,
+            not_placing: None,
             conditions: Vec::new(),
             withheld: (0, 0),
             is_unheld_said: false,
@@ -128,6 +131,11 @@ impl KubeletWork {
     pub fn with_topology(mut self, topology: Option<TopologySource>) -> Self {
         self.topology = topology;
         self
+    }
+
+    /// What asks the kubelet what it has given to containers.
+    pub(super) fn topology(&self) -> Option<&TopologySource> {
+        self.topology.as_ref()
     }
 
     /// When something is to be done of which nothing else reminds the loop.

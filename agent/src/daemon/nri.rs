@@ -30,9 +30,15 @@ pub struct NriWork {
     changed: BTreeSet<PodUid>,
     /// The shared pool that was sent.
     pool: Option<CpuSet>,
+    /// Evicted pods, of which no container is made, when they were last looked at.
+    closed: BTreeSet<PodUid>,
+    /// What was placed when that was last looked at ([`Placing::revision`]).
+    placed: Option<(u64, u64, CpuSet)>,
     tally: NriTally,
     /// Why it is away: said once.
     away: Option<String>,
+    /// Why the runtime does not tell of containers: said once.
+    no_events: Option<String>,
 }
 
 impl NriWork {
@@ -43,8 +49,11 @@ impl NriWork {
             sent: BTreeMap::new(),
             changed: BTreeSet::new(),
             pool: None,
+            closed: BTreeSet::new(),
+            placed: None,
             tally: NriTally::default(),
             away: None,
+            no_events: None,
         }
     }
 
@@ -84,34 +93,43 @@ impl Agent {
         }
     }
 
-    /// Sends what differs from what was sent.
-    pub(super) fn send_answers(&mut self) {
+    /// Notes the pods of which the answers may be others by now: of all other pods none are made.
+    fn note_what_may_differ(&mut self) {
         let Some(work) = &mut self.nri else {
             return;
         };
-        let closed = self
-            .kubelet
-            .as_ref()
-            .map(|kubelet| kubelet.closed().cloned().collect::<BTreeSet<PodUid>>())
-            .unwrap_or_default();
-        let was_closed =
-            |(uid, answers): (&PodUid, &PodAnswers)| answers.refusal.is_some().then(|| uid.clone());
-        work.changed.extend(work.sent.iter().filter_map(was_closed));
-        work.changed.extend(closed.iter().cloned());
-        let placing = self.placing.as_ref();
-        let pool = placing.and_then(Placing::pool_of_new);
-        let text = || pool.map(|cpus| cpus.to_string());
-        if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
-            work.pool = pool;
+        let closed = || self.kubelet.iter().flat_map(|kubelet| kubelet.closed());
+        if !closed().eq(&work.closed) {
+            let closed: BTreeSet<PodUid> = closed().cloned().collect();
+            let either = work.closed.symmetric_difference(&closed);
+            work.changed.extend(either.cloned());
+            work.closed = closed;
         }
-        if let Some(placing) = placing {
+        let placed = self.placing.as_ref().map(Placing::revision);
+        if placed != work.placed {
+            work.placed = placed;
             let was_placed = |(uid, answers): (&PodUid, &PodAnswers)| {
                 let is_placed = !(answers.places.is_empty() && answers.foreign.is_empty());
                 is_placed.then(|| uid.clone())
             };
             work.changed.extend(work.sent.iter().filter_map(was_placed));
-            work.changed.extend(placing.holders().cloned());
-            work.changed.extend(placing.with_foreign().cloned());
+            let placing = self.placing.iter();
+            let now = placing.flat_map(|placing| placing.holders().chain(placing.with_foreign()));
+            work.changed.extend(now.cloned());
+        }
+    }
+
+    /// Sends what differs from what was sent.
+    pub(super) fn send_answers(&mut self) {
+        self.note_what_may_differ();
+        let Some(work) = &mut self.nri else {
+            return;
+        };
+        let placing = self.placing.as_ref();
+        let pool = placing.and_then(Placing::pool_of_new);
+        let text = || pool.map(|cpus| cpus.to_string());
+        if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
+            work.pool = pool;
         }
         let scores = self
             .oom_scores
@@ -121,7 +139,7 @@ impl Agent {
         for uid in std::mem::take(&mut work.changed) {
             let ordered = scores.and_then(|scores| scores.ordered(&uid));
             let answers = PodAnswers {
-                refusal: closed.contains(&uid).then(|| EVICTED.to_owned()),
+                refusal: work.closed.contains(&uid).then(|| EVICTED.to_owned()),
                 oom_score_adj: ordered.cloned().unwrap_or_default(),
                 specified: scores.map_or_else(BTreeMap::new, |scores| scores.specified(&uid)),
                 places: placing.map_or_else(BTreeMap::new, |placing| placing.places(&uid)),
@@ -145,6 +163,13 @@ impl Agent {
             }
         }
         work.changed = unsent;
+    }
+
+    fn look_at(&mut self, uid: &PodUid) {
+        if self.pods.contains(uid) {
+            self.rescans.note(uid);
+            self.rescans.ask();
+        }
     }
 
     /// `plimsoll-runtime nri` has said something. Not urgent.
@@ -200,15 +225,40 @@ impl Agent {
                     self.rescans.ask();
                 }
             }
-            FromNri::Update { pod_uid, answer } => {
-                work.tally.count(&answer);
-                // A runtime that has not heard the answer has put the container back where it was made.
+            // What it writes is not there yet.
+            FromNri::Update { answer, .. } => work.tally.count(&answer),
+            FromNri::Updated { pod_uid } => {
+                // A runtime that has not heard the answer, or another plugin, may have put the container elsewhere.
                 if let Some(placing) = &mut self.placing {
                     placing.is_updated();
                 }
                 self.rescans.note(&PodUid::new(pod_uid));
                 self.rescans.ask();
             }
+            FromNri::Events { away: None } => {
+                work.no_events = None;
+                tracing::info!("the runtime tells of containers that start and end");
+            }
+            FromNri::Events { away: Some(why) } => {
+                if work.no_events.as_ref() != Some(&why) {
+                    tracing::info!(
+                        why,
+                        "the runtime does not tell of containers that start and end; they are known when cgroups appear and the API names them"
+                    );
+                    work.no_events = Some(why);
+                }
+            }
+            FromNri::Started { pod_uid, name, id } => {
+                let uid = PodUid::new(pod_uid);
+                if let Some(placing) = &mut self.placing {
+                    placing.is_named(&self.pods, &uid, &id, &name);
+                }
+                if let Some(scores) = &mut self.oom_scores {
+                    scores.is_made(&uid, id, name);
+                }
+                self.look_at(&uid);
+            }
+            FromNri::Ended { pod_uid } => self.look_at(&PodUid::new(pod_uid)),
             FromNri::Dropped { frames } => {
                 work.tally.dropped = work.tally.dropped.saturating_add(frames);
                 self.rescans.note_all();

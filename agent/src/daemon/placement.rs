@@ -24,12 +24,12 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
-use plimsoll_core::policy::placement::may_resize;
+use plimsoll_core::policy::placement::{may_resize, waiting_for_devices};
 
 use self::in_force::InForce;
 use self::made::Made;
 pub(super) use self::made::MadeContainer;
-use super::Agent;
+use super::{Agent, KubeletWork};
 use crate::act::kubepods;
 use crate::act::placement::beside::Names;
 use crate::act::placement::checkpoint::{
@@ -56,6 +56,9 @@ use crate::record::tally::PlacementTally;
 
 /// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
 const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
+
+/// Pods of which the kubelet is asked at one time; the others have their turn with all.
+const ASKED_AT_ONCE: usize = 8;
 
 /// What the loop needs for placement.
 #[derive(Debug)]
@@ -258,6 +261,11 @@ impl Placing {
         self.number
     }
 
+    /// Whether CPUs and memory are aligned to anything: then it matters near to what a container's devices are.
+    pub(super) fn is_aligned(&self) -> bool {
+        self.settings.topology_manager_policy != "none"
+    }
+
     /// What came of it so far.
     pub(super) fn tally(&self) -> PlacementTally {
         PlacementTally {
@@ -285,13 +293,18 @@ impl Placing {
 
     /// Pods that hold something.
     pub(super) fn holders(&self) -> impl Iterator<Item = &PodUid> {
-        let decided = self.in_force.decided.iter();
+        let decided = self.in_force.decided().into_iter();
         decided.flat_map(|decided| decided.containers.keys())
     }
 
     /// As [`InForce::places`].
     pub(super) fn places(&self, uid: &PodUid) -> BTreeMap<String, ContainerPlace> {
         self.in_force.places(uid, self.online)
+    }
+
+    /// Another value than before: what [`Self::places`] and [`Self::foreign`] say may be something else.
+    pub(super) fn revision(&self) -> (u64, u64, CpuSet) {
+        (self.in_force.revision(), self.made.revision, self.online)
     }
 
     /// Containers of a pod whose cpuset another plugin of the runtime has set, by id.
@@ -305,7 +318,16 @@ impl Placing {
         self.made.foreign.keys()
     }
 
-    /// The runtime changes a container's resources.
+    /// The runtime has told which container this is.
+    pub(super) fn is_named(&mut self, pods: &Pods, uid: &PodUid, id: &str, name: &str) {
+        self.unseen = true;
+        // Of one that is not known yet the API names its containers with it.
+        if pods.contains(uid) {
+            self.made.name(uid, id.to_owned(), name.to_owned());
+        }
+    }
+
+    /// The runtime has changed a container's resources.
     pub(super) fn is_updated(&mut self) {
         self.unseen = true;
     }
@@ -456,7 +478,7 @@ impl Agent {
             let memory = placement.and_then(NodePlacement::memory);
             let memory = memory.map_or_else(BTreeMap::new, |memory| memory.nodes().clone());
             let wanted = placing.wanted(assignments, &pods, memory);
-            placing.in_force.decided = Some(assignments.clone());
+            placing.in_force.decide(assignments);
             placing.names.clone_from(&wanted.names);
             placing.foreign_given.clone_from(&wanted.foreign);
             placing.has_changed = true;
@@ -470,7 +492,7 @@ impl Agent {
             return false;
         };
         placing.made.retain(&self.pods, placing.listed);
-        let decided = placing.in_force.decided.clone();
+        let decided = placing.in_force.decided().cloned();
         let Some(decided) = decided.filter(|_| placing.beside_kubelet) else {
             return false;
         };
@@ -492,6 +514,7 @@ impl Agent {
                 if let Some(placing) = placing {
                     placing.came_into_force(number, &outcome);
                 }
+                self.say_not_placing(None);
                 for remark in outcome.remarks() {
                     self.warn(remark);
                 }
@@ -501,6 +524,7 @@ impl Agent {
                     placing.tally.is_active = false;
                     placing.in_force.failed();
                 }
+                self.say_not_placing(Some(format!("placement of CPUs and memory: {error}")));
                 self.warn(format!("nothing is placed: {error}"));
             }
             Report::Cpus { online } => self.cpus_changed(online),
@@ -592,6 +616,35 @@ impl Agent {
             self.take_in(EventKind::ContainerEnded { uid, container });
         }
         self.apply_waiting_resizes();
+        self.try_who_waits();
+        self.ask_for_devices();
+    }
+
+    /// Its kubelet is asked about pods that wait for nothing else.
+    pub(super) fn ask_for_devices(&self) {
+        let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
+        let Some(source) = source.filter(|_| self.placing.is_some()) else {
+            return;
+        };
+        let waiting = waiting_for_devices(self.engine.state());
+        for pod in waiting.take(ASKED_AT_ONCE) {
+            source.ask(pod);
+        }
+    }
+
+    /// More of the pods that wait for room, if there may be some: a few at a time.
+    fn try_who_waits(&mut self) {
+        if self.has_untried() {
+            self.take_in(EventKind::RoomSought);
+        }
+        if self.has_untried() {
+            self.rescans.ask();
+        }
+    }
+
+    fn has_untried(&self) -> bool {
+        let placement = self.engine.state().placement.as_ref();
+        placement.is_some_and(NodePlacement::has_untried)
     }
 
     /// What was to wait for room is applied when there is some.

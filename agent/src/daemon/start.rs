@@ -17,6 +17,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
 use plimsoll_core::model::swap::PodSwap;
+use tokio::sync::mpsc;
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::act::holds::{HOLDS_LEDGER, Holds};
@@ -191,7 +192,8 @@ impl Start<'_> {
         let journal = journal
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
-        let kubelet = self.pod_source(&mut sources)?;
+        let is_aligned = features.placing.as_ref().is_some_and(Placing::is_aligned);
+        let kubelet = self.pod_source(&mut sources, is_aligned)?;
         let nri = self.nri(&mut sources);
         let _servers = self.serve(&mut sources, loaded.bpf.as_ref())?;
         let disk = self.disk(disks, &mut sources);
@@ -261,8 +263,12 @@ impl Start<'_> {
         }
     }
 
-    /// Where pods come from: manifests, or a kubelet.
-    fn pod_source(&mut self, sources: &mut Sources) -> Result<Option<KubeletWork>> {
+    /// Where pods come from: manifests, or a kubelet. `is_aligned`: containers are to be near to their devices.
+    fn pod_source(
+        &mut self,
+        sources: &mut Sources,
+        is_aligned: bool,
+    ) -> Result<Option<KubeletWork>> {
         let Plan { args, kubelet, .. } = &self.plan;
         let Some(tree) = kubelet else {
             let (mounts, root) = (self.plan.mounts.clone(), self.plan.cgroup_root.clone());
@@ -290,8 +296,14 @@ impl Start<'_> {
             state_dir: args.state_dir.clone(),
         })?;
         sources.watch_cluster(events);
-        let topology = topology_source(&self.plan, &link);
-        let topology = self.without("saying what NUMA nodes have left", topology.transpose());
+        let devices = is_aligned.then(|| {
+            let (devices, given) = mpsc::channel(1);
+            sources.watch_devices(given);
+            devices
+        });
+        let topology = topology_source(&self.plan, &link, devices);
+        let what = "knowing what the kubelet has given to containers";
+        let topology = self.without(what, topology.transpose());
         conflicts.into_iter().for_each(|text| self.warn(text));
         // The loop writes to it.
         let ledger = self.plan.ledger(HOLDS_LEDGER).map(Ledger::without_waiting);

@@ -139,6 +139,7 @@ impl Agent {
             Wake::Manifests(change) => self.manifests(change),
             Wake::Cluster(event) => self.cluster_event(event)?,
             Wake::Nri(event) => self.nri_event(event),
+            Wake::Devices(devices) => self.take_in(EventKind::DevicesGiven { devices }),
             Wake::Storage(event) => self.storage_event(event, found),
             Wake::Remedy(report) => self.remedy_reported(report),
             Wake::Placement(report) => self.placement_reported(report),

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::model::event::Cause;
+use plimsoll_core::placement::device::GivenDevices;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
@@ -79,6 +80,8 @@ pub(super) enum Wake {
     Cluster(ClusterEvent),
     /// `plimsoll-runtime nri` has said something.
     Nri(FromNri),
+    /// What the kubelet says of devices that it has given to containers; `None`: it does not say any more.
+    Devices(Option<Arc<GivenDevices>>),
     /// The threads that look after disks.
     Storage(StorageEvent),
     /// The thread for remedies.
@@ -114,6 +117,7 @@ pub(super) enum SourceName {
     Manifests,
     Cluster,
     Nri,
+    Devices,
     Storage,
     Remedies,
     Placement,
@@ -124,7 +128,7 @@ pub(super) enum SourceName {
 impl SourceName {
     /// All of them.
     #[cfg(test)]
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::CriticalRing,
         Self::LifecycleRing,
         Self::PsiTrigger,
@@ -136,6 +140,7 @@ impl SourceName {
         Self::Manifests,
         Self::Cluster,
         Self::Nri,
+        Self::Devices,
         Self::Storage,
         Self::Remedies,
         Self::Placement,
@@ -156,6 +161,7 @@ impl SourceName {
             Self::Manifests => "the watch of the manifests",
             Self::Cluster => "the thread for plimsoll-cluster",
             Self::Nri => "the thread for NRI",
+            Self::Devices => "the thread for what the kubelet has given",
             Self::Storage => "the reading of disks",
             Self::Remedies => "the thread for remedies",
             Self::Placement => "the thread for placement",
@@ -178,6 +184,7 @@ impl SourceName {
             Self::Manifests => "pods that come or go from now on are not known",
             Self::Cluster => "names of new pods are not known, and evictions are not reported",
             Self::Nri => "scores, holds and CPUs are applied when a container has started",
+            Self::Devices => "containers are not placed near to their devices",
             Self::Storage => "thresholds on disks see no new figures and evict nobody",
             Self::Remedies => "the engine sees from its samples alone how remedies go",
             Self::Placement => {
@@ -235,6 +242,7 @@ pub struct Sources {
     manifest_watch: Option<ManifestWatch>,
     cluster: Option<ClusterEvents>,
     nri: Option<NriEvents>,
+    devices: Option<mpsc::Receiver<Option<Arc<GivenDevices>>>>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
     pub(super) remedies: Option<remedies::Reports>,
     pub(super) placement: Option<placement::Reports>,
@@ -390,6 +398,7 @@ impl Sources {
             manifests: None,
             cluster: None,
             nri: None,
+            devices: None,
             manifest_watch: None,
             storage: None,
             remedies: None,
@@ -431,6 +440,7 @@ impl Sources {
             wake = message(SourceName::Manifests, &mut self.manifests, Wake::Manifests) => wake,
             wake = message(SourceName::Cluster, &mut self.cluster, Wake::Cluster) => wake,
             wake = message(SourceName::Nri, &mut self.nri, Wake::Nri) => wake,
+            wake = message(SourceName::Devices, &mut self.devices, Wake::Devices) => wake,
             wake = message(SourceName::Placement, &mut self.placement, Wake::Placement) => wake,
             wake = message(SourceName::CpuTime, &mut self.cpu_time, Wake::Cpu) => wake,
             wake = message(SourceName::Storage, &mut self.storage, Wake::Storage) => wake,
@@ -666,6 +676,11 @@ impl Sources {
         self.nri = Some(events);
     }
 
+    /// Listens to what the kubelet says of devices too.
+    pub fn watch_devices(&mut self, given: mpsc::Receiver<Option<Arc<GivenDevices>>>) {
+        self.devices = Some(given);
+    }
+
     /// Answers these questions for snapshots too.
     pub fn give_snapshots_to(&mut self, requests: SnapshotRequests) {
         self.snapshots = Some(requests);
@@ -808,7 +823,7 @@ mod tests {
     #[tokio::test]
     async fn a_thread_that_has_ended_is_lost() {
         type Channel = (SourceName, fn(&mut Sources));
-        let channels: [Channel; 8] = [
+        let channels: [Channel; 9] = [
             (SourceName::Manifests, |it| {
                 it.manifests = Some(mpsc::channel(1).1);
             }),
@@ -816,6 +831,9 @@ mod tests {
                 it.watch_cluster(mpsc::channel(1).1)
             }),
             (SourceName::Nri, |it| it.watch_nri(mpsc::channel(1).1)),
+            (SourceName::Devices, |it| {
+                it.watch_devices(mpsc::channel(1).1)
+            }),
             (SourceName::Storage, |it| it.watch_disks(mpsc::channel(1).1)),
             (SourceName::Remedies, |it| {
                 it.remedies = Some(mpsc::channel(1).1);

@@ -20,6 +20,7 @@ mod undo;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,8 @@ pub const AGENT_LEDGER: &str = "knobs.jsonl";
 pub const PODS_LEDGER: &str = "pods.jsonl";
 /// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
 pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// Of a ledger's end that is read at one time, bytes: several lines.
+const PORTION: usize = 4096;
 /// After this many lines of one process the ledger is folded.
 const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
@@ -574,8 +577,8 @@ impl Ledger {
         };
         let mut text = serde_json::to_string(&line)?;
         text.push('\n');
-        let end = self.file.seek(SeekFrom::End(0))?;
-        let start = whole_lines(&mut self.file, end)?;
+        let end = self.file.metadata()?.len();
+        let start = whole_lines(&self.file, end)?;
         if start < end {
             step::reached();
             self.file.set_len(start)?; // a torn line of a process that was killed
@@ -741,16 +744,30 @@ impl Change {
     }
 }
 
-/// Where the last whole line ends.
-fn whole_lines(file: &mut File, end: u64) -> std::io::Result<u64> {
-    if end == 0 {
-        return Ok(0);
+/// Where the last whole line ends. Read from the end on, so that a line takes as long in a long ledger as in a short one.
+fn whole_lines(file: &File, end: u64) -> std::io::Result<u64> {
+    if end > LEDGER_BYTES_MAX {
+        return Err(too_large());
     }
-    let text = read_all(file)?;
-    Ok(text
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(0, |at| at as u64 + 1))
+    let mut buffer = [0; PORTION];
+    let mut at = end;
+    while at > 0 {
+        let start = at.saturating_sub(PORTION as u64);
+        // No longer than the buffer.
+        let portion = &mut buffer[..usize::try_from(at - start).unwrap_or(PORTION)];
+        file.read_exact_at(portion, start)?;
+        if let Some(newline) = portion.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + newline as u64 + 1);
+        }
+        at = start;
+    }
+    Ok(0)
+}
+
+fn too_large() -> std::io::Error {
+    std::io::Error::other(format!(
+        "larger than {LEDGER_BYTES_MAX} bytes, so not a ledger; move it away"
+    ))
 }
 
 fn read_all(file: &mut File) -> std::io::Result<Vec<u8>> {
@@ -758,9 +775,7 @@ fn read_all(file: &mut File) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     file.take(LEDGER_BYTES_MAX + 1).read_to_end(&mut text)?;
     if text.len() as u64 > LEDGER_BYTES_MAX {
-        return Err(std::io::Error::other(format!(
-            "larger than {LEDGER_BYTES_MAX} bytes, so not a ledger; move it away"
-        )));
+        return Err(too_large());
     }
     Ok(text)
 }

@@ -1,9 +1,10 @@
-//! What each NUMA node has left, by what the kubelet says that it has given to containers.
+//! What the kubelet says that it has given to containers: by that what each NUMA node has left, and where the devices of a container are that is about to be placed.
 //!
 //! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late binds pods that are refused.
 //! **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a
 //! process that this thread starts, and kills when it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory
-//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). The loop has no part in it.
+//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). The loop has no part in that. To a loop that places containers it also sends which devices they have,
+//! as that changes; a pod that waits for it is asked for at once ([`TopologySource::ask`]).
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -16,8 +17,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
-use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources};
+use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources, ToKubelet};
+use plimsoll_core::placement::device::GivenDevices;
 use plimsoll_core::placement::node_topology::{Doubt, Survey, survey};
+
+use tokio::sync::mpsc;
 
 use crate::host::HostRoot;
 use crate::host::boundary;
@@ -42,6 +46,15 @@ pub struct ResourceSettings {
     pub socket: PathBuf,
     /// `plimsoll-runtime`.
     pub program: PathBuf,
+}
+
+/// Who wants to hear what.
+#[derive(Debug, Default)]
+pub struct Outlets {
+    /// Where zones are put.
+    pub zones: Option<TopologySlot>,
+    /// Where devices are sent to; `None` while it is not known who has them.
+    pub devices: Option<mpsc::Sender<Option<Arc<GivenDevices>>>>,
 }
 
 /// Reads the kubelet's topology policy, where it is known.
@@ -92,23 +105,30 @@ impl TopologySource {
         settings: ResourceSettings,
         host: HostRoot,
         alignment: ReadAlignment,
-        slot: TopologySlot,
+        outlets: Outlets,
     ) -> io::Result<Self> {
-        Self::started_by(Box::new(move || started(&settings)), host, alignment, slot)
+        let start = Box::new(move || started(&settings));
+        Self::started_by(start, host, alignment, outlets)
+    }
+
+    /// Has the kubelet asked at once what this pod has got (`namespace/pod`). Does not wait; where it cannot be said now, the pod has its turn with all.
+    pub fn ask(&self, pod: String) {
+        self.stopper.send(&ToKubelet::Pod { pod });
     }
 
     fn started_by(
         start: Start,
         host: HostRoot,
         alignment: ReadAlignment,
-        slot: TopologySlot,
+        outlets: Outlets,
     ) -> io::Result<Self> {
         let stopper = Arc::new(Stopper::default());
         let work = Work {
             start,
             host,
             alignment,
-            slot,
+            outlets,
+            devices: None,
             stopper: Arc::clone(&stopper),
             resources: None,
             looked: None,
@@ -143,7 +163,9 @@ struct Work {
     start: Start,
     host: HostRoot,
     alignment: ReadAlignment,
-    slot: TopologySlot,
+    outlets: Outlets,
+    /// What was last sent to the loop.
+    devices: Option<Arc<GivenDevices>>,
     stopper: Arc<Stopper>,
     /// What the kubelet last said.
     resources: Option<NodeResources>,
@@ -167,7 +189,7 @@ impl Work {
             });
             let Err(why) = ended else { return };
             if !self.stopper.is_stopped() {
-                self.say_failure(Some(why));
+                self.fail(why);
                 let until = Instant::now() + again;
                 while !self.stopper.is_stopped() && Instant::now() < until {
                     std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
@@ -191,16 +213,56 @@ impl Work {
                 }
                 FromKubelet::Same => {}
                 FromKubelet::Failed { why } => {
-                    self.say_failure(Some(why));
+                    self.fail(why);
                     continue;
                 }
             }
             *again = AGAIN_FIRST;
+            self.tell_devices();
             self.look();
         }
     }
 
+    /// Of what the kubelet said before nobody knows whether it still holds.
+    fn fail(&mut self, why: String) {
+        self.say_failure(Some(why));
+        self.send_devices(None);
+    }
+
+    fn tell_devices(&mut self) {
+        let resources = self.resources.as_ref();
+        let Some(resources) = resources.filter(|_| self.outlets.devices.is_some()) else {
+            return;
+        };
+        if resources.has_too_many_pods() {
+            let pods = resources.pods.len();
+            return self.fail(format!("it lists {pods} pods, more than are taken"));
+        }
+        let given = boundary::guard(|| GivenDevices::of(resources));
+        match given {
+            Ok(given) => self.send_devices(Some(given)),
+            Err(panicked) => self.fail(panicked.to_string()),
+        }
+    }
+
+    /// Sent if it is something else than before. What finds no room is sent with the next word of the other end.
+    fn send_devices(&mut self, given: Option<GivenDevices>) {
+        let Some(listener) = &self.outlets.devices else {
+            return;
+        };
+        if self.devices.as_deref() == given.as_ref() {
+            return;
+        }
+        let given = given.map(Arc::new);
+        if listener.try_send(given.clone()).is_ok() {
+            self.devices = given;
+        }
+    }
+
     fn look(&mut self) {
+        let Some(slot) = self.outlets.zones.clone() else {
+            return self.say_failure(None);
+        };
         let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
         let Some(resources) = self.resources.as_ref().filter(|_| is_due) else {
             return;
@@ -215,7 +277,7 @@ impl Work {
                 self.doubts = doubts;
                 self.say_failure(None);
                 if self.sent.as_ref() != Some(&topology) {
-                    self.slot.put(topology.clone());
+                    slot.put(topology.clone());
                     self.sent = Some(topology);
                 }
             }
@@ -226,8 +288,20 @@ impl Work {
     /// Says what is wrong, once for each change.
     fn say_failure(&mut self, failure: Option<String>) {
         if let Some(why) = failure.as_ref().filter(|_| failure != self.said) {
+            let parts = [
+                self.outlets
+                    .zones
+                    .is_some()
+                    .then_some("the NodeResourceTopology of this node is not kept up to date"),
+                self.outlets
+                    .devices
+                    .is_some()
+                    .then_some("containers are not placed near to their devices"),
+            ];
+            let lost: Vec<&str> = parts.into_iter().flatten().collect();
             tracing::warn!(
-                "the NodeResourceTopology of this node is not kept up to date: {}",
+                "what the kubelet has given to containers is not known, so {}: {}",
+                lost.join(", and "),
                 line(why)
             );
         }

@@ -50,6 +50,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct NriSettings {
     /// The runtime's socket.
     pub socket: PathBuf,
+    /// Where it is asked for its events.
+    pub runtime: PathBuf,
     /// `plimsoll-runtime`.
     pub program: PathBuf,
 }
@@ -86,9 +88,14 @@ impl NriLink {
     /// When the kernel gives no thread or descriptor.
     pub fn start(settings: NriSettings) -> io::Result<(Self, NriEvents)> {
         Self::started_by(Box::new(move || {
-            let arguments = ["nri", "--nri-socket"].map(OsStr::new);
-            let socket = [settings.socket.as_os_str()];
-            Companion::start(&settings.program, arguments.into_iter().chain(socket))
+            let arguments = [
+                OsStr::new("nri"),
+                OsStr::new("--nri-socket"),
+                settings.socket.as_os_str(),
+                OsStr::new("--runtime-endpoint"),
+                settings.runtime.as_os_str(),
+            ];
+            Companion::start(&settings.program, arguments)
         }))
     }
 
@@ -353,6 +360,10 @@ impl Work {
             | FromNri::Away { .. }
             | FromNri::Container { .. }
             | FromNri::Update { .. }
+            | FromNri::Updated { .. }
+            | FromNri::Events { .. }
+            | FromNri::Started { .. }
+            | FromNri::Ended { .. }
             | FromNri::Dropped { .. }
                 if has_greeted =>
             {

@@ -1,7 +1,7 @@
 //! What a kubelet says of exclusive CPUs, memory of NUMA nodes and devices (`PodResourcesLister`, v1), and how it comes from `plimsoll-runtime` to the agent.
 //!
 //! **Problem.** The kubelet has no watch for it, and answers over gRPC, which stays out of the agent. **Approach.** `plimsoll-runtime resources` asks every
-//! [`ASKED_EVERY_MS`] and sends a frame each time: what has changed as a whole, or that nothing has. A peer that is silent hangs.
+//! [`ASKED_EVERY_MS`], and at once about a pod that the agent names ([`ToKubelet`]), and sends a frame each time: what has changed as a whole, or that nothing has. A peer that is silent hangs.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::kube::cluster_link::PODS_MAX;
 use crate::kube::framing::Framing;
 
 /// The version of these frames.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Of all frames. 1024 pods, half of which have CPUs, memory and a device, have some 15,000 values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 1 << 20,
@@ -38,6 +38,17 @@ pub enum FromKubelet {
     Failed {
         /// Why, for people.
         why: String,
+    },
+}
+
+/// A frame to `plimsoll-runtime resources`; its bounds are those of [`runtime_link`](crate::kube::runtime_link).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToKubelet {
+    /// What has this pod got? It is asked at once, and the answer is as always.
+    Pod {
+        /// `namespace/pod`.
+        pod: String,
     },
 }
 

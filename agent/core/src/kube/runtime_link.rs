@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube::framing::Framing;
 
 /// The version of this protocol. A peer with another one is sent away.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 /// Of all frames. The largest container has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 64 << 10,
@@ -410,6 +410,30 @@ pub enum FromNri {
         pod_uid: String,
         /// What the runtime was answered; never a refusal.
         answer: Answer,
+    },
+    /// The runtime has changed them: what it has written is there.
+    Updated {
+        /// Of the pod.
+        pod_uid: String,
+    },
+    /// Whether the runtime tells of containers that start and end.
+    Events {
+        /// Why it does not, for people; `None`: it does. It is tried again.
+        away: Option<String>,
+    },
+    /// A container is made, or runs now.
+    Started {
+        /// Of the pod.
+        pod_uid: String,
+        /// The container's name in its pod.
+        name: String,
+        /// The runtime's id of it.
+        id: String,
+    },
+    /// A container has ended.
+    Ended {
+        /// Of the pod.
+        pod_uid: String,
     },
     /// Frames that were dropped, because the agent did not read them.
     Dropped {

@@ -20,6 +20,7 @@ use crate::model::remedy::Stage;
 use crate::model::swap::CompressedSwap;
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
+use crate::placement::device::GivenDevices;
 use crate::placement::machine::Machine;
 use crate::placement::node::PlacementSettings;
 
@@ -92,6 +93,13 @@ pub enum EventKind {
     },
     /// All manifests that were there at the start have been applied: a pod that is not known now has none.
     PodsListed,
+    /// The kubelet beside the agent says which devices it has given to containers. Takes the place of what it said before; `None`: it does not say any more.
+    DevicesGiven {
+        /// All of them.
+        devices: Option<Arc<GivenDevices>>,
+    },
+    /// There is time to try more of the pods that wait for CPUs or memory, since some of it was given back.
+    RoomSought,
     /// CPUs and memory are to be placed: at the start, and when the machine's CPUs have changed.
     PlacementStarted(Box<PlacementStart>),
     /// Nothing urgent is left to do in this turn: what pods have given up meanwhile is given to others ([`NodeState::giving_back`]).
@@ -174,6 +182,8 @@ impl EventKind {
             | Self::PodsListed
             | Self::PlacementStarted(_)
             | Self::PlacementDue
+            | Self::RoomSought
+            | Self::DevicesGiven { .. }
             | Self::NodeReclaimed { .. }
             | Self::CpuReading(_)
             | Self::CpuNotWritten { .. } => false,

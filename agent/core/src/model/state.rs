@@ -467,6 +467,8 @@ impl NodeState {
             | EventKind::PlacementStarted(_)
             | EventKind::PlacementDue
             | EventKind::PodsListed
+            | EventKind::RoomSought
+            | EventKind::DevicesGiven { .. }
             | EventKind::ContainerEnded { .. }
             // See `policy::cpu`.
             | EventKind::CpuReading(_)

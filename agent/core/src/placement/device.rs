@@ -18,6 +18,7 @@
 //! * A plugin's preferred allocation is a setting, not a call.
 //! * Nothing takes 2^n steps: hints are rules, and `reach` says how the fewest nodes are found.
 
+mod given;
 mod inventory;
 mod reach;
 mod refusal;
@@ -26,6 +27,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use given::GivenDevices;
 pub use inventory::{
     AllocatableDevices, ApiNode, ApiTopology, Device, Inventory, InventoryError, PluginDevice,
     Preference, Resource,

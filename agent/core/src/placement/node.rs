@@ -16,6 +16,7 @@
 //! - A container whose request changes keeps what it has (`resize`); the kubelet of 1.36 refuses that.
 
 mod resize;
+mod round;
 mod saved;
 mod settings;
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod tests;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +37,7 @@ use crate::placement::cpu_static::{
     CpuAllocateError, CpuPolicy, CpuPolicyError, CpuState, CpuStateError, StaticCpuPolicy,
     StaticCpus, exclusive_cpus,
 };
-use crate::placement::device::{DeviceError, Devices, InventoryError};
+use crate::placement::device::{DeviceError, Devices, GivenDevices, InventoryError};
 use crate::placement::machine::{Machine, MachineError};
 use crate::placement::memory::{self, AllocateError, MemoryPolicy, StaticMemory};
 use crate::placement::topology_manager::{
@@ -43,6 +45,7 @@ use crate::placement::topology_manager::{
     explain,
 };
 
+pub(crate) use round::Round;
 pub use saved::Note;
 use saved::{Saved, drop_cpus, keep_cpus, keep_memory};
 use turn::{Turn, in_order, why};
@@ -59,12 +62,16 @@ pub struct NodePlacement {
     settings: PlacementSettings,
     machine: Machine,
     devices: Devices,
+    /// What a kubelet beside this has given to containers; `None`: nobody says.
+    given: Option<Arc<GivenDevices>>,
     cpus: CpuPolicy,
     memory: MemoryPolicy,
     manager: TopologyManager,
     refused: BTreeMap<PodUid, String>,
     /// Pods that have something and lack more of it, and why.
     unserved: BTreeMap<PodUid, String>,
+    /// Who is tried next of those who wait for room.
+    pub(crate) round: Round,
     /// How each pod came to what it has. Not kept across a restart.
     reasons: BTreeMap<PodUid, Vec<Reason>>,
 }
@@ -209,11 +216,13 @@ impl NodePlacement {
             settings,
             machine,
             devices,
+            given: None,
             cpus,
             memory,
             manager,
             refused: BTreeMap::new(),
             unserved: BTreeMap::new(),
+            round: Round::default(),
             reasons: BTreeMap::new(),
         };
         Ok((placement, notes))
@@ -255,6 +264,8 @@ impl NodePlacement {
         let mut turn = Turn {
             pod,
             containers: &containers,
+            nodes: self.machine.node_ids(),
+            given: self.given.as_deref(),
             devices: &mut self.devices,
             cpus: &mut self.cpus,
             memory: &mut self.memory,
@@ -297,6 +308,17 @@ impl NodePlacement {
             why,
             refusal: Box::new(refusal),
         })
+    }
+
+    /// What the kubelet beside this has given to containers, from now on; `None`: nobody says.
+    pub fn set_given(&mut self, given: Option<Arc<GivenDevices>>) {
+        self.given = given;
+    }
+
+    /// As [`Self::set_given`] was told.
+    #[must_use]
+    pub fn given(&self) -> Option<&Arc<GivenDevices>> {
+        self.given.as_ref()
     }
 
     /// Takes back what a container holds that has ended and is not started again: an init container. CPUs that it shares with another
@@ -346,6 +368,12 @@ impl NodePlacement {
     #[must_use]
     pub fn unserved(&self) -> &BTreeMap<PodUid, String> {
         &self.unserved
+    }
+
+    /// Whether pods that wait for room are still to be tried since there may be some.
+    #[must_use]
+    pub fn has_untried(&self) -> bool {
+        self.round.is_under_way()
     }
 
     /// Pods that were refused, and why.

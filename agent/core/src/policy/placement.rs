@@ -5,17 +5,21 @@
 //! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
 //! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
 //!
+//! Beside a kubelet that says which devices it has given to whom, a pod that wants some is placed when it has said that of the pod, near to them.
+//!
 //! Beside a kubelet a pod is placed when its kubelet has said something of its containers, or its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who
 //! may create pods can have the API server assign one to this node. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
 //! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
 //!
 //! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
 //! get more beside it. Without a kubelet one for which there is no room is not applied before there is, or it has ended ([`may_resize`]); beside a kubelet, which has admitted it, it
-//! keeps what it has, and is tried again when something is given back.
+//! keeps what it has, and is tried again when something is given back. A step tries a bounded number of those who wait; the others have their turn with
+//! [`EventKind::RoomSought`].
 //!
 //! A node that is short of memory does not wait for any of that: an urgent event, such as a sample, only notes which pods give something up. It is given back, and to those who
 //! wait for it, with the next event that is not urgent; [`EventKind::PlacementDue`] is for where there would be none.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::kube::pod::{Container, Pod};
@@ -26,6 +30,7 @@ use crate::model::event::{Event, EventKind, PlacementStart};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
+use crate::placement::device::GivenDevices;
 use crate::placement::node::{NodePlacement, Placed};
 
 /// Why the resources of a pod that runs are not changed.
@@ -150,6 +155,9 @@ pub(crate) fn decide(
     changed |= match &event.kind {
         EventKind::PlacementStarted(start) => begin(config, state, start, decisions),
         EventKind::PodsListed => release_unknown(state),
+        EventKind::DevicesGiven { devices } => {
+            devices_given(config, state, devices.as_ref(), decisions)
+        }
         EventKind::PodApplied { pod } => admit(config, state, &pod.uid(), decisions),
         EventKind::PodRunning { uid } => admit(config, state, uid, decisions),
         EventKind::PodRemoved { uid } | EventKind::PodEnding { uid } => release_if_gone(state, uid),
@@ -166,6 +174,7 @@ pub(crate) fn decide(
         | EventKind::LastLineKill { .. }
         | EventKind::CpuReading(_)
         | EventKind::CpuNotWritten { .. }
+        | EventKind::RoomSought
         | EventKind::Outcome { .. } => false,
     };
     let Some(placement) = &mut state.placement else {
@@ -175,7 +184,11 @@ pub(crate) fn decide(
         changed |= placement.remove(uid);
     }
     if changed {
-        serve_waiting(config, state, event);
+        let waiting = waiting(config, placement).len();
+        placement.round.begin(waiting);
+    }
+    if changed || matches!(event.kind, EventKind::RoomSought) {
+        changed |= serve_waiting(config, state, event);
     }
     let Some(placement) = &state.placement else {
         return;
@@ -236,8 +249,11 @@ fn begin(
         (None, None) => Assignments::default(),
     };
     let (settings, machine) = (start.settings.clone(), start.machine.clone());
+    let given = state.placement.as_ref().and_then(NodePlacement::given);
+    let given = given.cloned();
     match NodePlacement::start(settings, machine, &saved) {
-        Ok((placement, notes)) => {
+        Ok((mut placement, notes)) => {
+            placement.set_given(given);
             state.placement = Some(placement);
             decisions.extend(
                 notes
@@ -259,6 +275,55 @@ fn begin(
     true
 }
 
+/// Whether a pod's kubelet is about to say near to which NUMA nodes its devices are.
+fn awaits_devices(placement: &NodePlacement, pod: &Pod) -> bool {
+    placement
+        .given()
+        .is_some_and(|given| given.are_awaited(pod))
+}
+
+/// Pods that are admitted, and are placed when their kubelet has said which devices it has given to them, `namespace/pod`.
+pub fn waiting_for_devices(state: &NodeState) -> impl Iterator<Item = String> {
+    let placement = state.placement.as_ref();
+    let pods = placement.into_iter().flat_map(|placement| {
+        let pods = state.pods.iter();
+        pods.filter(|(uid, pod)| {
+            is_to_run(pod)
+                && is_admitted(pod)
+                && awaits_devices(placement, &pod.pod)
+                && placement.placed(uid) == Placed::Not
+        })
+    });
+    pods.map(|(_, pod)| format!("{}/{}", pod.pod.namespace(), pod.pod.metadata.name))
+}
+
+/// Who was waited for is placed.
+fn devices_given(
+    config: &EngineConfig,
+    state: &mut NodeState,
+    devices: Option<&Arc<GivenDevices>>,
+    decisions: &mut Vec<Decision>,
+) -> bool {
+    let Some(placement) = &mut state.placement else {
+        return false;
+    };
+    let waited: Vec<PodUid> = state
+        .pods
+        .iter()
+        .filter(|(_, pod)| awaits_devices(placement, &pod.pod))
+        .map(|(uid, _)| uid.clone())
+        .collect();
+    placement.set_given(devices.cloned());
+    waited.iter().fold(false, |changed, uid| {
+        admit(config, state, uid, decisions) | changed
+    })
+}
+
+/// Its kubelet may refuse a pod. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
+fn is_admitted(pod: &PodState) -> bool {
+    pod.running || pod.pod.status.containers().next().is_some()
+}
+
 fn is_to_run(pod: &PodState) -> bool {
     !(pod.removed || pod.ending || pod.leaving.is_some())
 }
@@ -277,9 +342,8 @@ fn admit(
         return false;
     }
     let before = placement.placed(uid);
-    // Its kubelet may refuse it. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
-    let is_admitted = pod.running || pod.pod.status.containers().next().is_some();
-    if config.beside_kubelet && before == Placed::Not && !is_admitted {
+    let may_be_placed = || is_admitted(pod) && !awaits_devices(placement, &pod.pod);
+    if config.beside_kubelet && before == Placed::Not && !may_be_placed() {
         return false;
     }
     let lacked = placement.unserved().get(uid).cloned();
@@ -296,32 +360,37 @@ fn admit(
     placement.placed(uid) != before
 }
 
-/// Something has changed: who lacks something may have it by now. What they still lack is not said again.
-fn serve_waiting(config: &EngineConfig, state: &mut NodeState, event: &Event) {
-    let Some(placement) = &mut state.placement else {
-        return;
-    };
-    // Without a kubelet a refused pod is not started.
+/// Who lacks something. Without a kubelet a refused pod is not started, and does not wait.
+fn waiting(config: &EngineConfig, placement: &NodePlacement) -> BTreeSet<PodUid> {
     let refused = placement.refused().keys().filter(|_| config.beside_kubelet);
-    let waiting: Vec<PodUid> = placement
-        .unserved()
-        .keys()
-        .chain(refused)
-        .cloned()
-        .collect();
+    let unserved = placement.unserved().keys();
+    unserved.chain(refused).cloned().collect()
+}
+
+/// Something has changed: who lacks something may have it by now. What they still lack is not said again. Whether anybody got something.
+fn serve_waiting(config: &EngineConfig, state: &mut NodeState, event: &Event) -> bool {
+    let Some(placement) = &mut state.placement else {
+        return false;
+    };
     let is_just_tried = |uid: &PodUid| match &event.kind {
         EventKind::PodApplied { pod } => pod.uid() == *uid,
         EventKind::PodRunning { uid: just } => just == uid,
         _ => false,
     };
-    for uid in waiting.iter().filter(|uid| !is_just_tried(uid)) {
-        let known = state.pods.get(uid);
-        let Some(pod) = known.filter(|pod| is_to_run(pod)) else {
+    let waiting = waiting(config, placement);
+    let mut changed = false;
+    for uid in placement.round.next(&waiting) {
+        let known = state.pods.get(&uid);
+        let Some(pod) = known.filter(|pod| is_to_run(pod) && !is_just_tried(&uid)) else {
             continue;
         };
+        let before = placement.placed(&uid);
         // Where it still lacks something, the reason is in the books.
         placement.admit(&pod.pod).ok();
+        let now = placement.placed(&uid);
+        changed |= now != before && matches!(now, Placed::Holds(_));
     }
+    changed
 }
 
 fn release_unknown(state: &mut NodeState) -> bool {

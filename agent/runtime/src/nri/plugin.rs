@@ -19,8 +19,9 @@ use crate::frames::cut;
 use crate::interface::nri::{
     ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerUpdate,
     CreateContainerRequest, CreateContainerResponse, Event, LinuxContainerAdjustment,
-    LinuxContainerUpdate, LinuxCpu, LinuxResources, OptionalInt, RegisterPluginRequest,
-    SynchronizeRequest, SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse,
+    LinuxContainerUpdate, LinuxCpu, LinuxResources, OptionalInt, PodSandbox,
+    PostUpdateContainerRequest, RegisterPluginRequest, StateChangeEvent, SynchronizeRequest,
+    SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse,
 };
 use crate::interface::ttrpc;
 
@@ -227,7 +228,11 @@ impl Session<'_> {
                     runtime_version,
                 } = ConfigureRequest::decode(payload)?;
                 self.runtime = cut(&format!("{runtime_name} {runtime_version}"));
-                let events = [Event::CreateContainer, Event::UpdateContainer];
+                let events = [
+                    Event::CreateContainer,
+                    Event::UpdateContainer,
+                    Event::PostUpdateContainer,
+                ];
                 let bits = events.map(|event| 1 << (event as i32 - 1));
                 sound(&ConfigureResponse {
                     events: bits.into_iter().sum(),
@@ -240,6 +245,17 @@ impl Session<'_> {
             }
             "CreateContainer" => self.create_container(&CreateContainerRequest::decode(payload)?),
             "UpdateContainer" => self.update_container(&UpdateContainerRequest::decode(payload)?),
+            "PostUpdateContainer" => {
+                self.updated(PostUpdateContainerRequest::decode(payload)?.pod);
+                ttrpc::Response::default()
+            }
+            "StateChange" => {
+                let change = StateChangeEvent::decode(payload)?;
+                if change.event() == Event::PostUpdateContainer {
+                    self.updated(change.pod);
+                }
+                ttrpc::Response::default()
+            }
             "Shutdown" => return Ok((ttrpc::Response::default(), Then::End)),
             // An error would be the pod's. The answer to each of them may be empty, and then nothing is changed.
             _ => ttrpc::Response::default(),
@@ -309,6 +325,13 @@ impl Session<'_> {
         sound(&UpdateContainerResponse {
             update: vec![update],
         })
+    }
+
+    /// What a plugin before or after this one, or the change itself, has made of the container is in its cgroup by now.
+    fn updated(&self, pod: Option<PodSandbox>) {
+        if let Some(PodSandbox { uid: pod_uid }) = pod {
+            self.teller.container(FromNri::Updated { pod_uid });
+        }
     }
 
     fn answered(&mut self, then: Then) -> Result<(), Ended> {

@@ -67,8 +67,8 @@ impl Runtime {
         };
         let configured = runtime.call("Configure", &configure).await;
         let configured = nri::ConfigureResponse::decode(&configured.payload[..]).unwrap();
-        // CREATE_CONTAINER and UPDATE_CONTAINER: each further event would be one more thing that a container's start waits for.
-        assert_eq!(configured.events, 0b1000_1000);
+        // CREATE_CONTAINER, UPDATE_CONTAINER, POST_UPDATE_CONTAINER: each further event would be one more thing that a container's start waits for.
+        assert_eq!(configured.events, 0b1_1000_1000);
         for more in [true, false] {
             let request = nri::SynchronizeRequest { more };
             let response = runtime.call("Synchronize", &request).await;
@@ -168,7 +168,7 @@ impl Scene {
         let (mut agent, theirs) = UnixStream::pair().unwrap();
         let path = socket.clone();
         // Its futures are of one thread, as in the program.
-        let plugin = tokio::task::spawn_local(async move { run(&path, theirs).await });
+        let plugin = tokio::task::spawn_local(async move { run(&path, None, theirs).await });
         let hello = hear(&mut agent).await;
         assert_eq!(FromNri::Hello { protocol: PROTOCOL }, hello);
         for (uid, answers) in pods {
@@ -488,6 +488,27 @@ async fn a_container_is_made_where_it_is_placed_and_another_plugins_set_stays() 
         assert_eq!(updated(&response), texts("2-3", "1"));
         let response = runtime.call("UpdateContainer", &update("5")).await;
         assert_eq!(updated(&response), texts("", "1"), "by request");
+        // It is done; said in either way, and another event in the older one is nobody's.
+        let pod = creation.pod.clone();
+        let state = |event: nri::Event| nri::StateChangeEvent {
+            event: event.into(),
+            pod: creation.pod.clone(),
+        };
+        let done = nri::PostUpdateContainerRequest { pod };
+        runtime.call("PostUpdateContainer", &done).await;
+        let created = state(nri::Event::CreateContainer);
+        runtime.call("StateChange", &created).await;
+        let done = state(nri::Event::PostUpdateContainer);
+        runtime.call("StateChange", &done).await;
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            match hear(&mut scene.agent).await {
+                FromNri::Updated { pod_uid } => told.push(pod_uid),
+                FromNri::Container { .. } | FromNri::Update { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(told, ["u1", "u1"]);
         // Its set is another plugin's.
         let uid = "u1".to_owned();
         let answers = PodAnswers {

@@ -1,4 +1,4 @@
-//! What the kubelet has given to containers, asked every second and sent to the agent as it changes, over the socket that is standard input.
+//! What the kubelet has given to containers, asked every second and when the agent wants to know it of a pod, and sent to the agent as it changes, over the socket that is standard input.
 
 use std::io;
 use std::path::Path;
@@ -6,38 +6,54 @@ use std::time::Duration;
 
 use plimsoll_core::kube::framing::FrameError;
 use plimsoll_core::kube::pod_resources::{
-    ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL,
+    ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL, ToKubelet,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::connection::CallError;
-use crate::frames::cut;
+use crate::frames::{cut, read};
 use crate::pod_resources::Kubelet;
+
+/// Pods that wait to be asked about. Those beyond have their turn with all.
+const QUESTIONS: usize = 64;
 
 /// Sends until the agent closes the socket.
 ///
 /// # Errors
-/// The system's.
+/// The system's, and frames that are none.
 pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
     let (mut reader, mut writer) = agent.into_split();
-    let mut byte = [0];
+    let (asked, questions) = mpsc::channel(QUESTIONS);
+    let hearing = async {
+        while let Some(ToKubelet::Pod { pod }) = read(&mut reader).await? {
+            asked.try_send(pod).ok(); // full: all are asked for within a second
+        }
+        Ok(())
+    };
     tokio::select! {
-        sent = send_all(socket, &mut writer) => sent,
-        // It sends nothing: what can be read is its end.
-        ended = reader.read(&mut byte) => ended.map(|_| ()),
+        sent = send_all(socket, &mut writer, questions) => sent,
+        heard = hearing => heard,
     }
 }
 
-async fn send_all(socket: &Path, writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+async fn send_all(
+    socket: &Path,
+    writer: &mut (impl AsyncWrite + Unpin),
+    mut questions: mpsc::Receiver<String>,
+) -> io::Result<()> {
     send(writer, &FromKubelet::Hello { protocol: PROTOCOL }).await?;
     let mut ticks = interval(Duration::from_millis(ASKED_EVERY_MS));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut kubelet, mut sent) = (None, None);
     loop {
-        ticks.tick().await;
-        match ask(socket, &mut kubelet).await {
+        let pod = tokio::select! {
+            _ = ticks.tick() => None,
+            pod = questions.recv() => pod,
+        };
+        match ask(socket, &mut kubelet, pod.as_deref().zip(sent.as_ref())).await {
             Ok(resources) if sent.as_ref() == Some(&resources) => {
                 send(writer, &FromKubelet::Same).await?;
             }
@@ -56,12 +72,20 @@ async fn send_all(socket: &Path, writer: &mut (impl AsyncWrite + Unpin)) -> io::
     }
 }
 
-async fn ask(socket: &Path, kubelet: &mut Option<Kubelet>) -> Result<NodeResources, CallError> {
+/// All, or in what is known anew what one pod has.
+async fn ask(
+    socket: &Path,
+    kubelet: &mut Option<Kubelet>,
+    pod: Option<(&str, &NodeResources)>,
+) -> Result<NodeResources, CallError> {
     let kubelet = match kubelet {
         Some(kubelet) => kubelet,
         None => kubelet.insert(Kubelet::open(socket).await?),
     };
-    kubelet.resources().await
+    match pod {
+        Some((pod, known)) => kubelet.with_pod(pod, known).await,
+        None => kubelet.resources().await,
+    }
 }
 
 /// Whether it was sent as it is; one that is too large is a failure, which the agent hears.

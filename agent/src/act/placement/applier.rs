@@ -27,7 +27,7 @@ use super::foreign::{self, Foreign};
 use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
 use super::owner::{self, OtherOwner, REWRITES_MAX, Truce};
-use super::plan::{all_of, nobody_alone, runs_on, then, was_alone};
+use super::plan::{all_of, left_over, nobody_alone, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
 use super::{PlacementError, online_cpus};
 use crate::host::HostRoot;
@@ -116,21 +116,28 @@ pub struct Applier {
     /// The files for a kubelet have what is in force.
     is_kept_for_kubelet: bool,
     truce: Truce,
+    /// Why not all could be left to the kubelet, as it was last said.
+    not_left: Option<String>,
 }
 
 impl Applier {
     /// Opens it, and puts back the interrupts that a dead agent has moved. Returns also what could not be put back.
     ///
     /// # Errors
-    /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened.
+    /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened. Where it is not known whether the kubelet does, that is no
+    /// error here: [`Applier::apply`] does nothing until it is.
     pub fn open(place: Place, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
         let other = place.other_owner();
         let sets = place.kubelet.is_some();
         let sets = sets.then(|| Sets::open(&place.host, &place.state_dir));
         let mut sets = sets.transpose()?;
-        if let Some(owner) = other {
-            leave_to(&owner, &place, sets.as_mut());
-            return Err(owner.into());
+        match other {
+            // Beside a kubelet that has not written its state yet: each look asks again.
+            None | Some(OtherOwner::Unknown { .. }) => {}
+            Some(owner) => {
+                say_not_left(leave_to(&owner, &place, sets.as_mut()), &mut None);
+                return Err(owner.into());
+            }
         }
         let (foreign, unread) = Foreign::open(&place.state_dir);
         let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
@@ -150,6 +157,7 @@ impl Applier {
             online_at_look: None,
             is_kept_for_kubelet: false,
             truce: Truce::default(),
+            not_left: None,
         };
         let remarks = restoration.remarks().into_iter().chain(unread);
         Ok((applier, remarks.collect()))
@@ -172,7 +180,7 @@ impl Applier {
             return Ok(false);
         }
         let mut sets = Sets::open(&place.host, &place.state_dir)?;
-        leave_to(&owner, place, Some(&mut sets));
+        leave_to(&owner, place, Some(&mut sets))?;
         kubelet_state::forget(&place.state_dir).map_err(PlacementError::ForKubelet)?;
         let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
         Checkpoint::remove(&lock, &place.state_dir)?;
@@ -199,7 +207,8 @@ impl Applier {
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
         if let Some(owner) = self.place.other_owner() {
-            leave_to(&owner, &self.place, self.sets.as_mut());
+            let left = leave_to(&owner, &self.place, self.sets.as_mut());
+            say_not_left(left, &mut self.not_left);
             return Err(owner.into());
         }
         if let Some(owner) = self.truce.paused(now) {
@@ -213,26 +222,28 @@ impl Applier {
             foreign_not_kept: kept.err().map(|error| error.to_string()),
             ..Outcome::default()
         };
-        let (mut known, is_done) = match Checkpoint::read(&lock, &self.place.state_dir)? {
-            Found::Nothing => (Vec::new(), false),
-            Found::Checkpoint(found) => {
-                let is_done = found.before.is_none();
-                let known = std::iter::once(found.assignments).chain(found.before);
-                (known.collect(), is_done)
-            }
+        let mut known = match Checkpoint::read(&lock, &self.place.state_dir)? {
+            Found::Nothing => Vec::new(),
+            Found::Checkpoint(found) => std::iter::once(found.assignments)
+                .chain(found.before)
+                .collect(),
             Found::Damaged(aside) => {
                 outcome.set_aside = Some(aside);
-                (Vec::new(), false)
+                Vec::new()
             }
         };
         let is_new = known.first() != Some(&wanted.assignments);
         if known.is_empty() {
             known.extend(self.before.clone());
         }
+        // Who was alone before is so until the last cgroup is written.
+        let before = match is_new {
+            true => Some(all_of(&known).unwrap_or_else(|| nobody_alone(online))),
+            false => known.get(1).cloned(),
+        };
         let mut checkpoint = Checkpoint {
             assignments: wanted.assignments.clone(),
-            // Who was alone before is so until the last cgroup is written.
-            before: Some(all_of(&known).unwrap_or_else(|| nobody_alone(online))),
+            before: before.clone(),
             keeps_quota: self.options.keeps_quota,
         };
         if is_new {
@@ -240,7 +251,7 @@ impl Applier {
         }
         let containers = self.containers(wanted, &known, &mut outcome)?;
         outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
-        self.cpus(wanted, &known, &containers, online, &mut outcome);
+        let settled = self.cpus(wanted, &known, &containers, online, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
         // Beside a kubelet they are its own.
@@ -253,8 +264,15 @@ impl Applier {
                 Err(error) => outcome.interrupts.failed = Some(error.to_string()),
             }
         }
-        if is_apart && (is_new || !is_done) {
-            checkpoint.before = None;
+        let before = before.filter(|_| !is_apart).map(|before| {
+            let is_failed = |pod: &PodUid, container: &str| {
+                let mut failed = outcome.failed.iter();
+                failed.any(|failed| failed.pod == *pod && failed.container == container)
+            };
+            left_over(before, &wanted.assignments, &settled, is_failed)
+        });
+        if before != checkpoint.before {
+            checkpoint.before = before;
             checkpoint.write(&lock, &self.place.state_dir)?;
         }
         self.is_kept_for_kubelet &= !is_new;
@@ -399,7 +417,7 @@ impl Applier {
         Ok(self.truce.looked(as_written))
     }
 
-    /// Writes `cpuset.cpus` in an order in which no exclusive CPU is shared.
+    /// Writes `cpuset.cpus` in an order in which no exclusive CPU is shared. Returns who is where it is to be.
     fn cpus(
         &mut self,
         wanted: &Wanted,
@@ -407,7 +425,7 @@ impl Applier {
         containers: &[Container],
         online: CpuSet,
         outcome: &mut Outcome,
-    ) {
+    ) -> Vec<(PodUid, String)> {
         let mut changes = Vec::new();
         let mut moved = Vec::new();
         for container in containers {
@@ -467,9 +485,13 @@ impl Applier {
         }
         let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
         outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);
-        for ((container, change), is_settled) in moved.iter().zip(&changes).zip(settled) {
-            self.remember(container, change.then.cpus, is_settled);
+        for ((container, change), is_settled) in moved.iter().zip(&changes).zip(&settled) {
+            self.remember(container, change.then.cpus, *is_settled);
         }
+        let there = moved.iter().zip(settled).filter(|(_, settled)| *settled);
+        there
+            .map(|(container, _)| (container.pod.clone(), container.name.clone()))
+            .collect()
     }
 
     /// What it has now is what we gave it, so that we see who changes it.
@@ -586,16 +608,30 @@ impl Applier {
 }
 
 /// Somebody else manages cpusets from now on: what they do not write is not to stay ours, and the checkpoint is not to be gone on from when they have ended.
-fn leave_to(owner: &OtherOwner, place: &Place, sets: Option<&mut Sets>) {
-    if let (OtherOwner::Kubelet { .. }, Some(sets)) = (owner, sets) {
-        let kept = beside::nodes_of_kubelet(place);
-        if let Err(error) = kept.and_then(|kept| Ok(sets.hand_over(&kept)?)) {
-            tracing::error!(%error, "memory nodes of containers are not given back; the next look tries again");
-        }
-        if let Err(error) = forget_checkpoint(place) {
-            tracing::error!(%error, "the checkpoint of placement is not removed; the next look tries again");
-        }
+fn leave_to(
+    owner: &OtherOwner,
+    place: &Place,
+    sets: Option<&mut Sets>,
+) -> Result<(), PlacementError> {
+    let (OtherOwner::Kubelet { .. }, Some(sets)) = (owner, sets) else {
+        return Ok(());
+    };
+    // That goes in any case.
+    let forgotten = forget_checkpoint(place);
+    sets.hand_over(|| beside::nodes_of_kubelet(place))?;
+    forgotten
+}
+
+/// Says once what is tried again at each look.
+fn say_not_left(left: Result<(), PlacementError>, said: &mut Option<String>) {
+    let why = left.err().map(|error| error.to_string());
+    if let Some(why) = why.as_ref().filter(|_| why != *said) {
+        tracing::error!(
+            why,
+            "not all of what was placed is given back; the next look tries again"
+        );
     }
+    *said = why;
 }
 
 fn forget_checkpoint(place: &Place) -> Result<(), PlacementError> {

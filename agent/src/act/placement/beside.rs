@@ -14,7 +14,8 @@ use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::memory::Block;
 
 use super::cgroups::Container;
-use super::kubelet_state::{MEMORY_MANAGER_STATE, MemoryManagerState};
+use super::kubelet_state::{MEMORY_MANAGER_STATE, MEMORY_POLICY_STATIC, MemoryManagerState};
+use super::owner::policy_of;
 use super::{Place, PlacementError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Version};
@@ -95,21 +96,33 @@ fn holder(container: &Container, assignments: &Assignments) -> Option<String> {
 }
 
 /// The files of memory nodes that are as a kubelet has them in its own books.
+///
+/// # Errors
+/// They cannot be read: then nobody knows which nodes are its own.
 pub(super) fn nodes_of_kubelet(place: &Place) -> Result<BTreeSet<PathBuf>, PlacementError> {
-    let file = place.host.path(&place.kubelet_dir);
-    let text = read_text(file.join(MEMORY_MANAGER_STATE));
-    let state = text
-        .ok()
-        .and_then(|text| MemoryManagerState::parse(&text).ok());
-    let (Some(tree), Some(state)) = (&place.kubelet, state) else {
+    let path = place
+        .host
+        .path(&place.kubelet_dir)
+        .join(MEMORY_MANAGER_STATE);
+    let text = match read_text(&path) {
+        Err(error) if error.is_vanished() => return Ok(BTreeSet::new()),
+        text => text?,
+    };
+    let Some(tree) = &place.kubelet else {
         return Ok(BTreeSet::new());
     };
+    if policy_of(&text).is_some_and(|policy| policy != MEMORY_POLICY_STATIC) {
+        return Ok(BTreeSet::new()); // it has no books
+    }
+    let state = MemoryManagerState::parse(&text);
+    let state = state.map_err(|source| PlacementError::KubeletState { path, source })?;
     let mut kept = BTreeSet::new();
     for container in list(&place.mounts, tree, &Names::new())? {
         let of_pod = state.entries.get(&container.pod);
         let mut blocks = of_pod.into_iter().flat_map(BTreeMap::values);
-        let Ok(mems) = container.cpuset.mems() else {
-            continue;
+        let mems = match container.cpuset.mems() {
+            Err(error) if error.is_vanished() => continue,
+            mems => mems?,
         };
         let is_its = |blocks: &Vec<Block>| {
             let nodes = blocks.iter().map(|block| block.nodes);
@@ -234,10 +247,14 @@ impl Sets {
 
     /// The kubelet places from now on. Memory nodes are as they were before, except in the files of `kept`: it writes them only of containers that it starts itself, and ours would stay
     /// for as long as a container runs. CPUs stay, and are its own: those of all its containers it writes itself, but not one that has the value that it wants.
-    pub(super) fn hand_over(&mut self, kept: &BTreeSet<PathBuf>) -> Result<(), KnobError> {
+    pub(super) fn hand_over(
+        &mut self,
+        kept: impl FnOnce() -> Result<BTreeSet<PathBuf>, PlacementError>,
+    ) -> Result<(), PlacementError> {
         if self.known.is_empty() {
             return Ok(());
         }
+        let kept = kept()?;
         let is_nodes = |path: &Path| path.file_name().is_some_and(|name| name == MEMS);
         let restoration = self.ledger.restore_those(|change| {
             is_nodes(change.subject()) && !kept.contains(change.subject())

@@ -58,8 +58,8 @@ pub enum OtherOwner {
     },
     /// Beside a kubelet: it is not known whether it manages them.
     #[error(
-        "{file}: {why}; whether the kubelet manages cpusets is unknown, and plimsoll places nothing: name its directory with --kubelet-dir, and let the \
-         agent read it", file = file.shown()
+        "{file}: {why}; whether the kubelet manages cpusets is unknown, and plimsoll places nothing until that can be read: start the kubelet, or name its \
+         directory with --kubelet-dir and let the agent read it", file = file.shown()
     )]
     Unknown {
         /// Its state file.
@@ -201,6 +201,12 @@ pub fn beside(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
             }),
         }
     })
+}
+
+/// The policy of a state file, where it is one.
+pub(super) fn policy_of(text: &str) -> Option<String> {
+    let found: Policy = serde_json::from_str(text).ok()?;
+    Some(found.policy_name)
 }
 
 /// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes.

@@ -1,5 +1,6 @@
 //! What a turn needs to know before it writes.
 
+use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::Cpus;
@@ -33,6 +34,30 @@ pub(super) fn all_of(known: &[Assignments]) -> Option<Assignments> {
         }
     }
     Some(all)
+}
+
+/// Of who was alone before, what still counts when all but some containers are where they are to be: those who are there have what they have now, those that
+/// are gone have nothing. Without that it would grow for as long as one of them cannot be moved.
+pub(super) fn left_over(
+    before: Assignments,
+    now: &Assignments,
+    settled: &[(PodUid, String)],
+    is_failed: impl Fn(&PodUid, &str) -> bool,
+) -> Assignments {
+    let mut left = before;
+    for (pod, containers) in &mut left.containers {
+        containers.retain(|container, _| is_failed(pod, container));
+    }
+    left.containers
+        .retain(|_, containers| !containers.is_empty());
+    for (pod, container) in settled {
+        if let Some(assignment) = now.get(pod, container) {
+            let of_pod = left.containers.entry(pod.clone()).or_default();
+            of_pod.insert(container.clone(), assignment.clone());
+        }
+    }
+    left.refused.clear();
+    left
 }
 
 /// Everybody everywhere.

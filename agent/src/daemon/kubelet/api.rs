@@ -120,6 +120,7 @@ impl Agent {
         self.containers_came();
         // A container that has a name by now runs in the shared pool until the thread has it.
         self.place_by_new_names();
+        self.ask_for_devices();
         self.make_room();
         self.hurry = true;
         Ok(())

@@ -268,12 +268,9 @@ impl Agent {
 
     /// The loop begins: what is known of the node is said.
     pub(in crate::daemon) fn begin_kubelet(&mut self) {
-        let Some(work) = &self.kubelet else { return };
-        let (reason, message) = match losses_in_short(&work.lost) {
-            Some(lost) => ("MechanismsLost", lost),
-            None => ("NothingLost", "every mechanism is there".to_owned()),
-        };
-        let is_degraded = !work.lost.is_empty();
+        if self.kubelet.is_none() {
+            return;
+        }
         let calm = [
             (
                 PlimsollCondition::MemoryPressure,
@@ -286,6 +283,41 @@ impl Agent {
         ];
         for (condition, message) in calm {
             self.set_condition(condition, false, "ThresholdsNotMet", &message);
+        }
+        self.say_losses();
+    }
+
+    /// Why nothing is placed although the configuration asks for it; `None`: it is.
+    pub(in crate::daemon) fn say_not_placing(&mut self, why: Option<String>) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        if work.not_placing != why {
+            work.not_placing = why;
+            self.say_losses();
+        }
+    }
+
+    fn say_losses(&mut self) {
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
+        let lost: Vec<String> = work.not_placing.iter().chain(&work.lost).cloned().collect();
+        let (reason, message) = match losses_in_short(&lost) {
+            Some(lost) => ("MechanismsLost", lost),
+            None => ("NothingLost", "every mechanism is there".to_owned()),
+        };
+        let is_degraded = !lost.is_empty();
+        let mut known = work.conditions.iter_mut();
+        let known = known.find(|one| one.condition == PlimsollCondition::Degraded);
+        if let Some(known) = known.filter(|one| one.status == is_degraded && one.message != message)
+        {
+            // As it was, for another reason.
+            known.message = message;
+            if let Some(link) = &work.link {
+                link.conditions(work.conditions.clone());
+            }
+            return;
         }
         self.set_condition(PlimsollCondition::Degraded, is_degraded, reason, &message);
     }

@@ -163,6 +163,25 @@ fn conditions_of_the_engine_are_reported_and_the_kubelets_are_not() {
 }
 
 #[test]
+fn a_node_is_degraded_while_nothing_is_placed() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.agent.begin_kubelet();
+    let degraded = |node: &mut Node| {
+        let mut conditions = work(node).conditions.iter();
+        let found = conditions.find(|one| one.condition == PlimsollCondition::Degraded);
+        found.map(|one| (one.status, one.message.clone())).unwrap()
+    };
+    let (calm, message) = degraded(&mut node);
+    assert!(!calm, "{message}");
+    for why in ["the state is not there", "the kubelet places"] {
+        node.agent.say_not_placing(Some(why.to_owned()));
+        assert_eq!(degraded(&mut node), (true, why.to_owned()));
+    }
+    node.agent.say_not_placing(None);
+    assert_eq!(degraded(&mut node), (false, message));
+}
+
+#[test]
 fn a_condition_names_the_first_loss_and_counts_the_others() {
     let lost = ["a".to_owned(), "b".to_owned(), "c".to_owned()];
     assert_eq!(losses_in_short(&[]), None);

@@ -2,6 +2,7 @@ use std::sync::mpsc::Receiver;
 
 use plimsoll_core::kube::cluster_link::Settled;
 use plimsoll_core::kube::runtime_link::{Adjustment, Answer};
+use plimsoll_core::model::event::EventKind;
 
 use super::*;
 use crate::act::oom_order::OomOrdering;
@@ -97,6 +98,46 @@ fn containers_of_a_held_pod_are_refused_until_it_is_let_go() {
     assert_eq!(newest(&changes, &victim()).unwrap().refusal, None);
 }
 
+/// A turn of the loop asks twice.
+#[test]
+fn answers_are_made_only_where_something_may_have_changed() {
+    let (mut node, changes) = node();
+    let _dir = place_on(&mut node, true);
+    let uid = PodUid::from("held");
+    let pod = crate::daemon::placement::tests::pod(uid.as_str(), 2, Some("a"));
+    node.agent.apply(pod, "");
+    node.agent
+        .take_in(EventKind::PodRunning { uid: uid.clone() });
+    node.agent.send_answers();
+    let noted = |node: &mut Node| {
+        node.agent.note_what_may_differ();
+        let work = node.agent.nri.as_mut().unwrap();
+        std::mem::take(&mut work.changed)
+    };
+    assert_eq!(noted(&mut node), BTreeSet::new());
+    // It is in force.
+    let number = node.agent.placing.as_ref().unwrap().number();
+    let applied = || crate::act::placement::Report::Applied {
+        number,
+        outcome: Box::default(),
+    };
+    node.agent.placement_reported(applied());
+    node.agent.send_answers();
+    let places = newest(&changes, &uid).unwrap().places;
+    assert_eq!(places["c"].cpus.as_deref(), Some("1,9"));
+    assert_eq!(noted(&mut node), BTreeSet::new());
+    node.agent.placement_reported(applied());
+    assert_eq!(noted(&mut node), BTreeSet::new(), "it was so before");
+    node.agent
+        .take_in(EventKind::PodRemoved { uid: uid.clone() });
+    node.agent.take_in(EventKind::PodEmpty { uid: uid.clone() });
+    node.agent.send_answers();
+    assert!(newest(&changes, &uid).unwrap().is_empty());
+    node.agent.hold(&victim());
+    assert_eq!(noted(&mut node), [victim()].into());
+    assert_eq!(noted(&mut node), BTreeSet::new());
+}
+
 #[test]
 fn a_pod_that_has_gone_needs_no_answer() {
     let (mut node, changes) = node();
@@ -175,6 +216,12 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
             answer,
         });
     }
+    assert!(
+        !asked(&mut node).contains(&victim()),
+        "what it writes is not there yet"
+    );
+    let pod_uid = victim().as_str().to_owned();
+    node.agent.nri_event(FromNri::Updated { pod_uid });
     assert!(asked(&mut node).contains(&victim()));
     node.agent.nri_event(FromNri::Dropped { frames: 7 });
     assert_eq!(asked(&mut node), node.agent.pods.uids());
@@ -191,6 +238,43 @@ fn what_the_runtime_says_is_counted_and_leads_to_a_look() {
         why: "it hangs".to_owned(),
     });
     assert!(!node.agent.nri.as_ref().unwrap().tally().is_connected);
+}
+
+#[test]
+fn a_container_that_the_runtime_tells_of_is_placed_before_the_api_names_it() {
+    let (mut node, _changes) = node();
+    let _dir = place_on(&mut node, true);
+    let uid = PodUid::from("held");
+    let pod = crate::daemon::placement::tests::pod(uid.as_str(), 2, None);
+    node.agent.apply(pod, "");
+    node.agent
+        .take_in(EventKind::PodRunning { uid: uid.clone() });
+    node.rest();
+    let number = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    let before = number(&node);
+    let started = |pod: &str| FromNri::Started {
+        pod_uid: pod.to_owned(),
+        name: "c".to_owned(),
+        id: "f".repeat(64),
+    };
+    node.agent.nri_event(FromNri::Events { away: None });
+    node.agent.nri_event(started("nobody"));
+    node.agent.look_after_placing();
+    assert_eq!(number(&node), before);
+    node.agent.nri_event(started(uid.as_str()));
+    node.agent.look_after_placing();
+    assert_eq!(number(&node), before + 1, "it has a name by now");
+    let asked = |node: &mut Node| {
+        let Agent { rescans, pods, .. } = &mut node.agent;
+        rescans.take(now_ns(), pods, true)
+    };
+    assert!(asked(&mut node).contains(&uid));
+    let pod_uid = uid.as_str().to_owned();
+    node.agent.nri_event(FromNri::Ended { pod_uid });
+    assert!(asked(&mut node).contains(&uid));
+    let away = Some("it is too old".to_owned());
+    node.agent.nri_event(FromNri::Events { away: away.clone() });
+    assert_eq!(node.agent.nri.as_ref().unwrap().no_events, away);
 }
 
 #[test]

@@ -14,23 +14,47 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 #[derive(Debug, Default)]
 pub(super) struct InForce {
     /// What the engine has decided last.
-    pub(super) decided: Option<Assignments>,
+    decided: Option<Assignments>,
     /// What the thread has carried out last, except on the CPUs of `occupied`.
     applied: Option<Assignments>,
     /// CPUs on which somebody is who could not be moved.
     occupied: CpuSet,
+    /// Goes up with each change of the others.
+    revision: u64,
 }
 
 impl InForce {
+    /// The engine has decided.
+    pub(super) fn decide(&mut self, assignments: &Assignments) {
+        self.decided = Some(assignments.clone());
+        self.revision += 1;
+    }
+
+    /// What was decided last.
+    pub(super) fn decided(&self) -> Option<&Assignments> {
+        self.decided.as_ref()
+    }
+
+    /// Another number than before: what [`Self::places`] and [`Self::pool_of_new`] say may be something else.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
     /// What was decided last has been carried out, except on these CPUs.
     pub(super) fn applied(&mut self, occupied: CpuSet) {
+        if self.applied == self.decided && self.occupied == occupied {
+            return;
+        }
         self.applied.clone_from(&self.decided);
         self.occupied = occupied;
+        self.revision += 1;
     }
 
     /// Nothing is.
     pub(super) fn failed(&mut self) {
-        self.applied = None;
+        if self.applied.take().is_some() {
+            self.revision += 1;
+        }
     }
 
     /// Where the runtime makes containers that have no CPUs of their own (NRI): not on CPUs that somebody is about to get, nor on those that somebody still
@@ -88,10 +112,8 @@ mod tests {
             containers: BTreeMap::from([("a".into(), one("2-3")), ("b".into(), one("4-5"))]),
             refused: BTreeMap::new(),
         };
-        let mut in_force = InForce {
-            decided: Some(decided),
-            ..InForce::default()
-        };
+        let mut in_force = InForce::default();
+        in_force.decide(&decided);
         let online = cpus("0-7");
         let placed = |in_force: &InForce, pod: &str| {
             let places = in_force.places(&pod.into(), online);
@@ -105,7 +127,11 @@ mod tests {
         assert_eq!(in_force.pool_of_new(online), Some(cpus("0-1")));
         in_force.applied(CpuSet::EMPTY);
         assert_eq!(placed(&in_force, "a").as_deref(), Some("2-3"));
+        let revision = in_force.revision();
+        in_force.applied(CpuSet::EMPTY);
+        assert_eq!(in_force.revision(), revision, "it is the same again");
         in_force.failed();
         assert_eq!(placed(&in_force, "b"), None);
+        assert_ne!(in_force.revision(), revision);
     }
 }

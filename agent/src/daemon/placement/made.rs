@@ -37,6 +37,8 @@ pub(super) struct Made {
     unknown: VecDeque<PodUid>,
     /// It was said that there are too many.
     is_said: bool,
+    /// Goes up with each change of `foreign`.
+    pub(super) revision: u64,
 }
 
 impl Made {
@@ -78,17 +80,25 @@ impl Made {
             ids.retain(|known| *known != id);
             ids.push(id.clone());
         }
+        if is_foreign || forgotten.is_some() {
+            self.revision += 1;
+        }
+        self.name(uid, id, name);
+        let pod = forgotten.filter(|_| !std::mem::replace(&mut self.is_said, true))?;
+        Some(format!(
+            "pod {pod}: another NRI plugin sets the cpusets of more than {CONTAINERS_MAX} containers of a pod, or of {UNKNOWN_PODS_MAX} pods that nobody else knows: \
+             those that were made first are placed like any other (reported once)"
+        ))
+    }
+
+    /// The container with this id is called so.
+    pub(super) fn name(&mut self, uid: &PodUid, id: String, name: String) {
         let names = self.names.entry(uid.clone()).or_default();
         if names.len() >= CONTAINERS_MAX {
             // The API lists those that run, and one that runs on its own CPUs is known by them.
             names.clear();
         }
         names.insert(id, name);
-        let pod = forgotten.filter(|_| !std::mem::replace(&mut self.is_said, true))?;
-        Some(format!(
-            "pod {pod}: another NRI plugin sets the cpusets of more than {CONTAINERS_MAX} containers of a pod, or of {UNKNOWN_PODS_MAX} pods that nobody else knows: \
-             those that were made first are placed like any other (reported once)"
-        ))
     }
 
     /// Returns a pod whose containers of other plugins are forgotten for it.
@@ -110,8 +120,12 @@ impl Made {
         self.unknown.retain(|uid| !pods.contains(uid));
         let is_there = |uid: &PodUid| pods.contains(uid) || self.unknown.contains(uid);
         self.names.retain(|uid, _| is_there(uid));
+        let before = self.foreign.len();
         if are_listed {
             self.foreign.retain(|uid, _| is_there(uid));
+        }
+        if self.foreign.len() != before {
+            self.revision += 1;
         }
     }
 }

@@ -90,7 +90,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
 }
 
 /// Guaranteed, with so many CPUs.
-fn pod(uid: &str, cpus: u32, id: Option<&str>) -> Arc<Pod> {
+pub(in crate::daemon) fn pod(uid: &str, cpus: u32, id: Option<&str>) -> Arc<Pod> {
     let amounts = serde_json::json!({"cpu": cpus.to_string(), "memory": "16Mi"});
     let status = id.map(|id| {
         serde_json::json!({"name": "c", "containerID": format!("x://{id}"), "state": {"running": {}}})

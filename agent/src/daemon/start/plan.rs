@@ -3,9 +3,12 @@
 use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use plimsoll_core::placement::device::GivenDevices;
+use tokio::sync::mpsc;
 
 use crate::daemon::beside::alignment;
 use crate::host::HostRoot;
@@ -19,7 +22,7 @@ use crate::pods;
 use crate::pods::names::KubeletTree;
 use crate::serve::http;
 use crate::source::cluster::ClusterLink;
-use crate::source::node_topology::{ResourceSettings, TopologySource};
+use crate::source::node_topology::{Outlets, ResourceSettings, TopologySource};
 use crate::source::nri::NriSettings;
 use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
@@ -148,13 +151,15 @@ pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
     Some(RuntimeSettings { socket, program })
 }
 
-/// What asks the kubelet what it has given to containers, where the option wants it.
+/// What asks the kubelet what it has given to containers, where an option wants it, or the loop that places them near to their devices.
 pub(super) fn topology_source(
     plan: &Plan<'_>,
     link: &ClusterLink,
+    devices: Option<mpsc::Sender<Option<Arc<GivenDevices>>>>,
 ) -> Option<io::Result<TopologySource>> {
     let args = &plan.args;
-    if !args.kubelet.node_resource_topology {
+    let zones = args.kubelet.node_resource_topology;
+    if !zones && devices.is_none() {
         return None;
     }
     let settings = ResourceSettings {
@@ -163,21 +168,25 @@ pub(super) fn topology_source(
     };
     let config = args.kubelet.kubelet_config.clone();
     let config = config.unwrap_or_else(|| args.kubelet_dir.join(KUBELET_CONFIG));
-    let (host, slot) = (plan.host.clone(), link.topology());
+    let outlets = Outlets {
+        zones: zones.then(|| link.topology()),
+        devices,
+    };
+    let host = plan.host.clone();
     Some(TopologySource::start(
         settings,
         host,
         alignment(config),
-        slot,
+        outlets,
     ))
 }
 
 /// Where the runtime takes plugins, where one runs the pods.
 pub(super) fn nri_settings(plan: &Plan<'_>) -> Option<NriSettings> {
     plan.kubelet.as_ref()?;
-    plan.args.runtime_endpoint.as_ref()?;
     Some(NriSettings {
         socket: plan.args.nri_socket.clone(),
+        runtime: plan.args.runtime_endpoint.clone()?,
         program: runtime_program(),
     })
 }

@@ -199,6 +199,44 @@ fn an_unwritable_ledger_changes_nothing() {
     assert_eq!(ledger.restore().unwrap().restored(), 1);
 }
 
+/// What this thread has read from files so far.
+fn bytes_read() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+    let read = text.lines().find_map(|line| line.strip_prefix("rchar: "))?;
+    read.parse().ok()
+}
+
+#[test]
+fn a_line_in_a_long_ledger_takes_no_longer() {
+    let (_dir, host, hierarchy) = v1();
+    let one = hierarchy.mount.join("one");
+    let path = host.path("long");
+    Ledger::open(&host, &path)
+        .unwrap()
+        .record_ahead(&one, "100")
+        .unwrap();
+    let line = std::fs::read_to_string(&path).unwrap();
+    let long = line.repeat(20_000);
+    // The last line is torn, in the middle of a portion and longer than one.
+    for torn in [
+        String::new(),
+        "{".repeat(PORTION - 1),
+        "{".repeat(3 * PORTION),
+    ] {
+        std::fs::write(&path, format!("{long}{torn}")).unwrap();
+        let mut ledger = Ledger::open(&host, &path).unwrap();
+        let before = bytes_read();
+        ledger.record_ahead(&one, "100").unwrap();
+        let read = before.and_then(|before| Some(bytes_read()? - before));
+        assert!(read.is_none_or(|read| read < 64 << 10), "{read:?}");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text == format!("{long}{line}"), "{} bytes", text.len());
+    }
+    std::fs::write(&path, vec![b'\n'; (LEDGER_BYTES_MAX + 1) as usize]).unwrap();
+    let error = Ledger::open(&host, &path).unwrap().record_ahead(&one, "1");
+    assert!(error.unwrap_err().to_string().contains("not a ledger"));
+}
+
 /// Where the process that is to be killed works, and at which of its steps it dies.
 const KILLED_IN: &str = "PLIMSOLL_TEST_LEDGER_DIR";
 const KILLED_AT: &str = "PLIMSOLL_TEST_LEDGER_STEP";

@@ -9,7 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::pod_resources::{FRAMING, FromKubelet, PROTOCOL};
+use plimsoll_core::kube::pod_resources::{FRAMING, FromKubelet, PROTOCOL, ToKubelet};
+use plimsoll_core::kube::runtime_link;
+use rustix::net::SendFlags;
 
 use super::ResourceSettings;
 use crate::host::boundary;
@@ -46,6 +48,20 @@ impl Stopper {
         }
         *watched = Some(stream);
         Ok(())
+    }
+
+    /// Sends a frame to the other end, if there is one and it has room.
+    pub(super) fn send(&self, frame: &ToKubelet) {
+        let json = serde_json::to_vec(frame).ok();
+        let frame = json.and_then(|json| runtime_link::FRAMING.frame(&json).ok());
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(frame), Some(stream)) = (frame, &*stream) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let sent = rustix::net::send(stream, &frame, flags);
+            if sent.is_ok_and(|sent| sent < frame.len()) {
+                shut(stream); // the rest of a frame is lost, and no other could be told from it
+            }
+        }
     }
 
     pub(super) fn stop(&self) {

@@ -22,8 +22,15 @@ fn slot() -> TopologySlot {
     TopologySlot::new(Arc::new(eventfd(0, EventfdFlags::empty()).unwrap()))
 }
 
+fn zones_only(slot: &TopologySlot) -> Outlets {
+    Outlets {
+        zones: Some(slot.clone()),
+        devices: None,
+    }
+}
+
 /// A source on this machine whose other ends come out here, as they are made.
-fn source(slot: &TopologySlot) -> (TopologySource, std::sync::mpsc::Receiver<UnixStream>) {
+fn source(outlets: Outlets) -> (TopologySource, std::sync::mpsc::Receiver<UnixStream>) {
     let (made, ends) = std::sync::mpsc::channel();
     let start = move || {
         let (stream, theirs) = UnixStream::pair()?;
@@ -43,7 +50,7 @@ fn source(slot: &TopologySlot) -> (TopologySource, std::sync::mpsc::Receiver<Uni
         Box::new(start),
         HostRoot::live(),
         Box::new(alignment),
-        slot.clone(),
+        outlets,
     );
     (source.unwrap(), ends)
 }
@@ -73,7 +80,7 @@ fn resources(pods: &[&str]) -> FromKubelet {
 #[test]
 fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
     let slot = slot();
-    let (source, ends) = source(&slot);
+    let (source, ends) = source(zones_only(&slot));
     let mut end = ends.recv().unwrap();
     hello(&mut end);
     send(&mut end, &resources(&["n/a"]));
@@ -100,13 +107,76 @@ fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
 }
 
 #[test]
+fn devices_are_sent_as_they_change_and_a_pod_is_asked_for() {
+    let (sender, mut devices) = mpsc::channel(1);
+    let (source, ends) = source(Outlets {
+        zones: None,
+        devices: Some(sender),
+    });
+    let mut end = ends.recv().unwrap();
+    hello(&mut end);
+    let given = |pod: &str| FromKubelet::Resources {
+        resources: Box::new(NodeResources {
+            allocatable: None,
+            given: vec![Given {
+                container: format!("n/{pod}/c"),
+                devices: vec![plimsoll_core::kube::pod_resources::Devices {
+                    resource: "x/gpu".to_owned(),
+                    ids: vec!["g".to_owned()],
+                    numa_nodes: vec![1],
+                }],
+                ..Given::default()
+            }],
+            pods: vec![format!("n/{pod}")],
+        }),
+    };
+    let pods = |sent: Option<Option<Arc<GivenDevices>>>| {
+        let pods = sent.unwrap().map(|given| given.pods.clone());
+        pods.map(|pods| pods.into_keys().collect::<Vec<_>>())
+    };
+    let said = |pod: &str| Some(vec![format!("n/{pod}")]);
+    send(&mut end, &given("a"));
+    assert_eq!(pods(devices.blocking_recv()), said("a"));
+    source.ask("n/b".to_owned());
+    let mut question = vec![0; 4];
+    io::Read::read_exact(&mut end, &mut question).unwrap();
+    let length = u32::from_le_bytes(question[..].try_into().unwrap());
+    question.resize(length as usize, 0);
+    io::Read::read_exact(&mut end, &mut question).unwrap();
+    let question: ToKubelet = serde_json::from_slice(&question).unwrap();
+    let pod = "n/b".to_owned();
+    assert_eq!(question, ToKubelet::Pod { pod });
+    // The same is not said again; what finds no room is said with the next word.
+    send(&mut end, &given("a"));
+    send(&mut end, &given("b"));
+    send(&mut end, &given("c"));
+    send(&mut end, &given("c"));
+    assert_eq!(pods(devices.blocking_recv()), said("b"));
+    send(&mut end, &FromKubelet::Same);
+    let mut newest = pods(devices.blocking_recv());
+    while newest != said("c") {
+        newest = pods(devices.blocking_recv());
+    }
+    // It ends: who has which devices is not known any more.
+    drop(end);
+    assert_eq!(pods(devices.blocking_recv()), None);
+    let mut end = ends.recv().unwrap();
+    hello(&mut end);
+    send(&mut end, &given("c"));
+    assert_eq!(pods(devices.blocking_recv()), said("c"));
+    let why = "away".to_owned();
+    send(&mut end, &FromKubelet::Failed { why });
+    assert_eq!(pods(devices.blocking_recv()), None);
+}
+
+#[test]
 fn a_source_ends_while_it_waits_to_start_again() {
     let failing = || Err(io::Error::other("no program"));
     let source = TopologySource::started_by(
         Box::new(failing),
         HostRoot::live(),
         Box::new(|| None),
-        slot(),
+        zones_only(&slot()),
     );
     drop(source.unwrap());
 }

@@ -203,6 +203,7 @@ fn a_loop_that_does_not_listen_loses_nothing_and_is_waited_for() {
 fn a_program_that_is_not_there_is_named() {
     let (_link, mut events) = NriLink::start(NriSettings {
         socket: PathBuf::from("/nowhere/nri.sock"),
+        runtime: PathBuf::from("/nowhere/runtime.sock"),
         program: PathBuf::from("/nowhere/plimsoll-runtime"),
     })
     .unwrap();

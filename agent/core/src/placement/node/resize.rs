@@ -52,6 +52,8 @@ impl NodePlacement {
         let mut turn = Turn {
             pod,
             containers: &growing,
+            nodes: self.machine.node_ids(),
+            given: self.given.as_deref(),
             devices: &mut self.devices,
             cpus: &mut self.cpus,
             memory: &mut self.memory,

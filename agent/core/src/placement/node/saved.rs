@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{NodePlacement, PlacementError, PlacementSettings};
+use super::{NodePlacement, PlacementError, PlacementSettings, Round};
 use crate::kube::pod_uid::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::cpu_static::{CpuAssignments, CpuState, StaticCpuPolicy};
+use crate::placement::device::GivenDevices;
 use crate::placement::machine::Machine;
 use crate::placement::memory::{self, RestoreError, StaticMemory};
 
@@ -43,6 +45,10 @@ pub(super) struct Saved {
     assignments: Assignments,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     unserved: BTreeMap<PodUid, String>,
+    #[serde(default)]
+    round: Round,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    given: Option<Arc<GivenDevices>>,
 }
 
 /// Under a policy that places no CPUs.
@@ -150,6 +156,8 @@ impl From<NodePlacement> for Saved {
         Self {
             assignments: placement.assignments(),
             unserved: placement.unserved,
+            round: placement.round,
+            given: placement.given,
             settings: placement.settings,
             machine: placement.machine,
         }
@@ -163,6 +171,8 @@ impl TryFrom<Saved> for NodePlacement {
         let (mut placement, _) = Self::start(saved.settings, saved.machine, &saved.assignments)?;
         placement.refused = saved.assignments.refused;
         placement.unserved = saved.unserved;
+        placement.round = saved.round;
+        placement.given = saved.given;
         Ok(placement)
     }
 }

@@ -4,8 +4,10 @@ use super::NotAllocated;
 use crate::kube::pod::{Container, Pod};
 use crate::placement::TopologyHint;
 use crate::placement::cpu_static::CpuPolicy;
-use crate::placement::device::Devices;
+use crate::placement::device::{Devices, GivenDevices};
+use crate::placement::hints::ProviderHints;
 use crate::placement::memory::MemoryPolicy;
+use crate::placement::numa_mask::NumaMask;
 use crate::placement::topology_manager::{Asking, HintProviders, ProvidedHints, Refusal};
 
 /// As they are started.
@@ -17,6 +19,9 @@ pub(super) fn in_order(pod: &Pod) -> impl Iterator<Item = &Container> {
 pub(super) struct Turn<'a> {
     pub(super) pod: &'a Pod,
     pub(super) containers: &'a [&'a Container],
+    /// The machine's.
+    pub(super) nodes: NumaMask,
+    pub(super) given: Option<&'a GivenDevices>,
     pub(super) devices: &'a mut Devices,
     pub(super) cpus: &'a mut CpuPolicy,
     pub(super) memory: &'a mut MemoryPolicy,
@@ -39,7 +44,7 @@ impl HintProviders for Turn<'_> {
     }
 
     fn hints(&self, asking: Asking) -> Vec<ProvidedHints> {
-        let (devices, cpus, memory) = match asking {
+        let (mut devices, cpus, memory) = match asking {
             Asking::Pod => (
                 self.devices.pod_hints(self.pod),
                 self.cpus.pod_hints(self.pod),
@@ -54,6 +59,15 @@ impl HintProviders for Turn<'_> {
                 )
             }
         };
+        devices.extend(
+            self.given
+                .map_or_else(ProviderHints::new, |given| match asking {
+                    Asking::Pod => given.pod_hints(self.nodes, self.pod),
+                    Asking::Container(place) => {
+                        given.hints(self.nodes, self.pod, self.containers[place])
+                    }
+                }),
+        );
         vec![
             ProvidedHints {
                 provider: "devices",

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tokio::io::AsyncReadExt as _;
+
 use super::*;
 use crate::interface::pod_resources as messages;
 use crate::tests::stand_in::{Answer, StandIn, sound};
@@ -64,6 +66,52 @@ async fn each_change_is_sent_once_and_a_word_comes_all_the_same() {
     assert_eq!(changed.pods, ["n/p0", "n/p1"]);
     drop(agent);
     served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_that_the_agent_asks_for_is_asked_for_at_once() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let of_kubelet = Arc::clone(&asked);
+    let kubelet = StandIn::start(move |path, request| {
+        if !path.ends_with("/Get") {
+            return answer(path, 1);
+        }
+        of_kubelet.fetch_add(1, Ordering::SeqCst);
+        let request = <messages::GetPodResourcesRequest as prost::Message>::decode(request);
+        let request = request.unwrap();
+        let resources = messages::PodResources {
+            name: request.pod_name,
+            namespace: request.pod_namespace,
+            containers: vec![messages::ContainerResources {
+                name: "app".to_owned(),
+                cpu_ids: vec![7],
+                ..Default::default()
+            }],
+        };
+        sound(&messages::GetPodResourcesResponse {
+            pod_resources: Some(resources),
+        })
+    });
+    let (mut agent, theirs) = UnixStream::pair().unwrap();
+    let socket = kubelet.socket().to_owned();
+    tokio::spawn(async move { run(&socket, theirs).await });
+    hear(&mut agent).await;
+    hear(&mut agent).await;
+    let pod = "n/late".to_owned();
+    crate::tests::agent::say(&mut agent, &ToKubelet::Pod { pod }).await;
+    let resources = loop {
+        match hear(&mut agent).await {
+            FromKubelet::Same => {}
+            FromKubelet::Resources { resources } => break resources,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(resources.pods, ["n/late", "n/p0"]);
+    assert_eq!(resources.given[0].cpus, [7]);
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    // What is no question ends it.
+    agent.write_all(&[2, 0, 0, 0, b'{', b'}']).await.unwrap();
+    while agent.read_u8().await.is_ok() {}
 }
 
 #[tokio::test]

@@ -433,6 +433,27 @@ fn nobody_arrives_where_somebody_cannot_leave() {
     );
     let checkpoint = std::fs::read_to_string(node.place().state_dir.join(CHECKPOINT)).unwrap();
     assert!(checkpoint.contains("before"), "it has not come into force");
+    // As long as that one is stuck others come and go, and what is known of before is about those that are there.
+    let path = node.place().state_dir;
+    let read = || {
+        let lock = PlacementLock::exclusive_by_force(&path, BREAK_AFTER).unwrap();
+        match Checkpoint::read(&lock, &path).unwrap() {
+            Found::Checkpoint(found) => found.before.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for round in 0..5 {
+        let own = (1000 + round).to_string();
+        let passing = [("a", own.as_str()), ("gone", "900-910")];
+        let last = [("a", own.as_str())];
+        for exclusive in [&passing[..], &last[..]] {
+            let outcome = applier.apply(&wanted("1022-1023", exclusive)).unwrap();
+            assert_eq!(outcome.failed.len(), 1, "{}", said(&outcome));
+        }
+        let pods: Vec<_> = read().containers.keys().cloned().collect();
+        assert_eq!(pods, ["a".into()]);
+        assert_eq!(read().cpus(&"a".into(), "main").cpus.to_string(), own);
+    }
 }
 
 #[test]
@@ -612,9 +633,6 @@ fn a_kubelet_that_manages_cpus_stops_the_next_write() {
         text.contains("the kubelet manages cpusets itself"),
         "{text}"
     );
-    std::fs::remove_file(node.host.path("/var/lib/kubelet/cpu_manager_state")).unwrap();
-    let text = refused(&place).to_string();
-    assert!(text.contains("is unknown"), "{text}");
     kubelet_says(&node, "none");
     let mut applier = open_at(&place);
     let wanted = wanted("0-1,4-7", &[("a", "2-3")]);
@@ -627,6 +645,57 @@ fn a_kubelet_that_manages_cpus_stops_the_next_write() {
     std::fs::write(state, r#"{"policyName":"Static"}"#).unwrap();
     applier.apply(&wanted).unwrap_err();
     assert_eq!(cpus_of(&node), ["", "", ""]);
+}
+
+/// The agent may be started first.
+#[test]
+fn nothing_is_placed_before_the_kubelet_has_written_its_state() {
+    let (node, place) = beside("none");
+    std::fs::remove_file(node.host.path("/var/lib/kubelet/cpu_manager_state")).unwrap();
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main")]);
+    let text = applier.apply(&wanted).unwrap_err().to_string();
+    assert!(text.contains("is unknown"), "{text}");
+    assert_eq!(cpus_of(&node), ["", "", ""]);
+    kubelet_says(&node, "none");
+    applier.apply(&wanted).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
+}
+
+#[test]
+fn memory_nodes_stay_while_the_kubelets_own_books_cannot_be_read() {
+    let (node, place) = beside("none");
+    let main = container(MAIN);
+    let mems = |node: &Node| node.text(&format!("{main}/cpuset.mems"));
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main")]);
+    let mut applier = open_at(&place);
+    applier.apply(&wanted).unwrap();
+    let state = node.host.path("/var/lib/kubelet/memory_manager_state");
+    std::fs::write(&state, r#"{"policyName":"Static","machineState":7}"#).unwrap();
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!(mems(&node), "1");
+    assert!(
+        applier
+            .not_left
+            .as_ref()
+            .unwrap()
+            .contains("stay as they are")
+    );
+    // An agent that is to place nothing any more keeps what it takes to try again.
+    std::fs::remove_file(&state).unwrap();
+    applier.apply(&wanted).unwrap();
+    let for_kubelet = place.state_dir.join("for-kubelet.cpu_manager_state");
+    std::fs::write(&state, r#"{"policyName":"Static","machineState":7}"#).unwrap();
+    Applier::hand_over(&place).unwrap_err();
+    assert!(mems(&node) == "1" && for_kubelet.exists());
+    let none = r#"{"policyName":"Static","machineState":{},"checksum":0}"#;
+    std::fs::write(&state, none).unwrap();
+    applier.apply(&wanted).unwrap_err();
+    assert_eq!((mems(&node).as_str(), &applier.not_left), ("", &None));
+    assert!(Applier::hand_over(&place).unwrap());
+    assert!(!for_kubelet.exists());
 }
 
 /// The kubelet writes CPUs of all its containers, and memory nodes of none that runs.
