@@ -359,10 +359,12 @@ fn has_many<V: PartialEq + Borne<(String, String)>>(
     kept.borne_by(namespace) > OF_A_NAMESPACE_MAX || kept.left_out_of(namespace) > 0
 }
 
-/// What a tenant can make is borne by its namespace, and a pod only while it is pending: one that runs takes room on a node from others.
+/// What a tenant can make is borne by its namespace, and a pod until a kubelet has taken it (`status.startTime`), on whatever node it says that it is: one that runs takes room on a node from
+/// others.
 impl Borne<String> for SeenPod {
     fn bearer<'a>(&'a self, _: &'a String) -> Option<&'a str> {
-        self.node.is_none().then_some(&*self.namespace)
+        let runs = self.node.is_some() && self.started_unix_ms.is_some();
+        (!runs).then_some(&*self.namespace)
     }
 }
 
@@ -551,7 +553,10 @@ mod tests {
         };
         let uid = String::new();
         assert_eq!(pod.bearer(&uid), Some("a"));
+        // Its tenant wrote the node.
         pod.node = Some("n".to_owned());
+        assert_eq!(pod.bearer(&uid), Some("a"));
+        pod.started_unix_ms = Some(7);
         assert_eq!(pod.bearer(&uid), None);
         assert!(Kind::Pods.most().of_each < Kind::Pods.most().in_all);
     }

@@ -102,8 +102,13 @@ fn plan_within(
         pod: entitled.pod,
         action: planner.serve(entitled),
     });
-    let steps = steps.collect();
-    turns.note(cluster, &planner.in_turn, &planner.cut);
+    let steps: Vec<Step> = steps.collect();
+    let found = steps.iter().filter(|step| {
+        let is_found = matches!(step.action, Action::Preempt { .. } | Action::Leaving { .. });
+        is_found && planner.in_turn.binary_search(&step.pod).is_ok()
+    });
+    let found: Vec<usize> = found.map(|step| step.pod).collect();
+    turns.note(cluster, &planner.in_turn, &planner.cut, &found);
     steps
 }
 

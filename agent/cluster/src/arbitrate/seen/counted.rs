@@ -64,8 +64,13 @@ impl<'de> Deserialize<'de> for Amounts {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amounts, A::Error> {
                 let mut amounts = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
-                    if amounts.len() <= RESOURCES_MAX || USUAL.contains(&&*name) {
-                        amounts.insert(name, map.next_value::<Amount>()?.0);
+                    let is_usual = USUAL.contains(&&*name);
+                    if amounts.len() <= RESOURCES_MAX || is_usual {
+                        let amount = map.next_value::<Amount>()?.0;
+                        // Nodes pass over what is 0, so a pod runs with any number of such names: they hide no other.
+                        if is_usual || amount.value() != 0 {
+                            amounts.insert(name, amount);
+                        }
                     } else {
                         map.next_value::<IgnoredAny>()?;
                     }

@@ -177,6 +177,9 @@ impl SeenPod {
         }
         let core = core_pod(object)?;
         let mut requests = counted(&core);
+        // Schedulers and kubelets pass over what is 0 and no node has: a pod runs with any number of such names, and they hide no other.
+        let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
+        requests.retain(|name, amount| *amount > 0 || usual.contains(&name.as_str()));
         let owners = metadata.owner_references.unwrap_or_default();
         let is_daemon = core.is_mirror() || owners.iter().any(OwnerReference::is_daemon_set);
         // Read by itself: beside other fields of the same object all of them would be held at once.
@@ -187,7 +190,6 @@ impl SeenPod {
         let has_own_scheduler = bound_by.has_own_scheduler();
         let mut placement = Placement::of(bound_by);
         if requests.len() > REQUESTS_MAX {
-            let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
             requests.retain(|name, _| usual.contains(&name.as_str()));
             placement.unknown = Some(TOO_MANY_RESOURCES);
         }
@@ -386,6 +388,19 @@ mod tests {
         let below = json!({"spec": {"nodeName": "n", "terminationGracePeriodSeconds": -1, "containers": []}});
         let seen = pod(&json!({"deletionGracePeriodSeconds": -1}), &below);
         assert_eq!((seen.grace_s, seen.leaving_grace_s), (0, 0));
+    }
+
+    #[test]
+    fn amounts_of_nothing_hide_no_other() {
+        let mut requests: BTreeMap<String, &str> = (0..200)
+            .map(|at| (format!("a.example/r{at}"), "0"))
+            .collect();
+        requests.insert("nvidia.com/gpu".to_owned(), "8");
+        requests.insert("cpu".to_owned(), "1");
+        let spec = json!({"spec": {"nodeName": "n", "containers": [{"resources": {"requests": requests}}]}});
+        let seen = pod(&json!({}), &spec);
+        assert_eq!((seen.requests["nvidia.com/gpu"], seen.requests["cpu"]), (8, 1000));
+        assert_eq!(seen.placement.unknown, None);
     }
 
     #[test]

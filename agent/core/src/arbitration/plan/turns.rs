@@ -8,6 +8,8 @@
 //!
 //! So in a round of `n` pods each is looked at within `2n` cycles: a cycle looks at one of them or more, or else the next one leaves its part to a single pod, and what is not decided with that takes more than
 //! a cycle can do. Who comes later waits for the next round.
+//!
+//! Victims have notice for many cycles before the first of them goes. So a pod that was found room in its turn, by victims or by pods that leave, keeps its turn for as long as that is so.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +17,17 @@ use crate::arbitration::cluster::Cluster;
 
 /// How many have their turn in one cycle at most.
 const AT_ONCE_MAX: usize = 4096;
+/// How many that were found room keep their turn at most: some times what a cycle evicts.
+const FOUND_MAX: usize = 64;
 
 /// What is known from cycle to cycle of searches that were cut. A new one is as if there had been none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turns {
     /// UIDs of pods whose turn is still to come in this round.
     round: BTreeSet<String>,
-    /// How many have it in the next cycle.
+    /// UIDs of pods that were found room in their turn.
+    found: BTreeSet<String>,
+    /// How many of the round have it in the next cycle.
     at_once: usize,
 }
 
@@ -29,51 +35,62 @@ impl Default for Turns {
     fn default() -> Self {
         Self {
             round: BTreeSet::new(),
+            found: BTreeSet::new(),
             at_once: 1,
         }
     }
 }
 
 impl Turns {
-    /// How many pods wait for their turn.
+    /// How many pods wait for their turn, or keep it.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.round.len()
+        self.round.len() + self.found.len()
     }
 
     /// Of these pods those whose turn it is, ascending.
     pub(super) fn now(&self, cluster: &Cluster, pods: impl Iterator<Item = usize>) -> Vec<usize> {
-        if self.round.is_empty() {
+        if self.waiting() == 0 {
             return Vec::new();
         }
-        let waits = |pod: &usize| self.round.contains(&cluster.pods[*pod].uid);
+        let uid = |pod: &usize| cluster.pods[*pod].uid.as_str();
+        let waits = |pod: &usize| self.found.contains(uid(pod)) || self.round.contains(uid(pod));
         let mut now: Vec<usize> = pods.filter(waits).collect();
-        now.sort_unstable_by_key(|pod| &*cluster.pods[*pod].uid);
-        now.truncate(self.at_once);
+        now.sort_unstable_by_key(|pod| (!self.found.contains(uid(pod)), uid(pod)));
+        let found = now.iter().filter(|pod| self.found.contains(uid(pod)));
+        now.truncate(found.count() + self.at_once);
         now.sort_unstable();
         now
     }
 
-    /// What came of a cycle: whose turn it was, and whose search was cut.
-    pub(super) fn note(&mut self, cluster: &Cluster, now: &[usize], cut: &[usize]) {
-        let mut uids: BTreeSet<&str> = BTreeSet::new();
-        uids.extend(cut.iter().map(|pod| &*cluster.pods[*pod].uid));
-        let is_cut = |pod: &&usize| uids.contains(&*cluster.pods[**pod].uid);
-        let looked_at = now.len() - now.iter().filter(is_cut).count();
-        if let ([alone], 0) = (now, looked_at) {
+    /// What came of a cycle: whose turn it was, whose search was cut, and who was found room.
+    pub(super) fn note(&mut self, cluster: &Cluster, now: &[usize], cut: &[usize], found: &[usize]) {
+        let uid = |pod: &usize| cluster.pods[*pod].uid.as_str();
+        let cut: BTreeSet<&str> = cut.iter().map(uid).collect();
+        let found: BTreeSet<&str> = found.iter().map(uid).collect();
+        let had_turn: Vec<&str> = now.iter().map(uid).collect();
+        let of_round: Vec<&str> = had_turn
+            .iter()
+            .copied()
+            .filter(|uid| !self.found.contains(*uid))
+            .collect();
+        let looked_at = of_round.iter().filter(|uid| !cut.contains(*uid)).count();
+        if let ([alone], 0) = (&of_round[..], looked_at) {
             // More than a cycle can do.
-            self.round.remove(&cluster.pods[*alone].uid);
+            self.round.remove(*alone);
         }
-        if !now.is_empty() {
-            self.at_once = if looked_at == now.len() {
+        if !of_round.is_empty() {
+            self.at_once = if looked_at == of_round.len() {
                 (2 * self.at_once).min(AT_ONCE_MAX)
             } else {
                 looked_at.max(1)
             };
         }
-        self.round.retain(|uid| uids.contains(&**uid));
+        let keep = had_turn.into_iter().filter(|uid| found.contains(uid));
+        self.found = keep.take(FOUND_MAX).map(str::to_owned).collect();
+        self.round.retain(|uid| cut.contains(&**uid));
         if self.round.is_empty() {
-            self.round = uids.into_iter().map(str::to_owned).collect();
+            self.round = cut.into_iter().map(str::to_owned).collect();
         }
     }
 }
@@ -112,7 +129,7 @@ mod tests {
         for seed in 0..200 {
             let mut numbers = Numbers::new(seed);
             let mut turns = Turns::default();
-            turns.note(&cluster, &[], &(0..PODS).collect::<Vec<usize>>());
+            turns.note(&cluster, &[], &(0..PODS).collect::<Vec<usize>>(), &[]);
             assert_eq!(turns.waiting(), PODS);
             let mut looked_at: BTreeSet<usize> = BTreeSet::new();
             for _ in 0..2 * PODS {
@@ -123,7 +140,7 @@ mod tests {
                     .collect();
                 let alone = now.len() == 1;
                 looked_at.extend(now.iter().filter(|pod| alone || !cut.contains(pod)));
-                turns.note(&cluster, &now, &cut);
+                turns.note(&cluster, &now, &cut, &[]);
             }
             assert_eq!(looked_at.len(), PODS, "{seed}");
         }
@@ -133,13 +150,34 @@ mod tests {
     fn who_waits_no_more_has_no_turn() {
         let cluster = cluster(3);
         let mut turns = Turns::default();
-        turns.note(&cluster, &[], &[0, 1, 2]);
+        turns.note(&cluster, &[], &[0, 1, 2], &[]);
         let now = turns.now(&cluster, [1, 2].into_iter());
         // By UID: 37 is before 74.
         assert_eq!(now, [1]);
-        turns.note(&cluster, &now, &[2]);
+        turns.note(&cluster, &now, &[2], &[]);
         assert_eq!(turns.now(&cluster, 0..3), [2]);
-        turns.note(&cluster, &[], &[]);
+        turns.note(&cluster, &[], &[], &[]);
         assert_eq!(turns.waiting(), 0);
+    }
+
+    /// A victim has notice for many cycles.
+    #[test]
+    fn who_was_found_room_keeps_its_turn_while_that_is_so() {
+        let cluster = cluster(4);
+        let mut turns = Turns::default();
+        turns.note(&cluster, &[], &[0, 1, 2, 3], &[]);
+        let now = turns.now(&cluster, 0..4);
+        assert_eq!(now, [0]);
+        turns.note(&cluster, &now, &[1, 2, 3], &[0]);
+        for _ in 0..20 {
+            let now = turns.now(&cluster, 0..4);
+            assert!(now.contains(&0) && now.len() > 1, "{now:?}");
+            let cut: Vec<usize> = (1..4).filter(|pod| !now.contains(pod)).collect();
+            turns.note(&cluster, &now, &cut, &[0]);
+            turns.note(&cluster, &[0], &[1, 2, 3], &[0]);
+        }
+        // Its victims have gone, or may not go any more.
+        turns.note(&cluster, &[0], &[1, 2, 3], &[]);
+        assert!(!turns.now(&cluster, 0..4).contains(&0));
     }
 }
