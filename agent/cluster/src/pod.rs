@@ -15,7 +15,8 @@ use plimsoll_core::kube::cluster_link::{FRAMING, PODS_BYTES_MAX, PODS_MAX, ToAge
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
     ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
-    PodSpec, PodStatus, Resources,
+    SYSTEM_CRITICAL_PRIORITY,
+    PodSpec, PodStatus, Resources, SHORTENED_ANNOTATION,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
@@ -294,13 +295,15 @@ impl SeenPod {
         }
         let has_id = |status: &ContainerStatus| status.container_id.is_some();
         let has_started = pod.status.containers().any(has_id);
-        let is_critical = pod.exemption().is_some();
-        let is_leaving = is_deleting || phase.is_terminal();
-        let whole = frame(pod.clone(), is_leaving);
-        let is_shortened = !is_readable || whole.is_err();
+        let is_critical = pod.priority() >= SYSTEM_CRITICAL_PRIORITY;
+        // The image of a static pod is made anew when it is deleted, and the pod runs on.
+        let is_leaving = phase.is_terminal() || is_deleting && !pod.is_mirror();
+        let whole = is_readable.then(|| frame(pod.clone(), is_leaving).ok());
+        let whole = whole.flatten();
+        let is_shortened = whole.is_none();
         let frame = match whole {
-            Ok(whole) => whole,
-            Err(_) => frame(shortened(pod), is_leaving)?,
+            Some(whole) => whole,
+            None => frame(shortened(pod), is_leaving)?,
         };
         Ok(Self {
             uid,
@@ -349,8 +352,8 @@ fn frame(pod: Pod, is_leaving: bool) -> Result<Arc<[u8]>, NotTaken> {
 }
 
 /// What is left of a pod that is too long: who it is, its priority and class, the sums of what its containers request of memory and disk, and the ids of
-/// [`SHORTENED_CONTAINERS_MAX`] of them. It has no label that a disruption budget could select, and no size limit of a volume is enforced.
-fn shortened(pod: Pod) -> Pod {
+/// [`SHORTENED_CONTAINERS_MAX`] of them. It has no label that a disruption budget could select, and what it has on disk is not known.
+fn shortened(mut pod: Pod) -> Pod {
     let sums = |amounts: ResourceList| {
         let counts = |name: &str| name == MEMORY || name == EPHEMERAL_STORAGE;
         let amounts = amounts.into_iter().filter(|(name, _)| counts(name));
@@ -375,6 +378,8 @@ fn shortened(pod: Pod) -> Pod {
             ..status.clone()
         });
     let container_statuses = ids.collect();
+    let mark = (SHORTENED_ANNOTATION.to_owned(), "true".to_owned());
+    pod.metadata.annotations.extend([mark]);
     let qos_class = Some(pod.qos_class());
     let class_name = pod.spec.priority_class_name;
     Pod {
@@ -573,6 +578,7 @@ pub(crate) mod tests {
             assert!(seen.has_started, "{path}");
             let pod = pod_of(&seen);
             assert_eq!((pod.metadata.name.as_str(), pod.priority()), ("name-u1", 7));
+            assert_eq!(pod.is_shortened(), seen.is_shortened);
             (seen.is_shortened, pod)
         };
         let memory = |pod: &Pod| {

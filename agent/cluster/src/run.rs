@@ -31,6 +31,8 @@ use crate::report::{Reporter, Served, Target};
 use crate::serve::{Address, Listener};
 use crate::store::{Change, Store};
 
+/// How often pods are listed anew at most while some were left out: evictions of pods that are not known are settled only when all are.
+const COMPLETE_EVERY: Duration = Duration::from_secs(300);
 /// Objects of a watch that wait to be taken: each may have 10 MiB.
 const HEARD_MAX: usize = 1;
 /// While something waits to be told.
@@ -103,6 +105,9 @@ struct Loop {
     /// Namespaces whose budgets were looked for.
     budget_namespaces: BTreeSet<Arc<str>>,
     budgets_again: Arc<Notify>,
+    pods_again: Arc<Notify>,
+    /// When they were last listed anew because some were left out.
+    completed: Option<Instant>,
     calls: JoinSet<(Target, Answer)>,
     discoveries: JoinSet<Option<Served>>,
     was_reachable: bool,
@@ -124,7 +129,15 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let api = Api::new(settings.source.clone(), metrics.clone()).await?;
     let seed = seed();
     let fields = format!("spec.nodeName%3D{}", escaped(&settings.node));
-    let pods = watched(&api, "pods", "/api/v1/pods", fields, Arc::default(), seed);
+    let pods_again = Arc::<Notify>::default();
+    let pods = watched(
+        &api,
+        "pods",
+        "/api/v1/pods",
+        fields,
+        pods_again.clone(),
+        seed,
+    );
     let fields = format!("metadata.name%3D{}", escaped(&settings.node));
     let nodes = watched(
         &api,
@@ -153,6 +166,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         listed_budgets: None,
         budget_namespaces: BTreeSet::new(),
         budgets_again: Arc::default(),
+        pods_again,
+        completed: None,
         calls: JoinSet::new(),
         discoveries: JoinSet::new(),
         was_reachable: false,
@@ -235,6 +250,7 @@ impl Loop {
                 }
                 () = tokio::time::sleep(pause) => {}
             }
+            self.complete_pods();
             self.act();
         }
     }
@@ -336,6 +352,16 @@ impl Loop {
         self.metrics.say(why);
         let now = self.now();
         self.reporter.missed(now);
+    }
+
+    /// Lists the pods anew where some were left out, seldom: there may be room by now.
+    fn complete_pods(&mut self) {
+        let is_soon = |at: Instant| at.elapsed() < COMPLETE_EVERY;
+        let is_due = self.pods.is_listed() && !self.pods.is_complete();
+        if is_due && !self.completed.is_some_and(is_soon) {
+            self.completed = Some(Instant::now());
+            self.pods_again.notify_one();
+        }
     }
 
     fn heard_pod(&mut self, heard: Heard) {

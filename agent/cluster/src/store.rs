@@ -128,6 +128,11 @@ impl Store {
             }
             Err(why) => {
                 self.left_out(why);
+                // One that is known has not gone.
+                let uid = SeenPod::uid_of(object).filter(|uid| self.pods.contains_key(uid));
+                if let (Some(uid), Some(listing)) = (uid, &mut self.listing) {
+                    listing.insert(uid);
+                }
                 Change::default()
             }
         }

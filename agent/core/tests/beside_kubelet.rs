@@ -134,6 +134,17 @@ fn a_threshold_that_is_met_waits_briefly_for_a_pod_that_the_kubelet_ends() {
     assert_eq!(kills(&decisions), [("a", KillReason::NoGrace)]);
 }
 
+/// Its grace period is over when a pod is to go: the time from then on counts.
+#[test]
+fn a_soft_threshold_waits_as_briefly() {
+    let mut node = beside(vec![soft(300 * MI)]);
+    node.sample(&SHORT, Sample::default());
+    node.step(EventKind::PodEnding { uid: "b".into() });
+    let decisions = node.sample(&SHORT, Sample::default());
+    assert_eq!(names(&decisions), [""; 0], "b is on its way out");
+    assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
+}
+
 /// Whoever makes a pod chooses its grace period, and when it is deleted.
 #[test]
 fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves() {

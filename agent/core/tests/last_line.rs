@@ -209,6 +209,24 @@ fn the_order_is_that_of_eviction_without_the_exempt() {
     assert_eq!(node.order(), ["precious", "over", "small"]);
 }
 
+/// Whoever makes pods could delete as many as there are places.
+#[test]
+fn pods_that_the_kubelet_ends_have_no_place_before_others() {
+    let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)], options());
+    let idle: Vec<String> = (0..=CONDEMNED_MAX).map(|at| format!("idle{at:02}")).collect();
+    for name in idle.iter().map(String::as_str).chain(["hog"]) {
+        node.pod(name, 0, false);
+    }
+    for name in &idle {
+        let uid = PodUid::from(name.as_str());
+        node.step(EventKind::PodEnding { uid });
+    }
+    let mut pods: Vec<(&str, u64)> = idle.iter().map(|name| (name.as_str(), 1)).collect();
+    pods.push(("hog", 900));
+    node.sample(&pods);
+    assert_eq!(node.order()[0], "hog");
+}
+
 /// It may be critical.
 #[test]
 fn a_pod_of_which_only_the_cgroup_is_known_comes_after_all_others() {

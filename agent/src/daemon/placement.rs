@@ -466,6 +466,8 @@ impl Agent {
     pub(super) fn give_back(&mut self) {
         if !self.engine.state().giving_back.is_empty() {
             self.take_in(EventKind::PlacementDue);
+            // Who waits for room, and for a resize, is served in a look at the pods.
+            self.rescans.ask();
         }
     }
 

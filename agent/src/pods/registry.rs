@@ -198,10 +198,11 @@ impl Pods {
         self.generation
     }
 
-    /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran.
+    /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran. Of one that is shortened that is not known.
     pub fn directories(&self) -> Vec<PodDirs> {
         self.entries
             .values()
+            .filter(|entry| !entry.pod.is_shortened())
             .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
             .collect()
     }

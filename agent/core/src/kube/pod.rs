@@ -42,6 +42,9 @@ pub const SYSTEM_NODE_CRITICAL: &str = "system-node-critical";
 /// The namespace of a manifest that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
+/// Marks a pod of which only the outline is known, without its containers and volumes. Set by `plimsoll-cluster` alone.
+pub const SHORTENED_ANNOTATION: &str = "plimsoll.dev/shortened";
+
 /// Reads `null` as the type's default.
 fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
@@ -397,6 +400,11 @@ impl Pod {
     /// Whether only its cgroup is known.
     pub fn is_unnamed(&self) -> bool {
         self.metadata.annotations.contains_key(UNNAMED_ANNOTATION)
+    }
+
+    /// Whether its containers and volumes are not known: it is too long, or a part of it cannot be read.
+    pub fn is_shortened(&self) -> bool {
+        self.metadata.annotations.contains_key(SHORTENED_ANNOTATION)
     }
 
     /// A pod of which only the cgroup is known: no requests, no priority.

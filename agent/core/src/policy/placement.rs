@@ -342,7 +342,10 @@ fn admit(
         return false;
     }
     let before = placement.placed(uid);
-    let may_be_placed = || is_admitted(pod) && !awaits_devices(placement, &pod.pod);
+    // Of one that is shortened it is not known which containers want what.
+    let may_be_placed = || {
+        is_admitted(pod) && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod)
+    };
     if config.beside_kubelet && before == Placed::Not && !may_be_placed() {
         return false;
     }

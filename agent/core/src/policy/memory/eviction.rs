@@ -279,14 +279,14 @@ pub(crate) fn evict(
     let begun = leaving::begun(pod, Some(resource), now_ns, grace_ms);
     pod.leaving = Some(match pod.leaving {
         // It was leaving already and is still there: now it has less time.
-        Some(earlier) => Leaving {
+        Some(earlier) if !earlier.ended_by_kubelet => Leaving {
             kill_at_ns: earlier.kill_at_ns.min(begun.kill_at_ns),
             killed_at_ns: earlier.killed_at_ns,
             kill_tried_ns: earlier.kill_tried_ns,
             available_at_kill_bytes: earlier.available_at_kill_bytes,
             ..begun
         },
-        None => begun,
+        Some(_) | None => begun,
     });
     pod.evictions = pod.evictions.saturating_add(1);
     decisions.push(Decision::Evict {

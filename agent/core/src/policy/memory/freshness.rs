@@ -26,7 +26,7 @@ use crate::model::options::Availability;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::policy::memory::on_node;
+use crate::policy::memory::{leaving, on_node};
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
@@ -74,7 +74,9 @@ pub enum Stale {
 /// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
 pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;
-    let is_due = |pod: &PodState| pod.leaving.is_some() || is_old(pod, view.now_ns);
+    let is_awaited = |leaving| leaving::is_awaited(&leaving, view.now_ns);
+    let is_due =
+        |pod: &PodState| pod.leaving.is_some_and(is_awaited) || is_old(pod, view.now_ns);
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
         return true;
@@ -108,9 +110,15 @@ pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) ->
     }
     match ByNode::keep(&mut scratch.by_node, view, sample).asked.met {
         Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
-        None if state.leaving().next().is_none() => Wanted::Nothing,
+        None if !has_awaited(view) => Wanted::Nothing,
         _ => Wanted::Leaders,
     }
+}
+
+/// Whether a pod that leaves is waited for.
+fn has_awaited(view: &View<'_>) -> bool {
+    let mut leaving = view.state.leaving().filter_map(|pod| pod.leaving);
+    leaving.any(|leaving| leaving::is_awaited(&leaving, view.now_ns))
 }
 
 /// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.

@@ -182,7 +182,8 @@ fn refused(
     let view = View::now(config, state);
     let can_go = |other: &PodState| {
         let is_spared = other.row.exempt || view.is_refused(other);
-        other.leaving.is_none() && !is_spared && view.is_candidate(other)
+        let has_time = other.leaving.is_some_and(|leaving| !leaving.ended_by_kubelet);
+        !has_time && !is_spared && view.is_candidate(other)
     };
     let has_other = state.pods.values().any(can_go);
     let known = state.thresholds.iter();
@@ -315,6 +316,20 @@ pub(crate) fn may_come_back(
     let has_fallen = resource == Resource::Memory && has_memory_fallen(leaving, observations);
     let ends_ns = now_ns.saturating_sub(leaving.since_ns);
     leaving.ended_by_kubelet && ends_ns.max(met_ns) < patience_ns && !has_fallen
+}
+
+/// How much less memory may be available, bytes, before a pod that its kubelet ends is waited for no more; `None`: it is not waited for.
+pub(crate) fn left_to_wait_bytes(
+    leaving: &Leaving,
+    observations: &Observations,
+    now_ns: u64,
+) -> Option<u64> {
+    let is_waited_for = may_come_back(leaving, Resource::Memory, 0, observations, now_ns);
+    let (then, now) = leaving
+        .available_at_kill_bytes
+        .filter(|_| is_waited_for)
+        .zip(available_bytes(observations))?;
+    Some(now.saturating_sub(then - then / FALL_PART).saturating_add(1))
 }
 
 /// Whether less memory is available now than when it was killed, or its kubelet began to end it.

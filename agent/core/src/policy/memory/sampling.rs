@@ -63,6 +63,11 @@ pub(crate) fn arm(
             leaving.evicted_for == Some(Resource::Memory) && leaving.killed_at_ns.is_none()
         })
     });
+    // A pod that its kubelet ends is waited for no more when so much less is available.
+    let awaited_bytes = state.leaving().filter_map(|pod| pod.leaving).filter_map(|leaving| {
+        leaving::left_to_wait_bytes(&leaving, &state.observations, now_ns)
+    });
+    let awaited_bytes = awaited_bytes.min();
     let mut headroom_bytes: Option<u64> = None;
     let mut all_resolved = true;
     let charged = config.thresholds.iter().filter(|threshold| {
@@ -83,6 +88,8 @@ pub(crate) fn arm(
                 left = observation
                     .value
                     .checked_sub(eviction::half(threshold, observation));
+            } else if let (Some(bytes), true) = (awaited_bytes, threshold.is_hard()) {
+                left = Some(bytes);
             } else if state.retained.is_some() && threshold.is_hard() {
                 left = breaker::above_critical_bytes(threshold, &state.observations);
             }

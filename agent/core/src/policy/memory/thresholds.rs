@@ -34,7 +34,7 @@ impl Met {
     pub(crate) fn foreseen(verdict: &Verdict) -> Self {
         let (threshold, observation) = verdict.threshold();
         Self {
-            // Only disk thresholds are looked up again by their place.
+            // None has this place: it has been met since now.
             index: usize::MAX,
             threshold,
             observation,

@@ -139,7 +139,7 @@ impl<'a> View<'a> {
         until_ns.is_some_and(|until_ns| self.now_ns < until_ns)
     }
 
-    /// Whether an eviction is under way, so that none for `resource` may begin. Memory does not wait for a pod that still has
+    /// Whether an eviction is under way, so that none for `resource` may begin. Pods that their kubelet ends are none. Memory does not wait for a pod that still has
     /// time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
         let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
@@ -151,7 +151,8 @@ impl<'a> View<'a> {
     pub(crate) fn waits_for_victim(&self, met: &Met, observations: &Observations) -> bool {
         let resource = met.resource();
         let known = self.state.thresholds.get(met.index);
-        let since_ns = known.and_then(|known| known.first_observed_ns);
+        let seen_ns = known.and_then(|known| known.first_observed_ns);
+        let since_ns = seen_ns.map(|seen_ns| seen_ns.saturating_add(met.threshold.grace_ns));
         let met_ns = self.now_ns.saturating_sub(since_ns.unwrap_or(self.now_ns));
         let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
         leaving.any(|leaving| {

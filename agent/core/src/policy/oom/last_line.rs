@@ -120,7 +120,10 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
     }
     let pod = |row: &RankRow| state.pods.get(&row.uid);
     let standing = |at: usize| Standing {
-        is_leaving: pod(&rows[at]).is_some_and(|pod| pod.leaving.is_some()),
+        // Not whom the kubelet ends: it may take as long as it likes, and there may be many.
+        is_leaving: pod(&rows[at])
+            .and_then(|pod| pod.leaving)
+            .is_some_and(|leaving| !leaving.ended_by_kubelet),
         is_protected: preferred.binary_search(&at).is_err(),
     };
     // Stable: within each group the ranking's order stays.
