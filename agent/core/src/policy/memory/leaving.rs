@@ -295,10 +295,12 @@ pub(crate) fn is_overdue(leaving: &Leaving, now_ns: u64) -> bool {
     tried_ns.is_some_and(|tried_ns| now_ns >= tried_ns.saturating_add(OVERDUE_AFTER_KILL_NS))
 }
 
-/// Whether it is waited for now: a victim, or one whose kubelet may be about to end it.
+/// Whether it is waited for now: a victim, one whose kubelet may be about to end it, or one that has ended and has memory still.
 #[must_use]
 pub fn is_awaited(leaving: &Leaving, now_ns: u64) -> bool {
-    !leaving.ended_by_kubelet || now_ns.saturating_sub(leaving.since_ns) < KUBELET_CLEANS_UP_NS
+    !leaving.ended_by_kubelet
+        || leaving.empty_at_ns.is_some()
+        || now_ns.saturating_sub(leaving.since_ns) < KUBELET_CLEANS_UP_NS
 }
 
 /// Whether what a pod has that its kubelet ends may come back before another one has to go for a threshold that has been met for `met_ns`.
