@@ -15,8 +15,7 @@ use plimsoll_core::kube::cluster_link::{FRAMING, PODS_BYTES_MAX, PODS_MAX, ToAge
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
     ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
-    SYSTEM_CRITICAL_PRIORITY,
-    PodSpec, PodStatus, Resources, SHORTENED_ANNOTATION,
+    PodSpec, PodStatus, Resources, SHORTENED_ANNOTATION, SYSTEM_CRITICAL_PRIORITY,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;

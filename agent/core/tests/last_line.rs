@@ -213,7 +213,9 @@ fn the_order_is_that_of_eviction_without_the_exempt() {
 #[test]
 fn pods_that_the_kubelet_ends_have_no_place_before_others() {
     let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)], options());
-    let idle: Vec<String> = (0..=CONDEMNED_MAX).map(|at| format!("idle{at:02}")).collect();
+    let idle: Vec<String> = (0..=CONDEMNED_MAX)
+        .map(|at| format!("idle{at:02}"))
+        .collect();
     for name in idle.iter().map(String::as_str).chain(["hog"]) {
         node.pod(name, 0, false);
     }

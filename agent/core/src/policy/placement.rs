@@ -343,9 +343,8 @@ fn admit(
     }
     let before = placement.placed(uid);
     // Of one that is shortened it is not known which containers want what.
-    let may_be_placed = || {
-        is_admitted(pod) && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod)
-    };
+    let may_be_placed =
+        || is_admitted(pod) && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod);
     if config.beside_kubelet && before == Placed::Not && !may_be_placed() {
         return false;
     }

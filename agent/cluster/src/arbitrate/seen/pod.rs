@@ -399,7 +399,10 @@ mod tests {
         requests.insert("cpu".to_owned(), "1");
         let spec = json!({"spec": {"nodeName": "n", "containers": [{"resources": {"requests": requests}}]}});
         let seen = pod(&json!({}), &spec);
-        assert_eq!((seen.requests["nvidia.com/gpu"], seen.requests["cpu"]), (8, 1000));
+        assert_eq!(
+            (seen.requests["nvidia.com/gpu"], seen.requests["cpu"]),
+            (8, 1000)
+        );
         assert_eq!(seen.placement.unknown, None);
     }
 

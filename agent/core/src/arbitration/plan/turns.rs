@@ -4,14 +4,14 @@
 //! needs more than its namespace's own part would wait without end, and nobody would have looked for victims for it.
 //!
 //! Approach: pods whose search was cut make a *round*. In the next cycle the first of them have a part of the bound for themselves, whatever comes before them. Who was looked at leaves the round; when it is empty the next
-//! one begins with those whose search was cut then. How many have their turn at once follows from how many could be looked at: twice as many if all could, as many as could if not, one at the least.
+//! one begins with those whose search was cut then. The first are one pod of each namespace, then a second one: a namespace with thousands of them holds up no other. How many have their turn at once follows from how many could be looked at: twice as many if all could, as many as could if not, one at the least.
 //!
 //! So in a round of `n` pods each is looked at within `2n` cycles: a cycle looks at one of them or more, or else the next one leaves its part to a single pod, and what is not decided with that takes more than
 //! a cycle can do. Who comes later waits for the next round.
 //!
 //! Victims have notice for many cycles before the first of them goes. So a pod that was found room in its turn, by victims or by pods that leave, keeps its turn for as long as that is so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::arbitration::cluster::Cluster;
 
@@ -56,15 +56,30 @@ impl Turns {
         let uid = |pod: &usize| cluster.pods[*pod].uid.as_str();
         let waits = |pod: &usize| self.found.contains(uid(pod)) || self.round.contains(uid(pod));
         let mut now: Vec<usize> = pods.filter(waits).collect();
-        now.sort_unstable_by_key(|pod| (!self.found.contains(uid(pod)), uid(pod)));
-        let found = now.iter().filter(|pod| self.found.contains(uid(pod)));
-        now.truncate(found.count() + self.at_once);
+        now.sort_unstable_by_key(uid);
+        let mut of_namespace: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut served: Vec<(bool, usize, &str, usize)> = Vec::with_capacity(now.len());
+        for pod in now {
+            let turn = of_namespace.entry(cluster.pods[pod].namespace).or_default();
+            served.push((!self.found.contains(uid(&pod)), *turn, uid(&pod), pod));
+            *turn += 1;
+        }
+        served.sort_unstable();
+        let found = served.iter().filter(|(is_new, ..)| !is_new).count();
+        served.truncate(found + self.at_once);
+        let mut now: Vec<usize> = served.into_iter().map(|(.., pod)| pod).collect();
         now.sort_unstable();
         now
     }
 
     /// What came of a cycle: whose turn it was, whose search was cut, and who was found room.
-    pub(super) fn note(&mut self, cluster: &Cluster, now: &[usize], cut: &[usize], found: &[usize]) {
+    pub(super) fn note(
+        &mut self,
+        cluster: &Cluster,
+        now: &[usize],
+        cut: &[usize],
+        found: &[usize],
+    ) {
         let uid = |pod: &usize| cluster.pods[*pod].uid.as_str();
         let cut: BTreeSet<&str> = cut.iter().map(uid).collect();
         let found: BTreeSet<&str> = found.iter().map(uid).collect();
@@ -158,6 +173,27 @@ mod tests {
         assert_eq!(turns.now(&cluster, 0..3), [2]);
         turns.note(&cluster, &[], &[], &[]);
         assert_eq!(turns.waiting(), 0);
+    }
+
+    #[test]
+    fn a_namespace_with_many_pods_holds_up_no_other() {
+        let mut cluster = cluster(40);
+        let last = cluster.pods.iter().max_by_key(|pod| pod.uid.clone());
+        let last = last.map(|pod| pod.uid.clone()).unwrap_or_default();
+        let other = (0..40)
+            .find(|at| cluster.pods[*at].uid == last)
+            .unwrap_or(0);
+        cluster.pods[other].namespace = 1;
+        let mut turns = Turns::default();
+        let all: Vec<usize> = (0..40).collect();
+        turns.note(&cluster, &[], &all, &[]);
+        let first = turns.now(&cluster, 0..40);
+        turns.note(&cluster, &first, &all[1..], &[]);
+        let second = turns.now(&cluster, 0..40);
+        assert!(
+            first.contains(&other) || second.contains(&other),
+            "{first:?} {second:?}"
+        );
     }
 
     /// A victim has notice for many cycles.

@@ -26,11 +26,11 @@ use crate::model::options::Availability;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::policy::memory::{leaving, on_node};
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
 use crate::policy::memory::view::View;
+use crate::policy::memory::{leaving, on_node};
 
 /// Usage may move this far before the inactive file pages of the last full reading count as old.
 pub const STALE_BYTES: u64 = 4 << 20;
@@ -75,8 +75,7 @@ pub enum Stale {
 pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;
     let is_awaited = |leaving| leaving::is_awaited(&leaving, view.now_ns);
-    let is_due =
-        |pod: &PodState| pod.leaving.is_some_and(is_awaited) || is_old(pod, view.now_ns);
+    let is_due = |pod: &PodState| pod.leaving.is_some_and(is_awaited) || is_old(pod, view.now_ns);
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
         return true;

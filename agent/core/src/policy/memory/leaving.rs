@@ -182,7 +182,9 @@ fn refused(
     let view = View::now(config, state);
     let can_go = |other: &PodState| {
         let is_spared = other.row.exempt || view.is_refused(other);
-        let has_time = other.leaving.is_some_and(|leaving| !leaving.ended_by_kubelet);
+        let has_time = other
+            .leaving
+            .is_some_and(|leaving| !leaving.ended_by_kubelet);
         !has_time && !is_spared && view.is_candidate(other)
     };
     let has_other = state.pods.values().any(can_go);
@@ -331,7 +333,10 @@ pub(crate) fn left_to_wait_bytes(
         .available_at_kill_bytes
         .filter(|_| is_waited_for)
         .zip(available_bytes(observations))?;
-    Some(now.saturating_sub(then - then / FALL_PART).saturating_add(1))
+    Some(
+        now.saturating_sub(then - then / FALL_PART)
+            .saturating_add(1),
+    )
 }
 
 /// Whether less memory is available now than when it was killed, or its kubelet began to end it.

@@ -64,9 +64,10 @@ pub(crate) fn arm(
         })
     });
     // A pod that its kubelet ends is waited for no more when so much less is available.
-    let awaited_bytes = state.leaving().filter_map(|pod| pod.leaving).filter_map(|leaving| {
-        leaving::left_to_wait_bytes(&leaving, &state.observations, now_ns)
-    });
+    let awaited_bytes = state
+        .leaving()
+        .filter_map(|pod| pod.leaving)
+        .filter_map(|leaving| leaving::left_to_wait_bytes(&leaving, &state.observations, now_ns));
     let awaited_bytes = awaited_bytes.min();
     let mut headroom_bytes: Option<u64> = None;
     let mut all_resolved = true;
