@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod connection;
 pub mod cri;
+mod events;
 pub mod frames;
 pub mod interface;
 pub mod limits;
@@ -14,5 +15,6 @@ pub mod nri;
 pub mod pod_resources;
 pub mod serve;
 pub mod show;
+mod teller;
 #[cfg(test)]
 mod tests;

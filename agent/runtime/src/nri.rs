@@ -5,12 +5,11 @@
 //! answered. If the agent does not read that, it is dropped and counted. A runtime that is away, hangs or sends what is no message is left and tried again later; containers
 //! that it makes meanwhile are as they would be without NRI, and the agent repairs them as it does without it.
 //!
-//! Containers that start and end it tells of too, where the runtime says it by itself ([`events`]): that also comes unasked.
+//! Containers that start and end it tells of too, where the runtime says it by itself ([`crate::events`]): that also comes unasked.
 //!
 //! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an answer is late, and then the runtime would
 //! go on without a plugin.
 
-mod events;
 mod plugin;
 pub mod trunk;
 
@@ -26,10 +25,9 @@ use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc, watch};
 
+use crate::events;
 use crate::frames::{encode, read, write};
-
-/// Frames that wait for the agent.
-const FRAMES_MAX: usize = 256;
+use crate::teller::{FRAMES_MAX, Teller};
 
 /// What is answered.
 #[derive(Debug, Default)]
@@ -66,40 +64,6 @@ impl Table {
         let (pods, unknown) = (self.pods.borrow(), PodAnswers::default());
         let answers = pods.get(pod_uid).unwrap_or(&unknown);
         answers.for_update(container, shown, self.pool.borrow().as_deref())
-    }
-}
-
-/// The way to the agent. Does not wait.
-#[derive(Debug)]
-struct Teller {
-    /// Whether the runtime asks: only the newest word on it counts.
-    state: watch::Sender<Option<FromNri>>,
-    containers: mpsc::Sender<FromNri>,
-    /// Frames of containers that found no room since the agent was last told so.
-    dropped: Cell<u64>,
-}
-
-impl Teller {
-    /// Said when it is another than before.
-    fn state(&self, frame: FromNri) {
-        let frame = Some(frame);
-        self.state.send_if_modified(|state| {
-            let is_changed = *state != frame;
-            *state = frame;
-            is_changed
-        });
-    }
-
-    /// Waits until there is room: of many at once.
-    async fn container_in_turn(&self, frame: FromNri) {
-        // Closed: the agent has ended, which ends this.
-        self.containers.send(frame).await.ok();
-    }
-
-    fn container(&self, frame: FromNri) {
-        if self.containers.try_send(frame).is_err() {
-            self.dropped.set(self.dropped.get().saturating_add(1));
-        }
     }
 }
 

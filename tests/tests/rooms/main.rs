@@ -118,7 +118,7 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
 ];
 
 /// Of `plimsoll-runtime`, as [`ROOMS`].
-const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
+const RUNTIME_ROOMS: [(&str, &[&str]); 13] = [
     ("main", &[]),
     (
         "cli",
@@ -134,7 +134,12 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 11] = [
         ],
     ),
     ("serve", &["cri", "pod_resources", "connection", "frames"]),
-    ("nri", &["frames", "interface"]),
+    ("nri", &["events", "teller", "frames", "interface"]),
+    (
+        "events",
+        &["cri", "connection", "teller", "frames", "interface"],
+    ),
+    ("teller", &[]),
     ("show", &["cri"]),
     ("cri", &["connection", "interface"]),
     ("pod_resources", &["connection", "interface"]),
@@ -163,7 +168,7 @@ const CRATES: [(&Crate, &str, &[&str]); 6] = [
     (
         &RUNTIME,
         "tonic",
-        &["connection", "cri", "interface", "pod_resources"],
+        &["connection", "cri", "events", "interface", "pod_resources"],
     ),
     (&CLUSTER, "tokio", &["cli", "run", "serve", "link", "api"]),
     (&CLUSTER, "tokio_rustls", &["serve", "certificate"]),

@@ -13,8 +13,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
+use super::Table;
 use super::trunk::{Connection, Kind, Message, TooLong, Trunk};
-use super::{Table, Teller};
 use crate::frames::cut;
 use crate::interface::nri::{
     ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerUpdate,
@@ -24,6 +24,7 @@ use crate::interface::nri::{
     SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse,
 };
 use crate::interface::ttrpc;
+use crate::teller::Teller;
 
 /// The plugin's name, and its place among others: late, so that it sees what others have set, and leaves it.
 const NAME: &str = "plimsoll";

@@ -11,11 +11,11 @@ use plimsoll_core::kube::runtime_link::{FromNri, TEXT_BYTES_MAX};
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::Teller;
 use crate::connection::CallError;
 use crate::cri::{Runtime, Version};
 use crate::frames::cut;
 use crate::interface::cri::{ContainerEventResponse, ContainerEventType};
+use crate::teller::Teller;
 
 /// The only runtime that is asked, and from which version on.
 const RUNTIME: &str = "containerd";
@@ -27,7 +27,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(60);
 const LASTING: Duration = Duration::from_secs(10);
 
 /// Tells of containers, and asks again each time that the answer has ended.
-pub(super) async fn follow(socket: &Path, teller: &Teller) -> Infallible {
+pub(crate) async fn follow(socket: &Path, teller: &Teller) -> Infallible {
     let (mut again, mut said) = (AGAIN_FIRST, None);
     loop {
         let began = Instant::now();
@@ -118,11 +118,11 @@ mod tests {
 
     use tokio::sync::{mpsc, watch};
 
-    use super::super::FRAMES_MAX;
     use super::*;
     use crate::interface::cri::{
         ContainerMetadata, ContainerStatus, PodSandboxMetadata, PodSandboxStatus, VersionResponse,
     };
+    use crate::teller::FRAMES_MAX;
     use crate::tests::stand_in::{StandIn, node, sound};
 
     fn version(name: &str, version: &str, api: &'static str) -> Version {
