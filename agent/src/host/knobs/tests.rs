@@ -233,7 +233,7 @@ fn a_line_in_a_long_ledger_takes_no_longer() {
         assert!(text == format!("{long}{line}"), "{} bytes", text.len());
     }
     std::fs::write(&path, vec![b'\n'; (LEDGER_BYTES_MAX + 1) as usize]).unwrap();
-    let error = Ledger::open(&host, &path).unwrap().record_ahead(&one, "1");
+    let error = Ledger::open(&host, &path).unwrap().record_ahead(&one, "2");
     assert!(error.unwrap_err().to_string().contains("not a ledger"));
 }
 

@@ -145,7 +145,7 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         }
         if self.all.len() >= most.in_all {
             let gives_way =
-                |(count, _): &&(usize, String)| of_bearer.is_none_or(|own| *count > own + 1);
+                |(count, _): &&(usize, String)| of_bearer.is_none_or(|borne| *count > borne + 1);
             match (self.sizes.last().filter(gives_way).cloned(), bearer) {
                 (Some((_, other)), _) => self.give_way(other, most)?,
                 (None, Some(bearer)) => return self.leave_out(bearer, most),
