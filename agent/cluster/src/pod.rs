@@ -11,7 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::{FRAMING, PODS_BYTES_MAX, PODS_MAX, ToAgent};
+use plimsoll_core::kube::cluster_link::{
+    FRAMING, NAME_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX, ToAgent,
+};
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
     ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
@@ -42,12 +44,10 @@ const ANNOTATIONS: [&str; 5] = [
 
 /// Bytes of a pod's frame at most: what each of [`PODS_MAX`] has room for.
 pub const FRAME_BYTES_MAX: usize = PODS_BYTES_MAX / PODS_MAX;
-/// Bytes of the value of one of [`ANNOTATIONS`] at most: the longest that means something is a hash.
-const ANNOTATION_BYTES_MAX: usize = 128;
+/// Bytes of the value of one of [`ANNOTATIONS`], and of a container's id, at most: the longest that means something is a hash.
+const TEXT_BYTES_MAX: usize = 128;
 /// Containers of a pod that is [`shortened`] whose ids are kept.
 const SHORTENED_CONTAINERS_MAX: usize = 64;
-/// Bytes of a name: as many as the API server takes.
-const NAME_BYTES_MAX: usize = 253;
 
 /// `status.phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -246,7 +246,7 @@ impl SeenPod {
         let mut annotations = annotations.unwrap_or_default();
         let evicted = annotations.remove(EVICTED_ANNOTATION);
         annotations.retain(|key, value| {
-            ANNOTATIONS.contains(&key.as_str()) && value.len() <= ANNOTATION_BYTES_MAX
+            ANNOTATIONS.contains(&key.as_str()) && value.len() <= TEXT_BYTES_MAX
         });
         let status = outline.status.unwrap_or_default();
         let phase = Phase::of(status.phase.as_deref().unwrap_or_default());
@@ -368,7 +368,7 @@ fn shortened(mut pod: Pod) -> Pod {
     };
     let ids = pod.status.containers().filter(|status| {
         let id = status.container_id.as_deref();
-        id.is_some_and(|id| id.len() <= ANNOTATION_BYTES_MAX)
+        id.is_some_and(|id| id.len() <= TEXT_BYTES_MAX)
     });
     let ids = ids
         .take(SHORTENED_CONTAINERS_MAX)

@@ -60,7 +60,7 @@ impl NodeState {
 }
 
 /// A pod that has not ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pod {
     /// The API server's.
     pub uid: String,

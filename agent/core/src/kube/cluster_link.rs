@@ -24,6 +24,8 @@ pub const FRAMING: Framing = Framing {
 pub const PODS_MAX: usize = 1024;
 /// Bytes of the frames of all pods, and of all budgets: some times what the largest node has.
 pub const PODS_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a name or a UID: as many as the API server takes.
+pub const NAME_BYTES_MAX: usize = 253;
 /// Budgets that are taken from the cluster.
 pub const BUDGETS_MAX: usize = 1024;
 /// Overused namespaces that are taken from the cluster: those with pods here, and a node has no more.

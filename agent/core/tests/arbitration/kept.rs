@@ -93,15 +93,8 @@ fn one_pod_changes_what_all_other_namespaces_deserve() {
     let pod = |namespace: usize, cpu: u64| Pod {
         uid: format!("pod-{namespace:02}"),
         namespace,
-        node: None,
         requests: [cpu, 1].into(),
-        priority: 0,
-        age: 0,
-        waiting: 0,
-        leaving: false,
-        daemon: false,
-        nodes: None,
-        budgets: Vec::new(),
+        ..Pod::default()
     };
     // The last ones are groups, of which the first has one member, or none.
     for groups in [0, 10] {

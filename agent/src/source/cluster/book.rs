@@ -5,17 +5,14 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::cluster_link::{
-    BUDGETS_MAX, EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace, PODS_BYTES_MAX,
-    PODS_MAX, ToAgent,
+    BUDGETS_MAX, EXCESS_MAX, NAME_BYTES_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
+    PODS_BYTES_MAX, PODS_MAX, ToAgent,
 };
 use plimsoll_core::kube::pod::{CONFIG_HASH_ANNOTATION, Pod, UNNAMED_ANNOTATION};
 use plimsoll_core::model::event::Overused;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ClusterChange, ClusterPod};
-
-/// Characters of a UID or of a name: more than the API server takes.
-const NAME_BYTES_MAX: usize = 253;
 
 /// Things by a key, with the bytes of their frames.
 #[derive(Debug)]

@@ -116,13 +116,21 @@ fn case(what: &'static str, script: Vec<(u64, At)>) -> Case {
     }
 }
 
-fn run(case: &Case) {
-    let view = View {
-        policy: &case.policy,
+/// All is known, and the kubelet is a new one.
+fn view_with(policy: &Policy) -> View<'_> {
+    View {
+        policy,
         is_listed: true,
         is_complete: true,
-        kubelet_heeds_status: case.heeds_status,
+        kubelet_heeds_status: true,
         has_eviction_api: true,
+    }
+}
+
+fn run(case: &Case) {
+    let view = View {
+        kubelet_heeds_status: case.heeds_status,
+        ..view_with(&case.policy)
     };
     let mut eviction = Eviction::new(intent(case.grace_s), now(0), 1);
     let mut seen = Some(pod(RUNNING));
@@ -316,13 +324,7 @@ fn what_others_did_stays() {
     cases.iter().for_each(run);
     let mut eviction = Eviction::new(intent(0), now(0), 1);
     let policy = Policy::default();
-    let view = View {
-        policy: &policy,
-        is_listed: true,
-        is_complete: true,
-        kubelet_heeds_status: true,
-        has_eviction_api: true,
-    };
+    let view = view_with(&policy);
     // An old server's word for another UID: read, and it is another pod of this name.
     assert_eq!(eviction.answered(Report, &refused(422), now(0)), NoEffect);
     assert_eq!(
@@ -359,13 +361,7 @@ fn what_others_did_stays() {
 #[test]
 fn the_pods_owner_neither_ends_the_reports_nor_has_them_asked_for_at_full_rate() {
     let policy = Policy::default();
-    let view = View {
-        policy: &policy,
-        is_listed: true,
-        is_complete: true,
-        kubelet_heeds_status: true,
-        has_eviction_api: true,
-    };
+    let view = view_with(&policy);
     let mut eviction = Eviction::new(intent(0), now(0), 1);
     let written = pod(("Running", "", Some(" x report=5")));
     assert_eq!(
@@ -633,13 +629,7 @@ fn the_grace_counts_from_the_decision() {
         evict_by: EvictBy::EvictionApi,
         ..Policy::default()
     };
-    let view = View {
-        policy: &policy,
-        is_listed: true,
-        is_complete: true,
-        kubelet_heeds_status: true,
-        has_eviction_api: true,
-    };
+    let view = view_with(&policy);
     // Decided 60 s ago, while the API server was away; a clock that went back makes the grace no longer than it is.
     for (unix_ms, next) in [
         (DECIDED_MS + 60_000, Report),

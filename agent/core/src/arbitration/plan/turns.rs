@@ -119,16 +119,7 @@ mod tests {
     fn cluster(pods: usize) -> Cluster {
         let pod = |at: usize| Pod {
             uid: format!("{:03}", at * 37 % 101),
-            namespace: 0,
-            node: None,
-            requests: Vec::new().into(),
-            priority: 0,
-            age: 0,
-            waiting: 0,
-            leaving: false,
-            daemon: false,
-            nodes: None,
-            budgets: Vec::new(),
+            ..Pod::default()
         };
         Cluster {
             pods: (0..pods).map(pod).collect(),

@@ -156,17 +156,8 @@ mod tests {
     fn a_stream_comes_only_in_its_hours() {
         let stream = Stream {
             pod: Pod {
-                uid: String::new(),
-                namespace: 0,
-                node: None,
                 requests: [1].into(),
-                priority: 0,
-                age: 0,
-                waiting: 0,
-                leaving: false,
-                daemon: false,
-                nodes: None,
-                budgets: Vec::new(),
+                ..Pod::default()
             },
             every: 600,
             at_once: 2,

@@ -6,17 +6,10 @@ use crate::arbitration::groups::Consumer;
 
 fn pod(namespace: usize, cpu: u64, priority: i64) -> Pod {
     Pod {
-        uid: String::new(),
         namespace,
-        node: None,
         requests: [cpu].into(),
         priority,
-        age: 0,
-        waiting: 0,
-        leaving: false,
-        daemon: false,
-        nodes: None,
-        budgets: Vec::new(),
+        ..Pod::default()
     }
 }
 

@@ -277,16 +277,17 @@ pub(crate) fn evict(
     };
     let grace_ms = grace_s.max(0).unsigned_abs().saturating_mul(1000);
     let begun = leaving::begun(pod, Some(resource), now_ns, grace_ms);
-    pod.leaving = Some(match pod.leaving {
+    let earlier = pod.leaving.filter(|leaving| !leaving.ended_by_kubelet);
+    pod.leaving = Some(match earlier {
         // It was leaving already and is still there: now it has less time.
-        Some(earlier) if !earlier.ended_by_kubelet => Leaving {
+        Some(earlier) => Leaving {
             kill_at_ns: earlier.kill_at_ns.min(begun.kill_at_ns),
             killed_at_ns: earlier.killed_at_ns,
             kill_tried_ns: earlier.kill_tried_ns,
             available_at_kill_bytes: earlier.available_at_kill_bytes,
             ..begun
         },
-        Some(_) | None => begun,
+        None => begun,
     });
     pod.evictions = pod.evictions.saturating_add(1);
     decisions.push(Decision::Evict {

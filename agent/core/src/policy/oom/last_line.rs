@@ -83,13 +83,17 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// The tier of a pod: pods on their way out, then those that no budget protects; within both, those without statistics. After all of them, as in the ranking, pods of which only the
+    /// What goes before the ranking's order: pods on their way out, then those that no budget protects. After all of them, as in the ranking, pods of which only the
     /// cgroup is known: they may be critical.
+    fn group(self, row: &RankRow) -> u8 {
+        u8::from(row.unnamed > 0) << 2
+            | u8::from(!self.is_leaving) << 1
+            | u8::from(self.is_protected)
+    }
+
+    /// The tier of a pod: within its [group](Self::group) those without statistics are first.
     fn tier(self, row: &RankRow) -> u8 {
-        u8::from(row.unnamed > 0) << 3
-            | u8::from(!self.is_leaving) << 2
-            | u8::from(self.is_protected) << 1
-            | u8::from(row.stats_known)
+        self.group(row) << 1 | u8::from(row.stats_known)
     }
 }
 
@@ -127,14 +131,7 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
         is_protected: preferred.binary_search(&at).is_err(),
     };
     // Stable: within each group the ranking's order stays.
-    order.sort_by_key(|&at| {
-        let standing = standing(at);
-        (
-            rows[at].unnamed > 0,
-            !standing.is_leaving,
-            standing.is_protected,
-        )
-    });
+    order.sort_by_key(|&at| standing(at).group(&rows[at]));
     let condemned = order.iter().filter_map(|&at| {
         let reading = pod(&rows[at]).and_then(|pod| pod.memory);
         let usage_bytes = reading.map_or(0, |reading| reading.usage_bytes);
