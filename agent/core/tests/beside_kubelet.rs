@@ -12,6 +12,7 @@ use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, KillReason};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::rank_row::Comparator;
+use plimsoll_core::model::reading::{PodStorage, StorageReading, Used, VolumeStorage};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
@@ -202,6 +203,53 @@ fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves
     node.sample_after(S / 100, &greatest, Sample::default());
     let decisions = node.sample_after(2 * S, &greatest, Sample::default());
     assert_eq!(kills(&decisions), [("d", KillReason::NoGrace)]);
+}
+
+#[test]
+fn a_limit_of_local_storage_waits_for_nobody_and_evicts_no_pod_that_is_killed() {
+    let spec = json!({"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "10Mi"}}]});
+    let above = |node: &mut Node| {
+        let used = Used {
+            bytes: Some(20 * MI),
+            inodes: Some(1),
+        };
+        let reading = StorageReading {
+            pods: vec![PodStorage {
+                uid: "d".into(),
+                containers: Vec::new(),
+                volumes: vec![VolumeStorage {
+                    name: "scratch".to_owned(),
+                    used,
+                }],
+            }],
+            nodefs: None,
+            imagefs: None,
+            containerfs: None,
+        };
+        let sample = Sample {
+            storage: Some(Arc::new(reading)),
+            ..Sample::default()
+        };
+        let decisions = node.sample(&[("d", 1, 0, 0)], sample);
+        let evictions = decisions.iter().filter_map(|decision| match decision {
+            Decision::Evict { uid, .. } => Some(uid.to_string()),
+            _ => None,
+        });
+        evictions.collect::<Vec<_>>()
+    };
+    let mut node = beside(Vec::new());
+    node.pod("d", json!({}), spec.clone());
+    node.step(EventKind::PodEnding { uid: "d".into() });
+    assert_eq!(above(&mut node), ["d"]);
+    assert_eq!(above(&mut node), [""; 0], "once");
+
+    // Without a kubelet, when its grace period is over.
+    let mut node = Node::with(EngineConfig::default());
+    node.pod("d", json!({}), spec);
+    node.step(EventKind::PodRemoved { uid: "d".into() });
+    let decisions = node.sample_after(31 * S, &[("d", 1, 0, 0)], Sample::default());
+    assert_eq!(kills(&decisions), [("d", KillReason::GraceOver)]);
+    assert_eq!(above(&mut node), [""; 0]);
 }
 
 #[test]

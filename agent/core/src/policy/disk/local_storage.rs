@@ -25,10 +25,10 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
             continue;
         };
         // One that only its owner or its kubelet ends can take as long as it likes.
-        let is_evicted = pod
+        let is_ended = pod
             .leaving
-            .is_some_and(|leaving| leaving.evicted_for.is_some());
-        let may_go = pod.running && !pod.row.exempt && !pod.stuck && !is_evicted;
+            .is_some_and(|leaving| leaving.evicted_for.is_some() || leaving.killed_at_ns.is_some());
+        let may_go = pod.running && !pod.row.exempt && !pod.stuck && !is_ended;
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };
