@@ -47,10 +47,10 @@ impl Ratio {
         if self.is_below(other) { other } else { self }
     }
 
-    /// Whether a whole amount is so many units away at most.
-    pub(crate) fn is_near(&self, amount: u64, units: u128) -> bool {
+    /// Whether a whole amount is at most so many 2⁻ᵇⁱᵗˢ of a unit away.
+    pub(crate) fn is_within(&self, amount: u64, bits: u32, parts: u128) -> bool {
         let away = &self.0 - BigInt::from(amount) * &self.1;
-        away.abs() <= BigInt::from(units) * &self.1
+        away.abs() << bits <= BigInt::from(parts) * &self.1
     }
 }
 

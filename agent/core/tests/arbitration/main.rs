@@ -140,10 +140,10 @@ proptest! {
             let exact = exact::fill(&case.consumers, &case.asks, &case.capacity);
             for (amounts, exact) in deserved.amounts.iter().zip(&exact) {
                 for ((amount, exact), capacity) in amounts.iter().zip(exact).zip(&case.capacity) {
-                    // A level is 2^-64 of what there is, times a weight. Where that is more than a part of a unit, it may be a few of them.
+                    // A level is 2^-64 of what there is, times a weight: a few of them, and the unit that is rounded.
                     let heaviest = case.consumers.iter().map(|consumer| consumer.weight).max().unwrap_or(1);
-                    let level = (u128::from(capacity.unwrap_or(0)) * u128::from(heaviest)) >> 62;
-                    prop_assert!(exact.is_near(*amount, 1 + level), "{amount} is not {exact:?}");
+                    let levels = u128::from(capacity.unwrap_or(0)) * u128::from(heaviest);
+                    prop_assert!(exact.is_within(*amount, 62, (1 << 62) + levels), "{amount} is not {exact:?}");
                 }
             }
         }
