@@ -44,7 +44,7 @@ impl Agent {
         self.report_withheld(at_ns);
     }
 
-    /// The API server has not taken the report of a soft eviction: SIGTERM, and nothing new in the pod.
+    /// The API server has not taken the report of a soft eviction: nothing new in the pod, and SIGTERM.
     pub(super) fn end_unacknowledged(&mut self, at_ns: u64) {
         let Some(work) = &mut self.kubelet else {
             return;
@@ -60,8 +60,8 @@ impl Agent {
             }
         }
         for uid in due {
-            self.terminate(&uid);
             self.hold(&uid);
+            self.terminate(&uid);
             if let Some(work) = &mut self.kubelet
                 && let Some(evicted) = work.evicted.get_mut(&uid)
             {
