@@ -115,6 +115,18 @@ fn parts(message: &str) -> (&str, Vec<&str>) {
 /// The server's side, with whole answers.
 struct Client(kube::Client);
 
+/// Whether a server says that it cannot answer now. With 500 it also refuses what it cannot make sense of, and that is an answer.
+fn is_trouble(code: u16, body: &Value) -> bool {
+    let message = body["message"].as_str().unwrap_or_default();
+    let of_storage = [
+        "etcdserver:",
+        "timed out",
+        "deadline exceeded",
+        "connection",
+    ];
+    code > 500 || code == 500 && of_storage.iter().any(|words| message.contains(words))
+}
+
 impl Client {
     async fn new(server: &Server) -> Self {
         let file = Kubeconfig::read_from(server.path("admin.conf")).unwrap();
@@ -128,7 +140,7 @@ impl Client {
         let was_lost = AtomicBool::new(false);
         let (code, answer) = until(&format!("an answer to {method} {path}"), async || {
             let answer = self.send_once(method, path, mime, body).await;
-            let answer = answer.filter(|(code, _)| *code < 500);
+            let answer = answer.filter(|(code, body)| !is_trouble(*code, body));
             was_lost.fetch_or(answer.is_none(), Relaxed);
             answer
         })
