@@ -142,18 +142,11 @@ fn built(programs: &[&'static str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// `cargo test` of what needs the servers.
+/// `cargo test` of what needs the servers. Of the whole workspace, which is built for other tests as well.
 pub(crate) fn tests(binaries: &Path) -> Command {
     let mut command = process::cargo();
     command
-        .args([
-            "test",
-            "--locked",
-            "-p",
-            "plimsoll-cluster",
-            "--test",
-            "api_server",
-        ])
+        .args(["test", "--locked", "--workspace", "--test", "api_server"])
         .env(BINARIES_VARIABLE, binaries);
     command
 }

@@ -12,10 +12,15 @@ use crate::{paths, process};
 
 /// Builds program `name` when something changed, with these options of cargo, and returns the command that runs it.
 pub(crate) fn of_tests(name: &str, options: &[&str]) -> Result<Command> {
+    of_workspace(name, &[&["--package", "tests"], options].concat())
+}
+
+/// The same, of packages that the options name.
+pub(crate) fn of_workspace(name: &str, options: &[&str]) -> Result<Command> {
     let step = Step::begin(name, format_args!("building {name}, a program of `tests`"));
     let mut build = process::cargo();
     build
-        .args(["build", "--locked", "--package", "tests", "--bin", name])
+        .args(["build", "--locked", "--bin", name])
         .args(options)
         .args(["--message-format", "json-render-diagnostics"]);
     let built = process::run_cargo(&mut build, &step)?;

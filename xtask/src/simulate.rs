@@ -7,9 +7,12 @@ use anyhow::{Context as _, Result};
 use crate::progress::Step;
 use crate::{process, program};
 
+/// Of the whole workspace, so that the libraries that `cargo test --workspace` has built are what it needs as well.
+const FEATURES: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
+
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
 fn program() -> Result<Command> {
-    program::of_tests("simulate", &["--features", "simulation"])
+    program::of_workspace("simulate", &FEATURES)
 }
 
 /// Builds the program and runs it; 1 when a rule was broken.
@@ -25,8 +28,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<u8> {
 pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
     let mut clippy = process::cargo();
     clippy
-        .args(["clippy", "--locked", "--package", "tests"])
-        .args(["--features", "simulation", "--bin", "simulate"])
+        .args(["clippy", "--locked", "--bin", "simulate"])
+        .args(FEATURES)
         .args(["--", "-D", "warnings"]);
     let ended = process::run_cargo(&mut clippy, step)?;
     process::success(&clippy, &ended, "run it yourself: `cargo xtask simulate`")?;

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, and one summary line.
 //!
-//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then two
+//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then three
 //! jobs at a time, the host's own tests and a guest for each machine of the plan ([`guests`]), because a guest uses one CPU. A failing
 //! stage prints its log and the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
 //! (`crate::opportunity`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
@@ -29,8 +29,8 @@ use crate::{
     simulate, stress,
 };
 
-/// Jobs at a time: what a small machine has CPUs for.
-const JOBS_AT_ONCE: usize = 2;
+/// Jobs at a time: what a small machine has CPUs for, and one more, because the host's tests and those of an API server mostly wait.
+const JOBS_AT_ONCE: usize = 3;
 
 /// What a stage came to.
 #[derive(Debug)]
