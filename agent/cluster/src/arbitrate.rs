@@ -265,7 +265,8 @@ impl Arbiter {
         self.look_at_notices();
         if std::mem::take(&mut self.was_stale) || is_stale {
             let since_ms = *self.stale_since_ms.get_or_insert(ms);
-            if ms >= since_ms + SETTLED_MS {
+            // A list takes long in a large cluster. The API server answers meanwhile, so that owners see their notices, and all is judged anew after it.
+            if ms >= since_ms + SETTLED_MS && self.store.is_behind() {
                 self.reclaims.pause();
             }
             self.is_changed = true;

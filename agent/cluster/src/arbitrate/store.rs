@@ -154,6 +154,15 @@ impl Store {
         })
     }
 
+    /// Whether anything is not known for another reason than that it is just being listed.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        Kind::ALL.iter().any(|kind| {
+            let watch = self.watch(*kind);
+            watch.missed.is_some() || !watch.was_listed || watch.beyond > 0
+        })
+    }
+
     /// How long after the last list another one would find objects that were left out and have room now, milliseconds; nothing: there are none.
     #[must_use]
     pub fn wants_list(&self, kind: Kind) -> Option<u64> {

@@ -191,7 +191,7 @@ fn frozen_loop() -> Outcome {
 }
 
 fn flood() -> Outcome {
-    const CGROUPS: u32 = 20_000;
+    const CGROUPS: u32 = 5_000;
     let node = Node::new()?;
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(&node, &leaky, 192, "")?;

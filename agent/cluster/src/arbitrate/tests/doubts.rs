@@ -61,6 +61,20 @@ fn a_list_after_410_holds_evictions() {
     assert!(world.arbiter.is_ready());
 }
 
+/// A tenant with more pods than can be kept has them listed again every ten minutes.
+#[test]
+fn a_long_list_holds_evictions_and_ends_no_notice() {
+    let mut world = World::full(false);
+    world.run(20, true, |_| None);
+    world.arbiter.hear(Kind::Pods, Heard::List);
+    assert!(evictions(&world.run(20, true, |_| None)).is_empty());
+    let pods: Vec<Value> = world.pods.values().cloned().collect();
+    pods.into_iter().for_each(|pod| world.see_pod(pod));
+    world.arbiter.hear(Kind::Pods, Heard::Listed);
+    assert!(evictions(&world.run(4, true, |_| None)).is_empty());
+    assert_eq!(evictions(&world.run(4, true, |_| None)), ["a0"]);
+}
+
 #[test]
 fn a_notice_that_is_not_written_evicts_no_pod() {
     let mut world = World::full(false);
