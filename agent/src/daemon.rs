@@ -280,7 +280,9 @@ impl Agent {
         let _watchdog = match watchdog {
             Ok(watchdog) => Some(watchdog),
             Err(error) => {
-                self.warn(format!("no thread sees whether the loop hangs: {error}"));
+                self.warn(format!(
+                    "the watchdog thread cannot be started, so a hung loop is not noticed: {error}"
+                ));
                 None
             }
         };

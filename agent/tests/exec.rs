@@ -100,8 +100,10 @@ impl Node {
         exec.arg("exec")
             .arg("-f")
             .arg(self.dir.path().join("pods.yaml"));
-        exec.args(["--cgroup-root", &self.cgroup_root, "--state-dir"])
-            .arg(self.dir.path());
+        exec.arg("--state-dir").arg(self.dir.path());
+        if !options.contains(&"--config") {
+            exec.args(["--cgroup-root", &self.cgroup_root]);
+        }
         exec.args(options).arg("--").args(command);
         exec
     }
@@ -515,6 +517,25 @@ spec:
         stderr(&output)
     );
     assert_eq!(text("logs/default_web_u-1/app/0.log"), "out\nerr\n");
+}
+
+/// The agent that has the same configuration looks there.
+#[test]
+fn a_configuration_says_where_the_pods_are() {
+    let Some((node, _)) = Node::with_cgroups("config") else {
+        return;
+    };
+    let config = node.dir.path().join("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: /{}\n",
+        node.cgroup_root
+    );
+    std::fs::write(&config, text).unwrap();
+    let options = ["--pod", "besteffort", "--config", config.to_str().unwrap()];
+    let output = node.output(&options, &["cat", "/proc/self/cgroup"]);
+    let pod = format!("/{}/kubepods/besteffort/", node.cgroup_root);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains(&pod), "{said}{}", stderr(&output));
 }
 
 #[test]

@@ -96,7 +96,10 @@ fn a_page_that_cannot_be_written_is_named() {
     let output = man(&dir.path().join("file/man1"));
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("file/man1: Not a directory"), "{text}");
+    assert!(
+        text.contains("file/man1: cannot be written: Not a directory"),
+        "{text}"
+    );
     // A directory stands where a page should be.
     fs::create_dir_all(dir.path().join("plimsoll.1/x")).unwrap();
     let output = man(dir.path());

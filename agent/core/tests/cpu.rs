@@ -636,7 +636,7 @@ fn best_effort_is_held_back_step_by_step_and_let_go() {
     }
     assert_eq!(
         said[0].to_string(),
-        "cpu.max of batch = 210.000 ms, its own max: default/web waits for CPU 20.00% of the time by cpu.pressure, above 10.00%"
+        "cpu.max of batch = 210.000 ms, configured max: default/web waits for CPU 20.00% of the time by cpu.pressure, above 10.00%"
     );
     assert_eq!(node.quota("batch"), Some(147_000));
     assert_eq!((node.quota("small"), node.quota("proxy")), (None, None));

@@ -99,7 +99,7 @@ pub enum PlacementError {
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),
     /// The list of CPUs that are online.
-    #[error("{path}: {source}")]
+    #[error("{path}: cannot be read: {source}")]
     Online {
         /// The file.
         path: String,

@@ -32,8 +32,8 @@ Examples:
   plimsoll admit -f ./team-a --output yaml                          the objects as the API server would keep them
   kubectl get limitrange,quota,priorityclass,pods -n team-a -o yaml | plimsoll admit -f - -f web.yaml -n team-a
 
-LimitRanges, quotas and priority classes decide wherever they stand; pods, claims, services and objects that are only counted are asked for in the order
-of the files. What has a resourceVersion exists already: it is counted and not asked for. A quota with a status is taken as it is. Of a Deployment and its
+LimitRanges, quotas and priority classes decide wherever they stand; pods, claims, services and objects that are only counted are asked for in the order \
+of the files. What has a resourceVersion exists already: it is counted and not asked for. A quota with a status is taken as it is. Of a Deployment and its \
 like only the object is counted: its pods are made later. Objects of other kinds are named as left out.")]
 pub struct AdmitArgs {
     /// Objects: a file, a directory, or - for standard input; may be repeated
@@ -90,13 +90,13 @@ pub enum AdmitError {
     #[error("nothing is admitted, because the input is invalid:\n{0}")]
     Input(String),
     /// `-` twice.
-    #[error("standard input can be read once; write one of the inputs to a file")]
+    #[error("standard input can be read only once; write the other input to a file")]
     StdinTwice,
     /// No agent, or it refuses.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

@@ -66,7 +66,7 @@ pub enum ArbitrateError {
     #[error("nothing is computed, because the input is invalid:\n{0}")]
     Input(String),
     /// Standard input twice.
-    #[error("standard input can be read once only; give - once")]
+    #[error("standard input can be read only once; write the other input to a file")]
     StdinTwice,
     /// Files without an object that counts.
     #[error(
@@ -83,7 +83,7 @@ pub enum ArbitrateError {
     #[error("--why {0}: there is no such namespace or Consumer; without --why all are listed")]
     Unknown(String),
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

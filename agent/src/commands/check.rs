@@ -50,7 +50,7 @@ pub enum CheckError {
     #[error("--cgroup-root: {0}")]
     CgroupRoot(#[source] CgroupError),
     /// The report could not be written.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

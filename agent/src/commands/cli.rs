@@ -40,12 +40,12 @@ Examples:
   plimsoll exec -f ./pods/web.yaml -- nginx         run a command as a container of a pod
   plimsoll rank -f ./pods --usage usage.yaml        which pod would be evicted first, and why; needs no agent
   plimsoll explain eviction                         which pod a running agent would evict next, and what would make a pod safe
+  plimsoll top                                      pressure, memory and the next pod to be evicted, live on a screen
+  plimsoll web                                      the same in a browser
   plimsoll place -f ./pods --machine machine.json   which CPUs and NUMA nodes pods would get
   plimsoll arbitrate -f cluster.yaml                who may have how much of a cluster, and who gives it back
-  plimsoll rehearse -f cluster.yaml --load load.yaml   what that does over days, beside quotas and priorities
+  plimsoll rehearse -f cluster.yaml --load l.yaml   what shares, quotas and priorities do over days
   plimsoll admit -f ./team-a --why                  whether a namespace would take these pods, and with which requests
-  plimsoll top                                      the same live, on a screen
-  plimsoll web                                      the same in a browser
   plimsoll health                                   whether the agent's loop answers: for probes and supervisors
   plimsoll config check -f kubelet.yaml             whether a configuration is valid, and what plimsoll does with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory

@@ -29,9 +29,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Print every record that the BPF programs send, and at the end account for each
 #[derive(Debug, Clone, Args)]
-#[command(
-    after_help = "Exit status: 0 every record was read; 1 records were lost or unreadable, or BPF cannot be used here."
-)]
 pub struct EventsArgs {
     /// Show only this cgroup and those below it (path from the root of its hierarchy, such as /kubepods)
     #[arg(long, value_name = "PATH")]
@@ -78,7 +75,7 @@ pub enum EventsError {
     #[error(transparent)]
     Object(#[from] ObjectMissing),
     /// The object file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{path}: cannot be read: {source}; check --object")]
     ObjectFile {
         /// The file.
         path: PathBuf,
@@ -95,13 +92,13 @@ pub enum EventsError {
     #[error(transparent)]
     File(#[from] FileError),
     /// SIGINT and SIGTERM cannot be caught.
-    #[error("catching signals: {0}")]
+    #[error("cannot catch SIGINT and SIGTERM: {0}")]
     Signals(#[source] io::Error),
     /// Waiting for records failed.
-    #[error("waiting for records: {0}")]
+    #[error("cannot wait for records: {0}")]
     Poll(rustix::io::Errno),
     /// The output cannot be written.
-    #[error("writing the output: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }
 

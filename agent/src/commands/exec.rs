@@ -39,7 +39,7 @@ use crate::act::kubepods::{self, KubepodsError};
 use crate::act::placement::{Admission, PlacementError};
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, CgroupRootArgs};
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::shown::{Show as _, line};
@@ -75,8 +75,9 @@ pub struct ExecArgs {
     /// Pod to run as: NAME, NAMESPACE/NAME or UID; required if the file has several
     #[arg(long, value_name = "POD")]
     pub pod: Option<String>,
-    #[command(flatten)]
-    pub(crate) cgroup_root: CgroupRootArgs,
+    /// Cgroup that contains kubepods, relative to the cgroup mount, as given to `plimsoll run` [default: cgroupRoot of --config, or the mount itself]
+    #[arg(long, value_name = "CGROUP")]
+    pub cgroup_root: Option<String>,
     /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
@@ -247,7 +248,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     let program = find_program(program, std::env::var_os("PATH").as_deref())?;
 
     let mounts = host.cgroup_mounts()?;
-    let cgroup_root = args.cgroup_root.path()?;
+    let cgroup_root = CgroupPath::new(args.cgroup_root.as_ref().unwrap_or(&config.cgroups.root))?;
     state_dir::prepare(&args.state_dir)?;
     let of_agent = admitted(&args.state_dir, given)?;
     let pod = of_agent.as_deref().unwrap_or(given);

@@ -93,7 +93,7 @@ pub enum ExplainError {
     #[error("--quotas applies only to `explain eviction POD`")]
     QuotasOfNoPod,
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

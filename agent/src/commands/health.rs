@@ -36,7 +36,7 @@ pub struct HealthArgs {
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("standard output: {0}")]
+#[error("cannot write to standard output: {0}")]
 pub struct HealthError(#[from] io::Error);
 
 impl CommandError for HealthError {}

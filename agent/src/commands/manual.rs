@@ -60,7 +60,7 @@ pub enum CompletedShell {
 #[derive(Debug, thiserror::Error)]
 pub enum ManualError {
     /// A page, or its directory.
-    #[error("{path}: {source}; pages written before it are complete", path = path.shown())]
+    #[error("{path}: cannot be written: {source}", path = path.shown())]
     Write {
         /// The file.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub enum ManualError {
         source: io::Error,
     },
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
 }
 

@@ -41,7 +41,7 @@ Examples:
 devices.json: {\"vendor.example/nic\": {\"devices\": [{\"id\": \"nic0\", \"numaNodes\": \"0\"}]}}, or the allocatable resources of the kubelet's PodResources API:
 {\"devices\": [{\"resource_name\": \"vendor.example/nic\", \"device_ids\": [\"nic0\"], \"topology\": {\"nodes\": [{\"ID\": 0}]}}]}
 
-Pods are placed in the order of the files. Without --config, cpuManagerPolicy is static and topologyManagerPolicy is
+Pods are placed in the order of the files. Without --config, cpuManagerPolicy is static and topologyManagerPolicy is \
 best-effort.")]
 pub struct PlaceArgs {
     /// Pod manifests: a file, a directory, or - for standard input; may be repeated
@@ -82,9 +82,7 @@ pub enum PlaceError {
     #[error("no placement, because the input is invalid:\n{0}")]
     Input(String),
     /// `-` twice.
-    #[error(
-        "only one of --file and --machine can come from standard input; write the other to a file"
-    )]
+    #[error("standard input can be read only once; write the other input to a file")]
     StdinTwice,
     /// This machine.
     #[error("{0}\nUse --machine FILE for a described machine.")]
@@ -102,7 +100,7 @@ pub enum PlaceError {
     #[error(transparent)]
     Settings(#[from] PlacementError),
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

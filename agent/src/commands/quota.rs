@@ -29,8 +29,8 @@ Examples:
   kubectl get quota,limitrange,pods,pvc,services -n team-a -o yaml | plimsoll quota -f - -f web.yaml -n team-a
   plimsoll quota -n team-a                            what the agent of this machine has admitted, and which pods it refuses
 
-Objects are admitted as by `plimsoll admit`; one that is refused takes nothing. What a quota with a status has in use beyond the objects that
-are given is taken by others. Without files a running agent is asked (plimsoll run --manifests); it names the 16 that take most of a quota, the
+Objects are admitted as by `plimsoll admit`; one that is refused takes nothing. What a quota with a status has in use beyond the objects that \
+are given is taken by others. Without files a running agent is asked (plimsoll run --manifests); it names the 16 that take most of a quota, the \
 largest part of any resource first (fewer beyond 64 quotas), and says how much all others take.")]
 pub struct QuotaArgs {
     /// Objects: a file, a directory, or - for standard input; may be repeated [default: ask the agent]

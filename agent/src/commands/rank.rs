@@ -103,12 +103,10 @@ pub enum RankError {
     #[error("no ranking, because the input is invalid:\n{0}")]
     Input(String),
     /// `-` twice.
-    #[error(
-        "manifests and --usage cannot both come from standard input; write one of them to a file"
-    )]
+    #[error("standard input can be read only once; write the other input to a file")]
     StdinTwice,
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

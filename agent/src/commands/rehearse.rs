@@ -41,7 +41,7 @@ Examples:
   plimsoll rehearse -f cluster.yaml --load load.yaml --seed 7            the same load with other times
   plimsoll rehearse -f cluster.yaml --load load.yaml --output svg > days.svg
 
-A load has days (1), turn (30s), seed (1) and pods, a list. Of each entry every (mean time between arrivals), runs (mean run time), requests
+A load has days (1), turn (30s), seed (1) and pods, a list. Of each entry every (mean time between arrivals), runs (mean run time), requests \
 and namespace are needed; count (1), priority (0), from and to (hours of the day) and spread (Random, or Even) are not:
 
   days: 2
@@ -71,7 +71,7 @@ pub enum RehearseError {
     #[error("nothing is rehearsed, because the input is invalid:\n{0}")]
     Input(String),
     /// Standard input twice.
-    #[error("standard input can be read once only; give - once")]
+    #[error("standard input can be read only once; write the other input to a file")]
     StdinTwice,
     /// More resources than can be computed with.
     #[error(transparent)]
@@ -93,7 +93,7 @@ pub enum RehearseError {
         pod_turns: u64,
     },
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

@@ -40,7 +40,7 @@ Examples:
   plimsoll top --output json | jq '.pods[].pod'      all figures, for scripts
   plimsoll top --replay run.journal --at 1234.5      start at that second
 
-Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; no
+Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; no \
 information is lost without them.")]
 pub struct TopArgs {
     /// Print one table and exit
@@ -92,7 +92,7 @@ pub enum TopError {
     #[error("the terminal: {0}; --once needs none")]
     Terminal(#[source] io::Error),
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

@@ -68,7 +68,7 @@ pub enum TopologyError {
     #[error("{0}")]
     Zones(String),
     /// Standard output.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

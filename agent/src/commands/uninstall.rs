@@ -58,7 +58,7 @@ const STOP_POLL: Duration = Duration::from_millis(50);
 /// Restore everything agents have changed, and remove what they have left behind
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Restores kernel settings; removes empty cgroups that plimsoll created, pinned BPF programs, and the files of the state directory.
+Restores kernel settings; removes empty cgroups that plimsoll created, pinned BPF programs, and the files of the state directory. \
 Running pods keep running: their cgroups are listed and stay. Run this again when the pods have ended. Journals stay.")]
 pub struct UninstallArgs {
     /// State directory of the agent
@@ -173,8 +173,9 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
                 out,
                 "{}",
                 match (exit_status, args.dry_run) {
-                    (0, true) => "dry run: nothing was changed",
-                    (_, true) => "dry run: nothing was changed, and some things would be left",
+                    (0, true) if work.steps.is_empty() => "nothing to restore or remove",
+                    (0, true) => "dry run: the above would be done",
+                    (_, true) => "dry run: the above would be done, and some things would be left",
                     (0, false) => "everything is restored",
                     (_, false) =>
                         "some things are left: run this again when they are no longer in use",

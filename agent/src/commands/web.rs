@@ -36,7 +36,7 @@ Examples:
   plimsoll web --replay run.journal            a journal, with a time line to go along
   ssh -L 9187:127.0.0.1:9187 NODE plimsoll web     a node's page in the browser of this machine
 
-Only root may ask the agent, unless it runs with --control-group. Read-only, without password or encryption: an address other than
+Only root may ask the agent, unless it runs with --control-group. Read-only, without password or encryption: an address other than \
 loopback shows names and usage of pods to everyone who can reach it. Ctrl-C ends it.")]
 pub struct WebArgs {
     /// Serve on this address

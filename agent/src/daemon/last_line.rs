@@ -352,7 +352,7 @@ impl Agent {
             && refused > line.refused_reported
         {
             let text = format!(
-                "the kernel refused {} signals of the last line: the process was exiting, or another signal was on its way",
+                "the kernel could not deliver {} kills of the last line: the process was exiting, or another signal was on its way",
                 refused - line.refused_reported
             );
             line.refused_reported = refused;
@@ -381,7 +381,7 @@ impl Agent {
         };
         if line.failure.as_ref() != Some(&text) {
             line.failure = Some(text.clone());
-            self.warn(format!("the last line is not renewed: {text}"));
+            self.warn(format!("the last line in the kernel cannot be updated, and expires unless an update succeeds: {text}"));
         }
     }
 }

@@ -7,7 +7,7 @@
 //! sample, a look) is done once per window. Where the ring was full, the records that are missing are made up for by reading
 //! cgroupfs: every pod is looked at again, and every process of it.
 //!
-//! [`Rescans`]: super::rescans::Rescans
+//! [`Rescans`]: super::rescan::Rescans
 
 use plimsoll_abi::Kind;
 use plimsoll_core::model::event::Cause;
@@ -21,7 +21,7 @@ use crate::kernel::decode::{Body, Record};
 use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
 
-/// Records taken in one go; then the loop rescans at its other sources.
+/// Records taken in one go; then the loop looks at its other sources.
 const PORTION: usize = 256;
 /// Readings that are done at once in one window: more than the start of a pod needs.
 const READINGS: u32 = 16;

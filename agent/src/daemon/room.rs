@@ -86,7 +86,7 @@ impl RoomWatch {
         if let Err(error) = &ended
             && !self.has_found()
         {
-            tracing::error!("{error:#}; it is tried again when the state directory has room");
+            tracing::error!("{error:#}; the agent restarts when the state directory has room");
             tokio::select! {
                 () = self.notify.notified() => {}
                 () = signals.received() => return ended,
@@ -103,7 +103,7 @@ impl RoomWatch {
 fn execute_anew() -> io::Error {
     // The scheduling of this process outlives `exec`; a start is not urgent.
     if let Err(error) = sched_other() {
-        tracing::warn!(%error, "the start has the priority of the loop");
+        tracing::warn!(%error, "the restarted agent keeps real-time priority while it starts");
     }
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_default();

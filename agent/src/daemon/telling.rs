@@ -169,7 +169,7 @@ impl Agent {
         self.tally.oom_kills.unknown += unreported;
         if unreported > 0 {
             self.warn(format!(
-                "the kernel's OOM killer struck {unreported} times more in the same moment"
+                "the kernel's OOM killer killed {unreported} more times than can be listed"
             ));
         }
     }
@@ -360,7 +360,7 @@ impl Agent {
         match account {
             Ok(account) => Records::of(&account),
             Err(error) => {
-                self.warn(format!("the counts of records cannot be read: {error}"));
+                self.warn(format!("the record counters cannot be read: {error}"));
                 Records::default()
             }
         }

@@ -180,17 +180,17 @@ impl SourceName {
                 "nothing wakes plimsoll when tasks stall on memory and all else is silent"
             }
             Self::StallTriggers => "averages of pressure are seen by the next sample, not at once",
-            Self::PodEvents => "what limits cost the pods is seen by the next rescan, not at once",
+            Self::PodEvents => "events at pods' limits are seen by the next rescan, not at once",
             Self::Manifests => "pods that come or go from now on are not known",
             Self::Cluster => "names of new pods are not known, and evictions are not reported",
             Self::Nri => "scores, holds and CPUs are applied when a container has started",
             Self::Devices => "containers are not placed near to their devices",
-            Self::Storage => "thresholds on disks see no new figures and evict nobody",
-            Self::Remedies => "the engine sees from its samples alone how remedies go",
+            Self::Storage => "disk thresholds get no new figures, so no pod is evicted for them",
+            Self::Remedies => "results of remedies are seen only in samples",
             Self::Placement => {
                 "containers that come from now on are not placed, nor is anything moved"
             }
-            Self::CpuTime => "CPU bursts and suppression stay as they are",
+            Self::CpuTime => "CPU quotas stay as last set",
             Self::Snapshots => "`plimsoll explain` and `plimsoll top` get no answer",
         }
     }

@@ -58,7 +58,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
     /// The ledger cannot be opened, read or appended to, so nothing was changed.
-    #[error("{path}: the ledger of changed knobs cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.shown())]
+    #[error("{path}: the ledger of changed settings cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.shown())]
     Ledger {
         /// The ledger.
         path: PathBuf,
@@ -67,7 +67,7 @@ pub enum KnobError {
         source: std::io::Error,
     },
     /// Another process holds the ledger's lock, so nothing was changed.
-    #[error("{path}: the ledger of changed knobs is locked by {holders}, so nothing was changed: if it is a stopped plimsoll exec, continue it (kill -CONT) or end it", path = path.shown())]
+    #[error("{path}: the ledger of changed settings is locked by {holders}, so nothing was changed: if it is a stopped plimsoll exec, continue it (kill -CONT) or end it", path = path.shown())]
     Locked {
         /// The ledger.
         path: PathBuf,

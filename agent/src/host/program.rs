@@ -63,7 +63,7 @@ pub fn failed(error: &impl Display, status: u8) -> ExitCode {
 /// Another program of the project cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{program}: {source}; the programs of one release are installed in one directory", program = program.shown()
+    "cannot start {program}: {source}; install plimsoll, plimsoll-agent, plimsoll-trace and plimsoll-runtime in one directory", program = program.shown()
 )]
 pub struct NotStarted {
     /// Where it was looked for.

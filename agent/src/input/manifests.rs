@@ -111,6 +111,15 @@ pub struct ManifestPod {
     pub line: u64,
 }
 
+/// The field before what is wrong with it; nothing where that is the whole document.
+pub(super) fn at(field: &str) -> String {
+    if field.is_empty() {
+        String::new()
+    } else {
+        format!("{field}: ")
+    }
+}
+
 /// What is wrong with a manifest. Every message starts `FILE:LINE:`, as compilers do, so editors can jump there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
@@ -134,7 +143,7 @@ pub enum ManifestError {
         what: String,
     },
     /// A field is unknown or has a wrong value.
-    #[error("{file}:{line}: {field}: {what}", file = file.shown())]
+    #[error("{file}:{line}: {at}{what}", file = file.shown(), at = at(field))]
     Field {
         /// Which file.
         file: Arc<Path>,

@@ -25,7 +25,7 @@ use plimsoll_core::model::reading::{ContainerStorage, Used, VolumeStorage};
 use plimsoll_core::model::units::PodUid;
 
 use crate::host::shown::Show as _;
-use crate::input::manifests::{Bounds, ManifestError};
+use crate::input::manifests::{Bounds, ManifestError, at};
 use crate::input::yaml::{Key, Node, Value, documents};
 
 /// What is wrong with a usage file.
@@ -45,7 +45,7 @@ pub enum UsageError {
         what: String,
     },
     /// A field or a pod.
-    #[error("{file}:{line}: {field}: {what}", file = file.shown())]
+    #[error("{file}:{line}: {at}{what}", file = file.shown(), at = at(field))]
     Field {
         /// The file.
         file: Arc<Path>,

@@ -58,7 +58,7 @@ pub enum Unavailable {
         by: &'static str,
     },
     /// It works only together with another program, which is not attached.
-    #[error("useless without {of}, which is not attached")]
+    #[error("needs {of}, which is not attached")]
     Partner {
         /// The other program.
         of: &'static str,

@@ -83,13 +83,13 @@ pub enum PinError {
         mode: u32,
     },
     /// Something is there that no agent makes.
-    #[error("{path} is nothing that plimsoll has pinned: look at it and remove it", path = path.shown())]
+    #[error("{path} was not pinned by plimsoll: inspect it, then remove it", path = path.shown())]
     Stranger {
         /// What is there: a link, a file in the place of a directory, a name of another form.
         path: PathBuf,
     },
     /// A file or directory.
-    #[error("{path}: {source}", path = path.shown())]
+    #[error("{path}: cannot be used: {source}", path = path.shown())]
     Io {
         /// Which.
         path: PathBuf,
@@ -172,10 +172,7 @@ impl std::fmt::Display for Pinning {
                 "taken over at {}; they kept running while no agent ran",
                 path.shown()
             ),
-            Self::Not(error) => write!(
-                f,
-                "end with this agent, and the next one loads them anew: {error}"
-            ),
+            Self::Not(error) => write!(f, "not pinned, so they end with this agent: {error}"),
         }
     }
 }

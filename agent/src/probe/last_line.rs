@@ -84,14 +84,14 @@ impl LastLineReach {
 impl fmt::Display for LastLineReach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full => write!(f, "can be had"),
+            Self::Full => write!(f, "available"),
             Self::Partly { by, missing } => write!(
                 f,
                 "acts late, only by {}; {}",
                 by.join(" and "),
                 missing.join("; ")
             ),
-            Self::None { reason } => write!(f, "cannot be had: {reason}"),
+            Self::None { reason } => write!(f, "not available: {reason}"),
         }
     }
 }
@@ -133,9 +133,9 @@ mod tests {
         );
         assert!(late.contains("fentry target: no reason"), "{late}");
         let none = LastLineReach::of(&hooks([false; 3]));
-        assert!(none.to_string().starts_with("cannot be had"), "{none}");
+        assert!(none.to_string().starts_with("not available"), "{none}");
         let none = LastLineReach::of(&Err("no BPF".to_owned()));
-        assert_eq!(none.to_string(), "cannot be had: no BPF");
+        assert_eq!(none.to_string(), "not available: no BPF");
         assert!(matches!(
             LastLineReach::of(&Ok(Vec::new())),
             LastLineReach::None { .. }

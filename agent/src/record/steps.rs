@@ -18,8 +18,8 @@ use crate::record::snapshot::Snapshot;
 /// Why a journal cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalReadError {
-    /// The file cannot be read, or the result not printed.
-    #[error("{path}: {source}", path = path.shown())]
+    /// The file cannot be read.
+    #[error("{path}: the journal cannot be read: {source}; give the file of plimsoll run --journal", path = path.shown())]
     Io {
         /// The file.
         path: PathBuf,
@@ -27,8 +27,20 @@ pub enum JournalReadError {
         #[source]
         source: std::io::Error,
     },
+    /// The decisions cannot be printed.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] std::io::Error),
+    /// The first line is none of a journal.
+    #[error("{path}: not a journal of plimsoll run --journal: {source}", path = path.shown())]
+    NoJournal {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
     /// A line is not what it should be.
-    #[error("{path}:{line}: {source}; the journal is damaged here", path = path.shown())]
+    #[error("{path}:{line}: {source}; the journal is damaged from this line on", path = path.shown())]
     Line {
         /// The file.
         path: PathBuf,
@@ -129,10 +141,7 @@ pub fn replay_until(
         let difference = step.take(&mut engine, &mut decisions)?;
         replayed.steps += 1;
         replayed.decisions += decisions.len();
-        show(&step.event, &decisions).map_err(|source| JournalReadError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
+        show(&step.event, &decisions).map_err(JournalReadError::Output)?;
         if difference.is_some() {
             replayed.difference = difference;
             break;
@@ -252,8 +261,10 @@ impl Steps {
                 path: path.to_owned(),
             });
         }
-        let header: Header<'_> =
-            serde_json::from_str(&steps.text).map_err(|source| bad_line(path, 1, source))?;
+        let header: Header<'_> = serde_json::from_str(&steps.text).map_err(|source| {
+            let path = path.to_owned();
+            JournalReadError::NoJournal { path, source }
+        })?;
         if !(OLDEST_VERSION..=JOURNAL_VERSION).contains(&header.journal) {
             return Err(JournalReadError::Version {
                 path: path.to_owned(),

@@ -193,7 +193,7 @@ pub enum ClusterError {
         source: io::Error,
     },
     /// The evictions that were not reported cannot be read.
-    #[error("{path}: the evictions that are to be reported cannot be read: {source}; move the file away", path = path.shown())]
+    #[error("{path}: the list of evictions still to be reported cannot be read: {source}; move the file away (those evictions are then not reported)", path = path.shown())]
     Intents {
         /// The file.
         path: PathBuf,

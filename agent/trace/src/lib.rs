@@ -111,7 +111,7 @@ pub enum TraceError {
         near: String,
     },
     /// SIGINT and SIGTERM cannot be caught.
-    #[error("catching signals: {0}")]
+    #[error("cannot catch SIGINT and SIGTERM: {0}")]
     Signals(#[source] io::Error),
     /// A file cannot be written. There is nothing under its name that was not there before.
     #[error("{path}: {source}", path = path.shown())]
@@ -122,7 +122,7 @@ pub enum TraceError {
         source: io::Error,
     },
     /// The summary cannot be written.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
 

@@ -467,7 +467,7 @@ impl fmt::Display for ThresholdReason {
             let gone_ms = u128::from(self.observed) * 1000 / u128::from(rate.max(1));
             write!(
                 f,
-                " (out of memory foreseen: {} go per second, so it is gone in {gone_ms} ms, horizon {} ms)",
+                " (out of memory foreseen: falling by {}/s, exhausted in {gone_ms} ms, horizon {} ms)",
                 Human(rate),
                 foreseen.horizon_ns / 1_000_000
             )?;
@@ -502,7 +502,7 @@ impl fmt::Display for ThresholdReason {
             )?,
             Some(Disruption::AgainstBudget { budget }) => write!(
                 f,
-                ", though disruption budget {budget} allows no disruption: nobody else suffices"
+                ", though disruption budget {budget} allows no disruption: no other pod frees enough"
             )?,
             None => {}
         }
@@ -528,7 +528,7 @@ impl fmt::Display for KillReason {
                 limit,
             } => write!(
                 f,
-                "{signal} fell to {}, below half of its threshold ({}): no time for grace",
+                "{signal} fell to {}, below half of its threshold ({}): its grace period is cut short",
                 In(signal.row().unit, *observed),
                 In(signal.row().unit, *limit)
             ),
@@ -539,7 +539,7 @@ impl fmt::Display for KillReason {
             Self::TerminateFailed => write!(f, "SIGTERM could not be sent"),
             Self::LastLine { reason } => write!(
                 f,
-                "the last line in the kernel has killed a process of it ({reason}), and a pod leaves as a whole"
+                "the last line killed one of its processes ({reason}), so the whole pod is ended"
             ),
         }
     }
@@ -577,7 +577,7 @@ impl fmt::Display for Decision {
             }
             Self::Kill { uid, why } => write!(f, "kill {uid}: {why}"),
             Self::ReleaseMemory { uid } => {
-                write!(f, "free the memory of {uid}: killed, and not gone yet")
+                write!(f, "free the memory of {uid}: killed, still exiting")
             }
             Self::Finished {
                 uid,
@@ -587,7 +587,7 @@ impl fmt::Display for Decision {
             } => {
                 let how = match ending {
                     Ending::Freed => "gone",
-                    Ending::Lingering => "gone, its memory is not all back",
+                    Ending::Lingering => "gone, not all memory freed",
                     Ending::Stuck => "still there",
                 };
                 write!(
@@ -619,7 +619,7 @@ impl fmt::Display for Decision {
             Self::SetHigh { uid, bytes, .. } => {
                 write!(f, "hold {uid} at {} (memory.high)", Human(*bytes))
             }
-            Self::ClearHigh { uid } => write!(f, "let {uid} go (memory.high as before)"),
+            Self::ClearHigh { uid } => write!(f, "restore memory.high of {uid}"),
             Self::Notify {
                 uid,
                 signal,
@@ -627,7 +627,7 @@ impl fmt::Display for Decision {
                 ..
             } => write!(
                 f,
-                "tell {uid} by {signal} that {} are missing",
+                "signal {uid} with {signal}: {} short",
                 Human(*shortfall_bytes)
             ),
             Self::StageEnded {
@@ -655,11 +655,11 @@ impl fmt::Display for Decision {
                 match configured_us {
                     Some(configured_us) => write!(
                         f,
-                        "its own {}.{:03} ms",
+                        "configured {}.{:03} ms",
                         configured_us / 1000,
                         configured_us % 1000
                     )?,
-                    None => write!(f, "its own max")?,
+                    None => write!(f, "configured max")?,
                 }
                 write!(f, ": {why}")
             }
@@ -718,7 +718,7 @@ impl fmt::Display for Decision {
                 write!(f, "{uid} does not get what it requests: {why}; {then}")
             }
             Self::PlacementLost { note } => write!(f, "{note}"),
-            Self::PlacementFailed { why } => write!(f, "nothing is placed anew: {why}"),
+            Self::PlacementFailed { why } => write!(f, "placement unchanged: {why}"),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Amount {
         }
     }
 
-    /// The same for people and for head-room: never below 0.
+    /// The same for people and for headroom: never below 0.
     pub fn units(self, capacity: u64) -> u64 {
         self.of(capacity).max(0).unsigned_abs()
     }

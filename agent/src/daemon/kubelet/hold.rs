@@ -89,7 +89,7 @@ impl Agent {
             let name = self.pods.name(&uid);
             self.lift(&uid);
             self.warn(format!(
-                "pod {name}: it may start again: the API server has been silent for {} min after its eviction",
+                "pod {name}: its hold is lifted, because the API server has not answered for {} min after the eviction",
                 HOLD_MAX_NS / 60_000_000_000
             ));
         }
@@ -208,7 +208,7 @@ impl Agent {
             && !std::mem::replace(&mut work.is_unheld_said, true)
         {
             self.warn(format!(
-                "pod {uid}: it would not be held after an eviction, so that its kubelet starts it again: {error} (reported once)"
+                "pod {uid}: it cannot be held after an eviction, so its kubelet may restart it: {error} (reported once)"
             ));
         }
     }

@@ -196,7 +196,7 @@ impl Agent {
         let is_sent = work.link.as_ref().is_none_or(|link| link.evicted(intent));
         if !is_sent {
             self.warn(format!(
-                "pod {uid}: its eviction will not be reported one by one: too many wait"
+                "pod {uid}: its eviction will not be reported individually: too many reports are queued"
             ));
         }
     }

@@ -60,7 +60,7 @@ impl Agent {
                 .is_some_and(|work| !std::mem::replace(&mut work.is_tree_said, true))
         {
             self.warn(format!(
-                "{refused} pods are not watched: more than {PODS_MAX} are known (reported once)"
+                "{refused} pods are not watched: the limit is {PODS_MAX} pods (reported once)"
             ));
         }
         self.make_room();

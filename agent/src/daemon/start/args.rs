@@ -26,7 +26,7 @@ Examples:
 
 Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that was changed is restored.
 
-Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage;
+Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage; \
 70 its loop hung for a minute (the message says where).")]
 pub struct RunArgs {
     /// Directory of Kubernetes manifests (YAML or JSON): pods, and the LimitRanges, ResourceQuotas and PriorityClasses that decide about them; a pod whose

@@ -80,6 +80,7 @@ impl<'a> Plan<'a> {
             config,
             remarks: remarks
                 .iter()
+                .filter(|remark| kubelet.is_none() || remark.field != "cgroupDriver")
                 .map(|remark| format!("{}: {}", remark.field, remark.text))
                 .collect(),
             kubepods: match &kubelet {

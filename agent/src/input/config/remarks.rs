@@ -55,7 +55,7 @@ impl Effective {
             }
             let text = match field.name {
                 "cgroupDriver" => {
-                    "systemd: plimsoll still uses the cgroup names of the cgroupfs driver, and does not see pods in a kubelet's slices"
+                    "systemd applies only with --kubernetes, where plimsoll finds the kubelet's cgroups with either driver; without it, plimsoll creates cgroups with the names of cgroupfs"
                         .to_owned()
                 }
                 _ => format!("accepted, and not acted on yet: {}", field.meaning),

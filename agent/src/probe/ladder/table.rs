@@ -85,7 +85,7 @@ pub static LADDER: [Row; 14] = [
             Rung {
                 mechanism: Sampling,
                 needs: &[],
-                gives: "interval from head-room and fastest growth seen",
+                gives: "interval from headroom and fastest growth seen",
                 lost: "every crossing is seen by the next sample: growth faster than any before is seen late, perhaps after the kernel's OOM killer",
                 beside: &[],
             },

@@ -43,7 +43,7 @@ pub enum AskError {
         source: io::Error,
     },
     /// Not this protocol.
-    #[error("{path}: malformed answer: {source}", path = path.shown())]
+    #[error("{path}: the answer cannot be read: {source}; agent and command may be of different releases: restart the agent", path = path.shown())]
     Malformed {
         /// The socket.
         path: PathBuf,

@@ -48,7 +48,7 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// Its directory is not one that this agent made.
-    #[error("{path}: is there, and is no directory that only its owner, this agent's user, can write; remove it, or name another place with --control-socket", path = path.shown())]
+    #[error("{path}: must be a directory that only the agent's user can write; remove it, or name another place with --control-socket", path = path.shown())]
     NotOurDirectory {
         /// The directory.
         path: PathBuf,

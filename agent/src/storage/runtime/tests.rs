@@ -134,7 +134,7 @@ fn a_program_that_is_not_there_is_said_with_its_place() {
     });
     let why = runtime.list(soon()).unwrap_err();
     assert!(
-        why.starts_with("/nowhere/plimsoll-runtime: No such file"),
+        why.starts_with("cannot start /nowhere/plimsoll-runtime: No such file"),
         "{why}"
     );
 }
