@@ -11,3 +11,15 @@ pub(crate) mod svg;
 pub mod table;
 pub mod top;
 pub mod topology;
+
+use std::io;
+
+use crate::host::output::Document;
+
+/// A value in a form for programs.
+pub(crate) fn document(form: Document, value: &serde_json::Value) -> io::Result<String> {
+    Ok(match form {
+        Document::Yaml => serde_saphyr::to_string(value).map_err(io::Error::other)?,
+        Document::Text | Document::Json => serde_json::to_string_pretty(value)? + "\n",
+    })
+}

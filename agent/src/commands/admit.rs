@@ -1,27 +1,20 @@
 //! `plimsoll admit`: whether an API server would take objects, what it would make of them, and why not. No cluster, no agent, no root.
 //!
-//! The plugins are in [`plimsoll_core::kube::admission`]; this module only reads, asks and shows.
-
-pub(crate) mod objects;
+//! [`dry_run`](crate::input::manifests::dry_run) asks, [`admission`] shows.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
-use plimsoll_core::kube::admission::Admission;
-use plimsoll_core::kube::admission::chain::Admitted;
-use plimsoll_core::kube::admission::object::Object;
-use plimsoll_core::kube::admission::pod_object::PodObject;
+use clap::Args;
 use serde_json::{Value, json};
 
-use self::objects::{Answer, Row, Verdict, ask};
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{OutputArgs, Style};
-use crate::host::shown::{Show as _, page};
-use crate::input::manifests::{ManifestError, STDIN};
-use crate::serve::control::client::AskError;
+use crate::host::output::{Document, OutputArgs, Style};
+use crate::host::shown::page;
+use crate::input::manifests::dry_run::{Defects, InputError, Row, Verdict, ask};
 use crate::show::admission;
+use crate::show::document;
 
 /// Show whether a namespace would take pods and other objects, with which requests and limits, and why not
 #[derive(Debug, Clone, Args)]
@@ -49,52 +42,15 @@ pub struct AdmitArgs {
     #[arg(long, value_enum, default_value_t)]
     pub admission: Defects,
     #[command(flatten)]
-    pub(crate) output: OutputArgs<Form>,
-}
-
-/// The API server's known defects (decision 0036).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Defects {
-    /// Kept: as a cluster answers
-    #[default]
-    Upstream,
-    /// Left out: as the documentation says
-    Corrected,
-}
-
-impl From<Defects> for Admission {
-    fn from(defects: Defects) -> Self {
-        match defects {
-            Defects::Upstream => Self::Upstream,
-            Defects::Corrected => Self::Corrected,
-        }
-    }
-}
-
-/// A form in which objects are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Form {
-    /// For people: lines and aligned tables
-    #[default]
-    Text,
-    /// For programs: one JSON document
-    Json,
-    /// The same document as YAML
-    Yaml,
+    pub(crate) output: OutputArgs<Document>,
 }
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmitError {
-    /// Files that are wrong; all messages, one a line.
-    #[error("nothing is admitted, because the input is invalid:\n{0}")]
-    Input(String),
-    /// `-` twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
-    /// No agent, or it refuses.
+    /// The files.
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Input(#[from] InputError),
     /// Standard output.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
@@ -103,29 +59,9 @@ pub enum AdmitError {
 impl CommandError for AdmitError {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::StdinTwice => exit_status::WRONG_USAGE,
-            Self::Input(_) | Self::Ask(_) | Self::Output(_) => exit_status::FAILED,
+            Self::Input(error) => error.exit_status(),
+            Self::Output(_) => exit_status::FAILED,
         }
-    }
-}
-
-impl From<Vec<ManifestError>> for AdmitError {
-    fn from(errors: Vec<ManifestError>) -> Self {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        Self::Input(lines.join("\n"))
-    }
-}
-
-/// Refuses `-` twice.
-fn check_stdin(files: &[PathBuf]) -> Result<(), AdmitError> {
-    let times = files
-        .iter()
-        .filter(|path| path.as_os_str() == STDIN)
-        .count();
-    if times > 1 {
-        Err(AdmitError::StdinTwice)
-    } else {
-        Ok(())
     }
 }
 
@@ -135,34 +71,22 @@ fn check_stdin(files: &[PathBuf]) -> Result<(), AdmitError> {
 /// [`AdmitError`].
 pub fn run(args: &AdmitArgs) -> Result<ExitCode, AdmitError> {
     let namespace = args.namespace.as_deref();
-    let answer = ask(
-        &args.files,
-        namespace,
-        args.admission.into(),
-        io::stdin().lock(),
-    )?;
+    let answer = ask(&args.files, namespace, args.admission, io::stdin().lock())?;
     let mut stdout = io::stdout().lock();
     let text = match args.output.format {
-        Form::Text => {
-            let lines: Vec<_> = answer.rows.iter().map(Row::line).collect();
+        Document::Text => {
+            let lines: Vec<_> = answer.rows.iter().map(admission::line).collect();
             let mut text = admission::answer(&lines, args.why, Style::of(&stdout));
             text += &remarks(&answer.rows);
             page(&text)
         }
-        form => document(form, &json!({ "objects": rows(&answer) }))?,
+        form => {
+            let rows: Vec<Value> = answer.rows.iter().map(admission::json).collect();
+            document(form, &json!({ "objects": rows }))?
+        }
     };
     stdout.write_all(text.as_bytes())?;
     Ok(status(&answer.rows))
-}
-
-/// A document in a form for programs.
-pub(crate) fn document(form: Form, value: &Value) -> Result<String, AdmitError> {
-    Ok(match form {
-        Form::Yaml => serde_saphyr::to_string(value).map_err(io::Error::other)?,
-        Form::Text | Form::Json => {
-            serde_json::to_string_pretty(value).map_err(io::Error::from)? + "\n"
-        }
-    })
 }
 
 /// What is not in the answer.
@@ -170,7 +94,7 @@ fn remarks(rows: &[Row]) -> String {
     let owners = rows
         .iter()
         .filter(|row| row.is_owner && !matches!(row.verdict, Verdict::Existing));
-    let owners: Vec<String> = owners.map(Row::label).collect();
+    let owners: Vec<String> = owners.map(admission::label).collect();
     if owners.is_empty() {
         return String::new();
     }
@@ -181,7 +105,7 @@ fn remarks(rows: &[Row]) -> String {
 }
 
 /// Whether everything was let in.
-pub(crate) fn status(rows: &[Row]) -> ExitCode {
+fn status(rows: &[Row]) -> ExitCode {
     if rows
         .iter()
         .any(|row| matches!(row.verdict, Verdict::Refused(_)))
@@ -189,109 +113,5 @@ pub(crate) fn status(rows: &[Row]) -> ExitCode {
         ExitCode::from(exit_status::REFUSED)
     } else {
         ExitCode::SUCCESS
-    }
-}
-
-/// Every object for programs.
-fn rows(answer: &Answer) -> Vec<Value> {
-    answer.rows.iter().map(row).collect()
-}
-
-/// An object for programs.
-pub(crate) fn row(row: &Row) -> Value {
-    let mut value = json!({
-        "kind": row.source.kind,
-        "name": row.name,
-        "file": row.source.file.shown().to_string(),
-        "line": row.source.line(),
-    });
-    if !row.namespace.is_empty() {
-        value["namespace"] = json!(row.namespace);
-    }
-    let more = match &row.verdict {
-        Verdict::Admitted(admitted) => json!({
-            "verdict": "Admitted",
-            "defaults": admitted.defaults,
-            "charges": admitted.charges,
-            "object": kept(row, admitted),
-        }),
-        Verdict::InForce => json!({"verdict": "InForce"}),
-        Verdict::Existing => json!({"verdict": "Exists"}),
-        Verdict::LeftOut(why) => json!({"verdict": "LeftOut", "why": why}),
-        Verdict::Refused(refusal) => {
-            let errors = refusal.errors.iter();
-            let errors: Vec<Value> = errors
-                .map(|error| {
-                    let line = row.source.line_of(&error.field);
-                    json!({"type": error.kind.as_str(), "field": error.field, "line": line, "message": error.to_string()})
-                })
-                .collect();
-            json!({
-                "verdict": "Refused",
-                "code": refusal.code,
-                "reason": refusal.reason,
-                "message": refusal.message,
-                "refusedBy": refusal.refused_by,
-                "causes": refusal.causes,
-                "errors": errors,
-            })
-        }
-    };
-    if let (Some(value), Value::Object(more)) = (value.as_object_mut(), more) {
-        value.extend(more);
-    }
-    value
-}
-
-/// The document with what admission has set.
-fn kept(row: &Row, admitted: &Admitted) -> Value {
-    let mut document = row.source.json();
-    let meta = admitted.object.meta();
-    document["metadata"]["name"] = json!(meta.name);
-    document["metadata"]["namespace"] = json!(meta.namespace);
-    if let Object::Pod(pod) = &*admitted.object {
-        set_pod(&mut document, pod);
-    }
-    document
-}
-
-fn set_pod(document: &mut Value, pod: &PodObject) {
-    let spec = &pod.pod.spec;
-    if let Some(fields) = document.as_object_mut() {
-        fields.remove("status"); // a client's is dropped on creation
-    }
-    if !pod.meta().annotations.is_empty() {
-        document["metadata"]["annotations"] = json!(pod.meta().annotations);
-    }
-    for (list, containers) in [
-        ("containers", &spec.containers),
-        ("initContainers", &spec.init_containers),
-    ] {
-        for (at, container) in containers.iter().enumerate() {
-            if let Some(given) = document.pointer_mut(&format!("/spec/{list}/{at}")) {
-                set_amounts(&mut given["resources"], &json!(container.resources));
-            }
-        }
-    }
-    if let Some(level) = &spec.resources {
-        set_amounts(&mut document["spec"]["resources"], &json!(level));
-    }
-    for (field, value) in [
-        ("priorityClassName", json!(spec.priority_class_name)),
-        ("priority", json!(spec.priority)),
-        ("preemptionPolicy", json!(pod.more.spec.preemption_policy)),
-    ] {
-        if !value.is_null() {
-            document["spec"][field] = value;
-        }
-    }
-}
-
-/// Sets requests and limits, and leaves the rest.
-fn set_amounts(resources: &mut Value, amounts: &Value) {
-    for list in ["requests", "limits"] {
-        if let Some(amounts) = amounts.get(list) {
-            resources[list] = amounts.clone();
-        }
     }
 }

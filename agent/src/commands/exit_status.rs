@@ -8,6 +8,8 @@ pub(crate) use crate::host::exit_status::{
     DONE, EXEC_CANNOT_EXECUTE, EXEC_FAILED, EXEC_NOT_FOUND, FAILED, REFUSED, WRONG_USAGE,
 };
 
+use crate::input::manifests::dry_run::InputError;
+
 /// The loop of the agent hung ([`crate::daemon::watchdog`]).
 pub const HUNG: u8 = crate::daemon::watchdog::EXIT_HUNG;
 
@@ -20,6 +22,15 @@ pub(crate) trait CommandError {
 }
 
 impl CommandError for anyhow::Error {}
+
+impl CommandError for InputError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::StdinTwice => WRONG_USAGE,
+            Self::Invalid(_) => FAILED,
+        }
+    }
+}
 
 impl CommandError for crate::host::program::NotStarted {}
 

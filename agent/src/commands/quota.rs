@@ -11,14 +11,14 @@ use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod, label};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
-use crate::commands::admit::objects::{Row, Verdict, ask};
-use crate::commands::admit::{AdmitError, Defects, Form, document, row};
-use crate::commands::exit_status;
-use crate::host::output::{OutputArgs, Style};
+use crate::commands::exit_status::{self, CommandError};
+use crate::host::output::{Document, OutputArgs, Style};
 use crate::host::shown::page;
+use crate::input::manifests::dry_run::{Defects, InputError, Row, Verdict, ask};
 use crate::serve::control::AgentArgs;
-use crate::serve::control::client::ask_overview;
+use crate::serve::control::client::{AskError, ask_overview};
 use crate::show::admission::{self, Line, Outcome, QuotaLines, amounts};
+use crate::show::document;
 
 /// Show what the quotas of namespaces have left, and who takes how much: from files, or of a running agent
 #[derive(Debug, Clone, Args)]
@@ -50,7 +50,30 @@ pub struct QuotaArgs {
     #[arg(long, value_enum, default_value_t)]
     pub admission: Defects,
     #[command(flatten)]
-    pub(crate) output: OutputArgs<Form>,
+    pub(crate) output: OutputArgs<Document>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum QuotaError {
+    /// The files.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// No agent, or it refuses.
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    /// Standard output.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl CommandError for QuotaError {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::Input(error) => error.exit_status(),
+            Self::Ask(_) | Self::Output(_) => exit_status::FAILED,
+        }
+    }
 }
 
 /// What one quota has.
@@ -67,18 +90,13 @@ struct Standing<'a> {
 /// `plimsoll quota`.
 ///
 /// # Errors
-/// [`AdmitError`].
-pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
+/// [`QuotaError`].
+pub fn run(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     if args.files.is_empty() {
         return of_agent(args);
     }
     let namespace = args.namespace.as_deref();
-    let answer = ask(
-        &args.files,
-        namespace,
-        args.admission.into(),
-        io::stdin().lock(),
-    )?;
+    let answer = ask(&args.files, namespace, args.admission, io::stdin().lock())?;
     let is_shown = |quota: &ResourceQuota| {
         namespace.is_none_or(|namespace| quota.metadata.namespace == namespace)
     };
@@ -91,13 +109,13 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
         .iter()
         .filter(|row| matches!(row.verdict, Verdict::Refused(_)))
         .collect();
-    let lines: Vec<Line<'_>> = refused.iter().map(|row| row.line()).collect();
-    let values = || refused.iter().map(|refused| row(refused)).collect();
+    let lines: Vec<Line<'_>> = refused.iter().map(|row| admission::line(row)).collect();
+    let values = || refused.iter().map(|row| admission::json(row)).collect();
     print(args, &standings, &lines, values)
 }
 
 /// What the agent of this machine says. It names those that take most of a quota, and has the answer of each refused pod.
-fn of_agent(args: &QuotaArgs) -> Result<ExitCode, AdmitError> {
+fn of_agent(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     let overview = ask_overview(&args.agent.socket())?;
     let is_shown = |label: &str| {
         let of = label
@@ -151,11 +169,11 @@ fn print(
     standings: &[Standing<'_>],
     refused: &[Line<'_>],
     values: impl FnOnce() -> Vec<Value>,
-) -> Result<ExitCode, AdmitError> {
+) -> Result<ExitCode, QuotaError> {
     let mut stdout = io::stdout().lock();
     let style = Style::of(&stdout);
     let text = match args.output.format {
-        Form::Text => {
+        Document::Text => {
             let lines: Vec<QuotaLines> = standings.iter().map(Standing::lines).collect();
             let mut text = match lines.as_slice() {
                 [] => "no ResourceQuota: nothing is limited\n".to_owned(),

@@ -26,6 +26,18 @@ pub enum Drawing {
     Svg,
 }
 
+/// A form in which commands print that answer with objects of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Document {
+    /// For people: lines and aligned tables
+    #[default]
+    Text,
+    /// For programs: one JSON document
+    Json,
+    /// The same document as YAML
+    Yaml,
+}
+
 /// `--output`, the same for every command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Args)]
 pub struct OutputArgs<F = Output>

@@ -12,6 +12,7 @@
 
 pub mod admission;
 mod budgets;
+pub(crate) mod dry_run;
 mod files;
 mod gather;
 mod limits;

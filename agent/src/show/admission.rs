@@ -1,5 +1,7 @@
 //! What admission made of objects, and what quotas have left, for people.
 
+mod objects;
+
 use std::fmt::{Display, Write as _};
 
 use plimsoll_core::kube::admission::chain::{Admitted, Defaulted, Source};
@@ -10,6 +12,8 @@ use plimsoll_core::kube::resources::{self, Scope};
 
 use crate::host::output::Style;
 use crate::show::table::{Table, Tone};
+
+pub(crate) use objects::{json, label, line};
 
 /// One object and what was made of it.
 #[derive(Debug)]

@@ -58,7 +58,10 @@ const ROOMS: [(&str, &[&str]); 14] = [
             "kernel", "input", "host",
         ],
     ),
-    ("show", &["serve", "record", "probe", "kernel", "host"]),
+    (
+        "show",
+        &["serve", "record", "probe", "kernel", "input", "host"],
+    ),
     (
         "daemon",
         &[
@@ -239,6 +242,35 @@ fn import_only_what_is_below(of: &Crate, rooms: &Table) {
             );
         }
     }
+}
+
+/// What several of them share is in a room below, but the command line itself and what exit statuses mean.
+#[test]
+fn no_command_imports_another() {
+    const SHARED: [&str; 2] = ["cli", "exit_status"];
+    let mut wrong = Vec::new();
+    let commands = AGENT.modules().into_iter();
+    let commands: Vec<Module> = commands
+        .filter(|module| module.room() == "commands" && module.path.len() > 1)
+        .collect();
+    assert!(commands.len() > 20, "too few files: {}", commands.len());
+    for module in commands.iter().filter(|module| module.path[1] != "cli") {
+        for import in &module.imports {
+            if let [room, command, ..] = &import[..]
+                && room == "commands"
+                && *command != module.path[1]
+                && !SHARED.contains(&command.as_str())
+            {
+                let file = module.file.display();
+                wrong.push(format!("{file}: {}", import.join("::")));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "a command imports another:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]

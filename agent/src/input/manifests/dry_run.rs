@@ -1,8 +1,11 @@
-//! Files as the objects of namespaces: what decides goes first, then what exists, then what is asked for.
+//! What an API server would answer if the objects of files were created, as by `kubectl create --dry-run=server`: nothing is kept.
+//!
+//! What decides about others goes first, then what exists, then what is asked for. The plugins are in [`plimsoll_core::kube::admission`].
 
 use std::io;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::chain::{Admitted, World};
 use plimsoll_core::kube::admission::object::Object;
@@ -12,11 +15,47 @@ use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceCla
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::time::Time;
 
-use super::{AdmitError, check_stdin};
+use super::ManifestError;
+use super::files::STDIN;
+use super::objects::{self, Item, Source};
 use crate::host::clock::wall;
-use crate::host::shown::Show as _;
-use crate::input::manifests::objects::{self, Item, Source};
-use crate::show::admission::{Line, Outcome};
+
+/// The API server's known defects (decision 0036).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Defects {
+    /// Kept: as a cluster answers
+    #[default]
+    Upstream,
+    /// Left out: as the documentation says
+    Corrected,
+}
+
+impl From<Defects> for Admission {
+    fn from(defects: Defects) -> Self {
+        match defects {
+            Defects::Upstream => Self::Upstream,
+            Defects::Corrected => Self::Corrected,
+        }
+    }
+}
+
+/// Why nothing was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// Files that are wrong; all messages, one a line.
+    #[error("nothing is admitted, because the input is invalid:\n{0}")]
+    Invalid(String),
+    /// `-` twice.
+    #[error("standard input can be read only once; write the other input to a file")]
+    StdinTwice,
+}
+
+impl From<Vec<ManifestError>> for InputError {
+    fn from(errors: Vec<ManifestError>) -> Self {
+        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        Self::Invalid(lines.join("\n"))
+    }
+}
 
 /// What was made of a document.
 #[derive(Debug)]
@@ -59,19 +98,26 @@ fn now() -> Time {
 /// Reads the files and asks about each object.
 ///
 /// # Errors
-/// [`AdmitError`]: what is wrong in the files; then nothing is asked.
+/// [`InputError`]: what is wrong in the files; then nothing is asked.
 pub(crate) fn ask(
     files: &[PathBuf],
     namespace: Option<&str>,
-    admission: Admission,
+    defects: Defects,
     stdin: impl io::Read,
-) -> Result<Answer, AdmitError> {
-    check_stdin(files)?;
+) -> Result<Answer, InputError> {
+    let is_stdin = |path: &&PathBuf| path.as_os_str() == STDIN;
+    if files.iter().filter(is_stdin).count() > 1 {
+        return Err(InputError::StdinTwice);
+    }
     let read = objects::read(files, namespace, stdin);
     if !read.errors.is_empty() {
         return Err(read.errors.into());
     }
-    let mut world = World::new(admission, Configuration::default(), cluster(&read.items));
+    let mut world = World::new(
+        defects.into(),
+        Configuration::default(),
+        cluster(&read.items),
+    );
     let mut verdicts: Vec<Option<Verdict>> = read.items.iter().map(|_| None).collect();
     let in_force = |result: Result<(), Refusal>| match result {
         Ok(()) => Verdict::InForce,
@@ -156,63 +202,4 @@ fn cluster(items: &[(Source, Item)]) -> Cluster {
     }
     cluster.device_classes = DeviceClasses::new(&classes);
     cluster
-}
-
-impl Row {
-    /// `Pod team-a/web`.
-    pub(crate) fn label(&self) -> String {
-        let kind = &self.source.kind;
-        match (self.namespace.as_str(), self.name.as_str()) {
-            (_, "") => kind.clone(),
-            ("", name) => format!("{kind} {name}"),
-            (namespace, name) => format!("{kind} {namespace}/{name}"),
-        }
-    }
-
-    /// `FILE:LINE` of a field, or of the document.
-    pub(crate) fn place(&self, field: &str) -> String {
-        format!(
-            "{}:{}",
-            self.source.file.shown(),
-            self.source.line_of(field)
-        )
-    }
-
-    /// As it is shown.
-    pub(crate) fn line(&self) -> Line<'_> {
-        let outcome = match &self.verdict {
-            Verdict::Admitted(admitted) => Outcome::Admitted(admitted),
-            Verdict::InForce => Outcome::InForce,
-            Verdict::Existing => Outcome::Existing,
-            Verdict::Refused(refusal) => Outcome::Refused {
-                message: &refusal.message,
-                causes: self.causes(refusal),
-            },
-            Verdict::LeftOut(why) => Outcome::LeftOut(why),
-        };
-        // A second default class is refused without naming the field.
-        let field = match &self.verdict {
-            Verdict::Refused(refusal)
-                if self.source.kind == "PriorityClass"
-                    && refusal.errors.is_empty()
-                    && refusal.reason == "Forbidden" =>
-            {
-                "globalDefault"
-            }
-            _ => "",
-        };
-        Line {
-            label: self.label(),
-            place: self.place(field),
-            outcome,
-        }
-    }
-
-    /// The causes of a refusal that name a field, each with its line.
-    fn causes(&self, refusal: &Refusal) -> Vec<String> {
-        let errors = refusal.errors.iter();
-        errors
-            .map(|error| format!("{}: {error}", self.place(&error.field)))
-            .collect()
-    }
 }
