@@ -21,7 +21,7 @@ use crate::policy::memory::freshness::{self, Stale, Wanted};
 use crate::policy::memory::swap;
 use crate::policy::memory::verdict::Scratch;
 use crate::policy::memory::view::View;
-use crate::policy::memory::{foresight, leaving, remedies, sampling, stall};
+use crate::policy::memory::{foresight, remedies, sampling, stall, termination};
 use crate::policy::{cpu, placement};
 
 /// The decision core of one node.
@@ -105,7 +105,7 @@ impl Engine {
         // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
         // Leaving pods come first: another pod may be chosen only once the last victim has ended.
-        leaving::decide(&self.config, &mut self.state, event, decisions);
+        termination::decide(&self.config, &mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);
             let now_ns = self.state.now_ns;

@@ -11,7 +11,8 @@ use plimsoll_core::model::event::{Cause, EventKind, NodeMemory, PodMemory, Sampl
 use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::{STALE_BYTES, STAT_AGE_MAX_MS, Stale};
+use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::memory::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -17,7 +17,8 @@ use plimsoll_core::model::options::{Availability, Breaker, EvictionOptions, Over
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::{STAT_AGE_MAX_MS, Stale, Wanted};
+use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
+use plimsoll_core::policy::memory::usage_bounds::STAT_AGE_MAX_MS;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -343,11 +343,17 @@ fn file_of<'a>(
 }
 
 #[test]
-fn no_file_of_the_vocabulary_is_in_a_circle() {
+fn no_file_of_the_vocabulary_or_the_policies_is_in_a_circle() {
+    for room in ["model", "policy"] {
+        no_file_is_in_a_circle(room);
+    }
+}
+
+fn no_file_is_in_a_circle(room: &str) {
     let modules: Vec<Module> = CORE
         .modules()
         .into_iter()
-        .filter(|module| module.path[0] == "model")
+        .filter(|module| module.path[0] == room)
         .collect();
     let numbers: BTreeMap<Vec<String>, usize> = modules
         .iter()

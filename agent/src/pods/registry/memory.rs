@@ -6,7 +6,7 @@
 use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::freshness::STALE_BYTES;
+use plimsoll_core::policy::memory::usage_bounds::STALE_BYTES;
 
 use super::{Open, Pods};
 use crate::host::cgroup::PageCache;

@@ -12,8 +12,8 @@ use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::eviction;
 use crate::policy::memory::rank::{DiskScope, FileSystem, ImageFsLayout};
+use crate::policy::memory::termination;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
@@ -32,12 +32,12 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };
-        eviction::evict(
+        termination::evict(
             config,
             state,
             &used.uid,
             Resource::DiskBytes(FileSystem::Node),
-            eviction::hard_grace_s(config),
+            termination::hard_grace_s(config),
             Reason::LocalStorage(reason),
             decisions,
         );

@@ -19,68 +19,17 @@
 //! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on (`docs/decisions/0033-breaker.md`).
 
 use crate::model::config::EngineConfig;
-use crate::model::decision::{Decision, Ending};
+use crate::model::decision::Decision;
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::{Hold, Leaving, NodeState, Retained};
+use crate::model::state::NodeState;
 use crate::model::threshold::{Operator, Threshold};
-use crate::model::units::PodUid;
-use crate::policy::memory::eviction::{half, is_memory_floor};
 use crate::policy::memory::foresight::Verdict;
-use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::thresholds::{Met, half, is_memory_floor};
 use crate::policy::memory::view::View;
-
-/// An eviction failed if less than one part in so many came back.
-pub const FREED_PART: u64 = 5;
 
 /// Whether what a threshold lacks is bytes of memory.
 fn applies_to(threshold: &Threshold) -> bool {
     threshold.operator == Operator::LessThan && threshold.signal.row().resource == Resource::Memory
-}
-
-/// What is held after a pod has ended that was leaving and uses `used_bytes` now.
-pub(crate) fn after(
-    config: &EngineConfig,
-    known: Option<Hold>,
-    leaving: &Leaving,
-    ending: Ending,
-    used_bytes: u64,
-    now_ns: u64,
-) -> Option<Hold> {
-    let Some(breaker) = config.options.breaker else {
-        return known;
-    };
-    let freed_bytes = leaving.used_before_bytes.saturating_sub(used_bytes);
-    let failed = ending == Ending::Lingering
-        && leaving.evicted_for == Some(Resource::Memory)
-        && freed_bytes < leaving.used_before_bytes / FREED_PART;
-    if !failed {
-        return known;
-    }
-    let known = known.unwrap_or_default();
-    Some(Hold {
-        bytes: known.bytes.saturating_add(used_bytes),
-        until_ns: now_ns.saturating_add(breaker.interval_ns),
-        ..known
-    })
-}
-
-/// Takes note of what [`after`] says of a pod.
-pub(crate) fn remember(retained: &mut Option<Retained>, uid: &PodUid, hold: Option<Hold>) {
-    let Some(hold) = hold else { return };
-    match retained {
-        Some(known) if known.hold == hold => {}
-        Some(known) => {
-            known.uid = uid.clone();
-            known.hold = hold;
-        }
-        None => {
-            *retained = Some(Retained {
-                uid: uid.clone(),
-                hold,
-                reported: false,
-            });
-        }
-    }
 }
 
 /// Whether no pod is evicted for this threshold now.

@@ -19,19 +19,16 @@ use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, Thres
 use crate::model::event::Cause;
 #[cfg(doc)]
 use crate::model::options::Victims;
-use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal};
-use crate::model::state::{Leaving, NodeReclaim, NodeState};
-use crate::model::threshold::{Operator, Threshold};
+use crate::model::signal::{NodeCondition, Observations, Resource};
+use crate::model::state::{NodeReclaim, NodeState};
+use crate::model::threshold::Threshold;
 use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
 use crate::policy::memory::foresight::{self, Verdict};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Next, Scratch};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, leaving, on_node, remedies};
-
-/// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
-pub const HARD_EVICTION_GRACE_S: i64 = 1;
+use crate::policy::memory::{breaker, leaving, on_node, remedies, termination};
 
 /// Decides evictions from the signals of a sample.
 pub(crate) fn decide(
@@ -96,56 +93,16 @@ pub(crate) fn decide(
     }
 }
 
-/// The first hard memory threshold of which less than half is left; or half of the horizon is over.
-pub(crate) fn half_gone(
-    config: &EngineConfig,
-    observations: &Observations,
-    foreseen: Option<&Verdict>,
-) -> Option<KillReason> {
-    let soon = foreseen.filter(|soon| soon.left_bytes < soon.half_bytes());
-    let soon = soon.map(|soon| KillReason::HeadroomHalved {
-        signal: Signal::KernelMemoryAvailable,
-        observed: soon.left_bytes,
-        limit: soon.half_bytes(),
-    });
-    let thresholds = config
-        .thresholds
-        .iter()
-        .filter(|threshold| is_memory_floor(threshold))
-        .find_map(|threshold| {
-            let observation = observations.get(threshold.signal)?;
-            let limit = half(threshold, observation);
-            (observation.value < limit).then_some(KillReason::HeadroomHalved {
-                signal: threshold.signal,
-                observed: observation.value,
-                limit,
-            })
-        });
-    soon.or(thresholds)
-}
-
 /// Whether a hard memory threshold is met.
 fn is_floor_met(config: &EngineConfig, observations: &Observations) -> bool {
     let mut floors = config
         .thresholds
         .iter()
-        .filter(|floor| is_memory_floor(floor));
+        .filter(|floor| thresholds::is_memory_floor(floor));
     floors.any(|floor| {
         let observation = observations.get(floor.signal);
         observation.is_some_and(|seen| seen.value < floor.amount(seen.capacity))
     })
-}
-
-/// Whether it is a hard threshold below which memory runs out.
-pub(crate) fn is_memory_floor(threshold: &Threshold) -> bool {
-    threshold.is_hard()
-        && threshold.operator == Operator::LessThan
-        && threshold.signal.row().resource == Resource::Memory
-}
-
-/// Below this a victim of this threshold has no grace left.
-pub(crate) fn half(threshold: &Threshold, observation: Observation) -> u64 {
-    threshold.amount(observation.capacity) / 2
 }
 
 fn shorten_grace(
@@ -169,7 +126,7 @@ fn shorten_grace(
         }
         let no_grace = config.beside_kubelet && is_floor_met(config, observations);
         let why = no_grace.then_some(KillReason::NoGrace);
-        if let Some(why) = why.or_else(|| half_gone(config, observations, foreseen)) {
+        if let Some(why) = why.or_else(|| thresholds::half_gone(config, observations, foreseen)) {
             leaving::killed(leaving, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
@@ -224,7 +181,7 @@ fn choose(
             foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);
-        evict(
+        termination::evict(
             config,
             state,
             &row.uid,
@@ -241,72 +198,12 @@ fn choose(
 
 fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {
     if threshold.is_hard() {
-        return hard_grace_s(config);
+        return termination::hard_grace_s(config);
     }
     let max_s = config.max_pod_grace_period_s;
     let pod = state.pods.get(uid);
     let pod_s = pod.and_then(|pod| pod.pod.spec.termination_grace_period_seconds);
     pod_s.map_or(max_s, |pod_s| pod_s.min(max_s))
-}
-
-/// The grace period of an eviction that is not for a soft threshold.
-pub(crate) fn hard_grace_s(config: &EngineConfig) -> i64 {
-    if config.beside_kubelet {
-        0
-    } else {
-        HARD_EVICTION_GRACE_S
-    }
-}
-
-/// Evicts a pod.
-pub(crate) fn evict(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    uid: &PodUid,
-    resource: Resource,
-    grace_s: i64,
-    reason: Reason,
-    decisions: &mut Vec<Decision>,
-) {
-    let now_ns = state.now_ns;
-    remedies::let_go(state, uid, decisions);
-    let available_bytes = leaving::available_bytes(&state.observations);
-    state.leaves(uid);
-    let Some(pod) = state.pods.get_mut(uid) else {
-        return;
-    };
-    let grace_ms = grace_s.max(0).unsigned_abs().saturating_mul(1000);
-    let begun = leaving::begun(pod, Some(resource), now_ns, grace_ms);
-    let earlier = pod.leaving.filter(|leaving| !leaving.ended_by_kubelet);
-    pod.leaving = Some(match earlier {
-        // It was leaving already and is still there: now it has less time.
-        Some(earlier) => Leaving {
-            kill_at_ns: earlier.kill_at_ns.min(begun.kill_at_ns),
-            killed_at_ns: earlier.killed_at_ns,
-            kill_tried_ns: earlier.kill_tried_ns,
-            available_at_kill_bytes: earlier.available_at_kill_bytes,
-            ..begun
-        },
-        None => begun,
-    });
-    pod.evictions = pod.evictions.saturating_add(1);
-    decisions.push(Decision::Evict {
-        uid: uid.clone(),
-        grace_s,
-        reason,
-    });
-    // At once: the next event may be a while away.
-    if let Some(leaving) = pod
-        .leaving
-        .as_mut()
-        .filter(|leaving| config.beside_kubelet && grace_ms == 0 && leaving.killed_at_ns.is_none())
-    {
-        leaving::killed(leaving, now_ns, available_bytes);
-        decisions.push(Decision::Kill {
-            uid: uid.clone(),
-            why: KillReason::NoGrace,
-        });
-    }
 }
 
 /// A number of pods, for a reason.

@@ -241,8 +241,16 @@ pub(crate) fn verdict(config: &EngineConfig, state: &NodeState) -> Option<Verdic
     state.outlook.verdict(horizon_ns, state.now_ns)
 }
 
+/// The end of memory that is foreseen with the sample ahead, if there is one; `swap_bytes`: what free swap is worth then.
+pub(crate) fn foreseen(view: &View<'_>, swap_bytes: u64) -> Option<Verdict> {
+    match view.sample() {
+        Some(sample) => would_foresee(view, sample, swap_bytes),
+        None => verdict(view.config, view.state),
+    }
+}
+
 /// What `sample` would let foresee, without taking note of anything.
-pub(crate) fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Verdict> {
+fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Verdict> {
     let horizon_ns = view.config.options.foresight?.horizon_ns;
     let leaving = view.eviction_under_way(Resource::Memory);
     let known = view.state.outlook;

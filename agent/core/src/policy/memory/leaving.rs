@@ -1,4 +1,5 @@
-//! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory.
+//! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory. What begins and ends that:
+//! [`termination`](crate::policy::memory::termination).
 //!
 //! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the kubelet's
 //! fixed 30 s wait), yet a process that cannot die must not hold up the node for ever.
@@ -12,14 +13,9 @@
 //! A pod that its kubelet ends has the grace period that its owner chose, be it a year. So it is not waited for as a victim is: for a short
 //! time after a threshold is met, what it has may come back ([`may_come_back`]); then it is ranked as any other.
 
-use crate::model::config::EngineConfig;
-use crate::model::decision::{Decision, Ending, KillReason};
-use crate::model::event::{Event, EventKind, LastLineKill};
+use crate::model::decision::{Ending, KillReason};
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
-use crate::model::units::PodUid;
-use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, remedies};
+use crate::model::state::{Leaving, NodeState, PodState};
 
 /// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
 /// or behind others.
@@ -45,208 +41,13 @@ pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 /// What a moment makes of a pod on its way out: it still is, or it has ended like this.
 pub(crate) type Left = Result<Leaving, Ending>;
 
-/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`decide`] does the same, and says it.
+/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`termination`](crate::policy::memory::termination) does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
     if kill_now(&leaving, now_ns).is_some() {
         killed(&mut leaving, now_ns, None);
     }
     // The figure is of this moment.
     ending(&leaving, usage_bytes, now_ns, now_ns).map_or(Ok(leaving), Err)
-}
-
-/// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have ended.
-pub(crate) fn decide(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    event: &Event,
-    decisions: &mut Vec<Decision>,
-) {
-    let now_ns = state.now_ns;
-    match &event.kind {
-        EventKind::PodRemoved { uid } if config.exempt_uids.contains(uid) => {}
-        // Its kubelet ends it.
-        EventKind::PodRemoved { uid } if config.beside_kubelet && is_running(state, uid) => {}
-        EventKind::PodRemoved { uid } => end(state, uid, decisions),
-        EventKind::PodEnding { uid } if config.exempt_uids.contains(uid) => {}
-        EventKind::PodEnding { uid } => ends_elsewhere(state, uid),
-        EventKind::EvictionRefused { uid } => refused(config, state, uid, decisions),
-        EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
-        EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
-        EventKind::PodEmpty { uid } => forget_if_removed(state, uid),
-        _ => {}
-    }
-    let mut gone = false;
-    let available_bytes = available_bytes(&state.observations);
-    let NodeState {
-        pods,
-        retained,
-        leavers,
-        ..
-    } = state;
-    for (uid, pod) in leaving_of(pods, leavers) {
-        let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
-        let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
-        let Some(leaving) = &mut pod.leaving else {
-            continue;
-        };
-        if let Some(why) = kill_now(leaving, now_ns) {
-            killed(leaving, now_ns, available_bytes);
-            decisions.push(Decision::Kill {
-                uid: uid.clone(),
-                why,
-            });
-        }
-        if release_now(leaving, now_ns) {
-            leaving.released = true;
-            decisions.push(Decision::ReleaseMemory { uid: uid.clone() });
-        }
-        if let Some(ending) = ending(leaving, usage_bytes, read_ns, now_ns) {
-            decisions.push(Decision::Finished {
-                uid: uid.clone(),
-                ending,
-                usage_before_bytes: leaving.usage_before_bytes,
-                freed_bytes: leaving
-                    .usage_before_bytes
-                    .saturating_sub(usage_bytes.unwrap_or(0)),
-            });
-            let known = retained.as_ref().map(|retained| retained.hold);
-            let hold = breaker::after(config, known, leaving, ending, pod.row.usage, now_ns);
-            breaker::remember(retained, uid, hold);
-            pod.stuck = ending == Ending::Stuck;
-            pod.stuck_since_ns = now_ns;
-            pod.leaving = None;
-            gone |= pod.removed;
-        }
-    }
-    if gone {
-        state
-            .pods
-            .retain(|_, pod| !pod.removed || pod.leaving.is_some() || pod.running);
-    }
-}
-
-fn end(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<Decision>) {
-    let now_ns = state.now_ns;
-    state.leaves(uid);
-    let Some(pod) = state.pods.get_mut(uid) else {
-        return;
-    };
-    if !pod.running {
-        if pod.leaving.is_none() {
-            state.pods.remove(uid);
-        }
-        return;
-    }
-    if pod.leaving.is_none() {
-        let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
-        pod.leaving = Some(begun(pod, None, now_ns, grace_ms));
-        decisions.push(Decision::End {
-            uid: uid.clone(),
-            grace_ms,
-        });
-    }
-}
-
-fn is_running(state: &NodeState, uid: &PodUid) -> bool {
-    state.pods.get(uid).is_some_and(|pod| pod.running)
-}
-
-/// The kubelet ends a pod, and kills it at the end of its grace period.
-fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
-    let now_ns = state.now_ns;
-    let available_bytes = available_bytes(&state.observations);
-    state.leaves(uid);
-    let Some(pod) = state.pods.get_mut(uid) else {
-        return;
-    };
-    if !pod.running || pod.leaving.is_some() {
-        return;
-    }
-    let grace_ms = pod.termination_grace_period_s.saturating_mul(1000);
-    pod.leaving = Some(Leaving {
-        ended_by_kubelet: true,
-        available_at_kill_bytes: available_bytes,
-        ..begun(pod, None, now_ns, grace_ms)
-    });
-}
-
-/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one goes when its grace period is
-/// over. A pod is taken back once while its threshold is met, so that pods cannot take turns for ever.
-fn refused(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    uid: &PodUid,
-    decisions: &mut Vec<Decision>,
-) {
-    let now_ns = state.now_ns;
-    let view = View::now(config, state);
-    let can_go = |other: &PodState| {
-        let is_spared = other.row.exempt || view.is_refused(other);
-        let has_time = other
-            .leaving
-            .is_some_and(|leaving| !leaving.ended_by_kubelet);
-        !has_time && !is_spared && view.is_candidate(other)
-    };
-    let has_other = state.pods.values().any(can_go);
-    let known = state.thresholds.iter();
-    let met_since_ns = known.filter_map(|known| known.first_observed_ns).min();
-    let Some(pod) = state.pods.get_mut(uid) else {
-        return;
-    };
-    let is_first = pod
-        .refused_until_ns
-        .is_none_or(|until_ns| met_since_ns.is_some_and(|since_ns| until_ns < since_ns));
-    let Some(leaving) = pod.leaving.filter(|leaving| {
-        let has_begun = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
-        leaving.evicted_for.is_some() && !has_begun
-    }) else {
-        return;
-    };
-    if !is_first || leaving.kill_at_ns <= now_ns {
-        return;
-    }
-    pod.refused_until_ns = Some(leaving.kill_at_ns);
-    if has_other {
-        pod.leaving = None;
-        pod.evictions = pod.evictions.saturating_sub(1);
-        decisions.push(Decision::Withdraw { uid: uid.clone() });
-    }
-}
-
-/// A pod that was not ended when its manifest was removed has ended now.
-fn forget_if_removed(state: &mut NodeState, uid: &PodUid) {
-    let is_over = |pod: &PodState| pod.removed && pod.leaving.is_none();
-    if state.pods.get(uid).is_some_and(is_over) {
-        state.pods.remove(uid);
-    }
-}
-
-/// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it did so long ago
-/// that the pod would count as stuck by now is past: the pod may have been started anew.
-fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &mut Vec<Decision>) {
-    let now_ns = state.now_ns;
-    let available_bytes = available_bytes(&state.observations);
-    if now_ns.saturating_sub(kill.killed_ns) >= STUCK_AFTER_KILL_NS {
-        return;
-    }
-    remedies::let_go(state, uid, decisions);
-    state.leaves(uid);
-    let Some(pod) = state.pods.get_mut(uid).filter(|pod| pod.running) else {
-        return;
-    };
-    let mut leaving = pod
-        .leaving
-        .unwrap_or_else(|| begun(pod, Some(Resource::Memory), now_ns, 0));
-    leaving.evicted_for.get_or_insert(Resource::Memory);
-    leaving.ended_by_kubelet = false;
-    if leaving.killed_at_ns.is_none() && leaving.empty_at_ns.is_none() {
-        killed(&mut leaving, now_ns, available_bytes);
-        decisions.push(Decision::Kill {
-            uid: uid.clone(),
-            why: KillReason::LastLine { reason: kill.why },
-        });
-    }
-    pod.leaving = Some(leaving);
 }
 
 /// The state of a pod whose ending begins now.
@@ -352,7 +153,7 @@ pub(crate) fn is_stuck(pod: &PodState, now_ns: u64) -> bool {
     pod.stuck && (pod.removed || now_ns.saturating_sub(pod.stuck_since_ns) < STUCK_FOR_NS)
 }
 
-fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
+pub(super) fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
     let is_over = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
     if is_over || leaving.ended_by_kubelet {
         return None;
@@ -363,14 +164,14 @@ fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
     (now_ns >= leaving.kill_at_ns).then_some(KillReason::GraceOver)
 }
 
-fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
+pub(super) fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
     let overdue = leaving
         .killed_at_ns
         .is_some_and(|at_ns| now_ns >= at_ns.saturating_add(RELEASE_AFTER_KILL_NS));
     overdue && leaving.empty_at_ns.is_none() && !leaving.released
 }
 
-fn ending(
+pub(super) fn ending(
     leaving: &Leaving,
     usage_bytes: Option<u64>,
     read_ns: u64,
@@ -419,5 +220,31 @@ pub(crate) fn next_ns(leaving: &Leaving, now_ns: u64) -> u64 {
         look_ns.min(leaving.kill_at_ns)
     } else {
         look_ns
+    }
+}
+
+/// Whether its eviction stands in the way of another one for `resource`.
+pub(crate) fn is_under_way(leaving: &Leaving, resource: Resource) -> bool {
+    match leaving.evicted_for {
+        Some(cause) => {
+            resource != Resource::Memory
+                || cause == Resource::Memory
+                || leaving.killed_at_ns.is_some()
+        }
+        None => false,
+    }
+}
+
+/// When the newest victim was still there, or may have been, nanoseconds, as seen at `now_ns`.
+pub(crate) fn victim_seen_ns(state: &NodeState, now_ns: u64) -> u64 {
+    let is_victim = |pod: &PodState| {
+        pod.leaving
+            .is_some_and(|leaving| leaving.evicted_for.is_some())
+    };
+    let seen_ns = state.victim_seen_ns.unwrap_or(now_ns);
+    if state.leaving().any(is_victim) {
+        now_ns
+    } else {
+        seen_ns
     }
 }

@@ -15,8 +15,8 @@ use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::model::unread::{Charged, Unread};
-use crate::policy::memory::freshness::most_used_bytes;
 use crate::policy::memory::share;
+use crate::policy::memory::usage_bounds::most_used_bytes;
 use crate::policy::memory::view::View;
 
 /// The table.

@@ -147,7 +147,7 @@ impl Ranking {
     /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `places`, whose content does not matter,
     /// has no room for all.
     pub fn rank(self, rows: &mut [RankRow], places: &mut Vec<Place>) {
-        places::sort(self, rows, places);
+        places::sort(self.order(), |a, b| self.compare(a, b), rows, places);
     }
 
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.

@@ -35,9 +35,8 @@ use crate::model::swap::PodSwap;
 use crate::model::threshold::{Operator, Threshold};
 use crate::model::units::PodUid;
 use crate::policy::memory::candidates;
-use crate::policy::memory::eviction;
 use crate::policy::memory::rank::Ranking;
-use crate::policy::memory::thresholds::Met;
+use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::Scratch;
 use crate::policy::memory::view::View;
 
@@ -313,7 +312,7 @@ fn time_left_ns(
     met: &Met,
     observations: &Observations,
 ) -> u64 {
-    if eviction::half_gone(config, observations, None).is_some() {
+    if thresholds::half_gone(config, observations, None).is_some() {
         return 0;
     }
     let value = |signal| {

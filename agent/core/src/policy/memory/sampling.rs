@@ -18,7 +18,7 @@ use crate::model::event::{Cause, Sample};
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeReading, NodeState};
 use crate::model::threshold::Operator;
-use crate::policy::memory::{breaker, eviction, foresight, leaving, remedies};
+use crate::policy::memory::{breaker, foresight, leaving, remedies, thresholds};
 
 /// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is noise.
 pub const STEP_MIN_BYTES: u64 = 64 * 4096;
@@ -88,7 +88,7 @@ pub(crate) fn arm(
             if (victim_in_grace || state.remedies.episode.is_some()) && threshold.is_hard() {
                 left = observation
                     .value
-                    .checked_sub(eviction::half(threshold, observation));
+                    .checked_sub(thresholds::half(threshold, observation));
             } else if let (Some(bytes), true) = (awaited_bytes, threshold.is_hard()) {
                 left = Some(bytes);
             } else if state.retained.is_some() && threshold.is_hard() {

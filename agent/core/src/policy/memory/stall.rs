@@ -12,7 +12,8 @@
 //! has only begun is no candidate, and before the second reading no pod is ([`is_known`]).
 
 use crate::model::signal::{Resource, Signal};
-use crate::model::state::{NodeState, PodState};
+use crate::model::state::NodeState;
+use crate::policy::memory::leaving;
 use crate::policy::memory::view::View;
 
 /// The window of a signal about stalls, nanoseconds; `None` for other signals.
@@ -50,21 +51,7 @@ const fn window_ns(signal: Signal) -> Option<u64> {
 
 /// Takes note of when the newest victim was still there, or may have been.
 pub(crate) fn observe(state: &mut NodeState) {
-    state.victim_seen_ns = Some(victim_seen_ns(state, state.now_ns));
-}
-
-/// When the newest victim was still there, or may have been, nanoseconds, as seen at `now_ns`.
-pub(crate) fn victim_seen_ns(state: &NodeState, now_ns: u64) -> u64 {
-    let is_victim = |pod: &PodState| {
-        pod.leaving
-            .is_some_and(|leaving| leaving.evicted_for.is_some())
-    };
-    let seen_ns = state.victim_seen_ns.unwrap_or(now_ns);
-    if state.leaving().any(is_victim) {
-        now_ns
-    } else {
-        seen_ns
-    }
+    state.victim_seen_ns = Some(leaving::victim_seen_ns(state, state.now_ns));
 }
 
 /// Whether what a signal shows is all of the time since the last victim was seen.

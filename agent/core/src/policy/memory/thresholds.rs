@@ -10,10 +10,10 @@
 //! hard comes before soft, then the order of the configuration.
 
 use crate::model::config::EngineConfig;
-use crate::model::decision::Decision;
+use crate::model::decision::{Decision, KillReason};
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal, Unit};
 use crate::model::state::{NodeState, ThresholdState};
-use crate::model::threshold::{Passes, Threshold};
+use crate::model::threshold::{Operator, Passes, Threshold};
 use crate::policy::memory::foresight::{Foreseen, Verdict};
 use crate::policy::memory::stall;
 use crate::policy::memory::view::View;
@@ -203,4 +203,44 @@ pub(crate) fn conditions(
             decisions.push(Decision::Condition { condition, status });
         }
     }
+}
+
+/// The first hard memory threshold of which less than half is left; or half of the horizon is over.
+pub(crate) fn half_gone(
+    config: &EngineConfig,
+    observations: &Observations,
+    foreseen: Option<&Verdict>,
+) -> Option<KillReason> {
+    let soon = foreseen.filter(|soon| soon.left_bytes < soon.half_bytes());
+    let soon = soon.map(|soon| KillReason::HeadroomHalved {
+        signal: Signal::KernelMemoryAvailable,
+        observed: soon.left_bytes,
+        limit: soon.half_bytes(),
+    });
+    let thresholds = config
+        .thresholds
+        .iter()
+        .filter(|threshold| is_memory_floor(threshold))
+        .find_map(|threshold| {
+            let observation = observations.get(threshold.signal)?;
+            let limit = half(threshold, observation);
+            (observation.value < limit).then_some(KillReason::HeadroomHalved {
+                signal: threshold.signal,
+                observed: observation.value,
+                limit,
+            })
+        });
+    soon.or(thresholds)
+}
+
+/// Whether it is a hard threshold below which memory runs out.
+pub(crate) fn is_memory_floor(threshold: &Threshold) -> bool {
+    threshold.is_hard()
+        && threshold.operator == Operator::LessThan
+        && threshold.signal.row().resource == Resource::Memory
+}
+
+/// Below this a victim of this threshold has no grace left.
+pub(crate) fn half(threshold: &Threshold, observation: Observation) -> u64 {
+    threshold.amount(observation.capacity) / 2
 }

@@ -22,7 +22,7 @@ use crate::policy::memory::lineup::Lineup;
 use crate::policy::memory::rank::{Place, RankRow};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, head, on_node, stall, target};
+use crate::policy::memory::{breaker, candidates, head, leaving, on_node, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +78,7 @@ impl ByNode {
     /// Of the sample that `view` has ahead.
     fn of(view: &View<'_>, sample: &Sample) -> Self {
         let (observations, swap_bytes) = view.observations();
-        let foreseen = view.foreseen(swap_bytes);
+        let foreseen = foresight::foreseen(view, swap_bytes);
         Self {
             at_ns: view.now_ns,
             cause: sample.cause,
@@ -196,7 +196,7 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
         return Next::Nothing;
     };
     let resource = met.resource();
-    if view.waits_for_victim(met, observations) || !stall::is_known(view, resource) {
+    if waits_for_victim(view, met, observations) || !stall::is_known(view, resource) {
         return Next::Nothing;
     }
     let sources = node_reclaim::sources(resource, view.config.layout);
@@ -209,6 +209,26 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
     } else {
         Next::Nothing
     }
+}
+
+/// Whether a threshold waits for a pod on its way out: an eviction is under way, or its kubelet ends a pod whose share may come back. Memory does not wait
+/// for a pod that was killed and does not go while ever less memory is available.
+fn waits_for_victim(view: &View<'_>, met: &Met, observations: &Observations) -> bool {
+    let resource = met.resource();
+    let known = view.state.thresholds.get(met.index);
+    let seen_ns = known.and_then(|known| known.first_observed_ns);
+    let since_ns = seen_ns.map(|seen_ns| seen_ns.saturating_add(met.threshold.grace_ns));
+    let met_ns = view.now_ns.saturating_sub(since_ns.unwrap_or(view.now_ns));
+    let mut leavers = view.state.leaving().filter_map(|pod| view.leaving(pod));
+    leavers.any(|leaving| {
+        let passed_over = resource == Resource::Memory
+            && leaving::is_overdue(&leaving, view.now_ns)
+            && leaving::has_memory_fallen(&leaving, observations);
+        let may_come_back =
+            || leaving::may_come_back(&leaving, resource, met_ns, observations, view.now_ns);
+        leaving::is_under_way(&leaving, resource) && !passed_over
+            || met.foreseen.is_none() && may_come_back()
+    })
 }
 
 /// Whether one pod goes for it: the first of the memory ranking that may. What else hangs on the figures of pods that are not ahead of it

@@ -10,15 +10,14 @@
 use crate::model::config::EngineConfig;
 use crate::model::decision::Ending;
 use crate::model::event::{PodMemory, Sample};
+use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
 use crate::model::state::{Hold, Leaving, NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::model::unread::Unread;
-use crate::policy::memory::freshness::most_used_bytes;
-use crate::policy::memory::rank::RankRow;
-use crate::policy::memory::thresholds::Met;
-use crate::policy::memory::{breaker, foresight, leaving, stall, swap};
+use crate::policy::memory::usage_bounds::most_used_bytes;
+use crate::policy::memory::{leaving, retained, swap};
 
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
@@ -53,6 +52,11 @@ impl<'a> View<'a> {
             now_ns: at_ns.max(state.now_ns),
             ahead: Some(sample),
         }
+    }
+
+    /// The sample ahead.
+    pub(crate) fn sample(&self) -> Option<&'a Sample> {
+        self.ahead
     }
 
     /// The sample ahead, if it has pods.
@@ -104,7 +108,7 @@ impl<'a> View<'a> {
         };
         let pods = self.state.leaving();
         pods.fold(known, |known, pod| match (pod.leaving, self.left(pod)) {
-            (Some(leaving), Some(Err(ending))) => breaker::after(
+            (Some(leaving), Some(Err(ending))) => retained::after(
                 self.config,
                 known,
                 &leaving,
@@ -143,33 +147,13 @@ impl<'a> View<'a> {
     /// time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
         let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
-        leaving.any(|leaving| is_under_way(&leaving, resource))
-    }
-
-    /// Whether a threshold waits for a pod on its way out: an eviction is under way, or its kubelet ends a pod whose share may come back. Memory does not wait
-    /// for a pod that was killed and does not go while ever less memory is available.
-    pub(crate) fn waits_for_victim(&self, met: &Met, observations: &Observations) -> bool {
-        let resource = met.resource();
-        let known = self.state.thresholds.get(met.index);
-        let seen_ns = known.and_then(|known| known.first_observed_ns);
-        let since_ns = seen_ns.map(|seen_ns| seen_ns.saturating_add(met.threshold.grace_ns));
-        let met_ns = self.now_ns.saturating_sub(since_ns.unwrap_or(self.now_ns));
-        let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
-        leaving.any(|leaving| {
-            let passed_over = resource == Resource::Memory
-                && leaving::is_overdue(&leaving, self.now_ns)
-                && leaving::has_memory_fallen(&leaving, observations);
-            let may_come_back =
-                || leaving::may_come_back(&leaving, resource, met_ns, observations, self.now_ns);
-            is_under_way(&leaving, resource) && !passed_over
-                || met.foreseen.is_none() && may_come_back()
-        })
+        leaving.any(|leaving| leaving::is_under_way(&leaving, resource))
     }
 
     /// When the newest victim was still there, or may have been, nanoseconds; `None`: no event was taken in yet.
     pub(crate) fn victim_seen_ns(&self) -> Option<u64> {
         match self.ahead {
-            Some(_) => Some(stall::victim_seen_ns(self.state, self.now_ns)),
+            Some(_) => Some(leaving::victim_seen_ns(self.state, self.now_ns)),
             None => self.state.victim_seen_ns,
         }
     }
@@ -238,24 +222,5 @@ impl<'a> View<'a> {
             swap_bytes,
         };
         (known.updated(&readings), swap_bytes)
-    }
-
-    /// The end of memory that is foreseen; `swap_bytes`: what free swap is worth with the sample ahead.
-    pub(crate) fn foreseen(&self, swap_bytes: u64) -> Option<foresight::Verdict> {
-        match self.ahead {
-            Some(sample) => foresight::would_foresee(self, sample, swap_bytes),
-            None => foresight::verdict(self.config, self.state),
-        }
-    }
-}
-
-fn is_under_way(leaving: &Leaving, resource: Resource) -> bool {
-    match leaving.evicted_for {
-        Some(cause) => {
-            resource != Resource::Memory
-                || cause == Resource::Memory
-                || leaving.killed_at_ns.is_some()
-        }
-        None => false,
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! - below the *line* (the largest hard threshold on memory), if a crossing was not acknowledged in time;
 //! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace by
-//!   [half](crate::policy::memory::eviction::half).
+//!   [half](crate::policy::memory::thresholds::half).
 //!
 //! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
 //! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
@@ -22,8 +22,8 @@ use crate::model::state::NodeState;
 use crate::model::units::PodUid;
 use crate::policy::memory::candidates;
 use crate::policy::memory::disruption::Budgeting;
-use crate::policy::memory::eviction::is_memory_floor;
 use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::memory::thresholds::is_memory_floor;
 use crate::policy::memory::view::View;
 
 #[cfg(doc)]

@@ -8,7 +8,9 @@
 //! the key has what fits (±2⁶⁵ nanos, 34 GiB), cut off monotonically. Rows with equal keys are compared by
 //! the comparators themselves.
 
-use super::{Comparator, Nanos, RankRow, Ranking};
+use std::cmp::Ordering;
+
+use crate::model::rank_row::{Comparator, Nanos, RankRow};
 
 /// Bits of a key that an amount gets: what flags, priority, overuse and share leave.
 const AMOUNT_BITS: u32 = 66;
@@ -22,8 +24,8 @@ pub struct Place {
     at: usize,
 }
 
-fn key(ranking: Ranking, row: &RankRow) -> u128 {
-    ranking.order().iter().fold(0, |key, step| match step {
+fn key(order: &[Comparator], row: &RankRow) -> u128 {
+    order.iter().fold(0, |key, step| match step {
         // 0 to 3.
         Comparator::Unnamed => key << 2 | u128::from(row.unnamed & 3),
         Comparator::MissingStats => key << 1 | u128::from(row.stats_known),
@@ -52,17 +54,23 @@ fn amount(row: &RankRow) -> u128 {
     (MOST - excess.clamp(LEAST, MOST)).unsigned_abs()
 }
 
-/// Sorts `rows`, the first to be evicted at index 0. Allocates only if `places` has no room for all.
-pub(super) fn sort(ranking: Ranking, rows: &mut [RankRow], places: &mut Vec<Place>) {
+/// Sorts `rows` by the comparators of `order`, which `compare` applies one after the other; the first to be evicted comes to index 0. Allocates only if
+/// `places` has no room for all.
+pub(super) fn sort(
+    order: &[Comparator],
+    compare: impl Fn(&RankRow, &RankRow) -> Ordering,
+    rows: &mut [RankRow],
+    places: &mut Vec<Place>,
+) {
     places.clear();
     places.extend(rows.iter().enumerate().map(|(at, row)| Place {
-        key: key(ranking, row),
+        key: key(order, row),
         at,
     }));
     places.sort_unstable_by(|a, b| {
         a.key
             .cmp(&b.key)
-            .then_with(|| ranking.compare(&rows[a.at], &rows[b.at]))
+            .then_with(|| compare(&rows[a.at], &rows[b.at]))
     });
     // Place i takes the row that is at places[i].at: one cycle after the other.
     for start in 0..places.len() {

@@ -1,0 +1,56 @@
+//! Memory that is still there when the pod that used it has gone. What follows from it: [`breaker`](crate::policy::memory::breaker).
+
+use crate::model::config::EngineConfig;
+use crate::model::decision::Ending;
+use crate::model::signal::Resource;
+use crate::model::state::{Hold, Leaving, Retained};
+use crate::model::units::PodUid;
+
+/// An eviction failed if less than one part in so many came back.
+pub(crate) const FREED_PART: u64 = 5;
+
+/// What is held after a pod has ended that was leaving and uses `used_bytes` now.
+pub(crate) fn after(
+    config: &EngineConfig,
+    known: Option<Hold>,
+    leaving: &Leaving,
+    ending: Ending,
+    used_bytes: u64,
+    now_ns: u64,
+) -> Option<Hold> {
+    let Some(breaker) = config.options.breaker else {
+        return known;
+    };
+    let freed_bytes = leaving.used_before_bytes.saturating_sub(used_bytes);
+    let failed = ending == Ending::Lingering
+        && leaving.evicted_for == Some(Resource::Memory)
+        && freed_bytes < leaving.used_before_bytes / FREED_PART;
+    if !failed {
+        return known;
+    }
+    let known = known.unwrap_or_default();
+    Some(Hold {
+        bytes: known.bytes.saturating_add(used_bytes),
+        until_ns: now_ns.saturating_add(breaker.interval_ns),
+        ..known
+    })
+}
+
+/// Takes note of what [`after`] says of a pod.
+pub(crate) fn remember(retained: &mut Option<Retained>, uid: &PodUid, hold: Option<Hold>) {
+    let Some(hold) = hold else { return };
+    match retained {
+        Some(known) if known.hold == hold => {}
+        Some(known) => {
+            known.uid = uid.clone();
+            known.hold = hold;
+        }
+        None => {
+            *retained = Some(Retained {
+                uid: uid.clone(),
+                hold,
+                reported: false,
+            });
+        }
+    }
+}
