@@ -17,6 +17,8 @@ pub const WEIGHT_MAX: u64 = 1_000_000;
 pub const LEVELS_MAX: usize = 8;
 /// The namespace that is unlimited if no Consumer says otherwise.
 const KUBE_SYSTEM: &str = "kube-system";
+/// The node of all pods whose node is not known. No node has this name. One for all of them: a tenant writes the node of its pods, and could make as many as it has pods.
+const NOT_THERE: &str = "";
 
 /// Amounts by the names of resources, in canonical units.
 pub type Named = BTreeMap<String, u64>;
@@ -272,7 +274,7 @@ impl<'a> Resolver<'a> {
             .collect()
     }
 
-    /// All nodes by name, and those that only pods name: they are not there.
+    /// All nodes by name, and [one](NOT_THERE) for those that only pods name.
     fn nodes(&mut self) -> Vec<Node> {
         let mut nodes = BTreeMap::new();
         for node in &self.objects.nodes {
@@ -293,6 +295,7 @@ impl<'a> Resolver<'a> {
                 },
             );
         }
+        let mut is_any_lost = false;
         for pod in &self.objects.pods {
             let Some(name) = pod.node.as_ref().filter(|name| !nodes.contains_key(*name)) else {
                 continue;
@@ -301,10 +304,13 @@ impl<'a> Resolver<'a> {
                 "runs on node {name}, which is not known; counted as on a node that is not ready"
             );
             self.note(shown_pod(pod), "UnknownNode", message);
+            is_any_lost = true;
+        }
+        if is_any_lost {
             nodes.insert(
-                name.clone(),
+                NOT_THERE.to_owned(),
                 Node {
-                    name: name.clone(),
+                    name: NOT_THERE.to_owned(),
                     allocatable: self.resources.unbounded(),
                     withheld: self.resources.none(),
                     state: NodeState::NotReady,
@@ -474,6 +480,7 @@ impl<'a> Resolver<'a> {
             );
         }
         let place_of = |name: &String| places.nodes.get(name.as_str()).copied();
+        let not_there = || places.nodes.get(NOT_THERE).copied();
         let namespace = places
             .namespaces
             .get(pod.namespace.as_str())
@@ -488,7 +495,10 @@ impl<'a> Resolver<'a> {
         Pod {
             uid: pod.uid.clone(),
             namespace,
-            node: pod.node.as_ref().and_then(place_of),
+            node: pod
+                .node
+                .as_ref()
+                .and_then(|name| place_of(name).or_else(not_there)),
             requests: self.amounts(&object, &pod.requests),
             priority: pod.priority,
             age: pod.age,
@@ -678,5 +688,46 @@ mod tests {
         let cluster = objects.resolve().unwrap().cluster;
         assert_eq!(cluster.names, ["kube-system", "namespace:web", "web"]);
         assert!(cluster.consumers[0].unlimited);
+    }
+
+    /// A tenant writes the node of its pod, and each pod can name another one.
+    #[test]
+    fn nodes_that_are_not_there_are_one() {
+        let pod = |at: usize| NamedPod {
+            uid: format!("u{at}"),
+            namespace: "a".to_owned(),
+            name: format!("p{at}"),
+            node: Some(format!("made-up-{at}")),
+            requests: named(&[("cpu", 1000), ("pods", 1)]),
+            priority: 0,
+            age: 0,
+            waiting: 0,
+            leaving: false,
+            daemon: false,
+            nodes: None,
+            budgets: BTreeSet::new(),
+        };
+        let node = NamedNode {
+            name: "n".to_owned(),
+            allocatable: named(&[("cpu", 4000), ("pods", 110)]),
+            withheld: Named::new(),
+            state: NodeState::Ready,
+        };
+        let objects = Objects {
+            nodes: vec![node],
+            pods: (0..1000).map(pod).collect(),
+            ..Objects::default()
+        };
+        let resolved = objects.resolve().unwrap();
+        let nodes: Vec<(&str, NodeState)> = resolved
+            .cluster
+            .nodes
+            .iter()
+            .map(|node| (node.name.as_str(), node.state))
+            .collect();
+        assert_eq!(nodes, [("", NodeState::NotReady), ("n", NodeState::Ready)]);
+        // They wait to come back, and each says so.
+        assert!(resolved.cluster.pods.iter().all(|pod| pod.node == Some(0)));
+        assert_eq!(resolved.conditions.len(), 1000);
     }
 }
