@@ -13,9 +13,11 @@ use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
-use plimsoll_core::kube::budget::DisruptionBudget;
+use plimsoll_core::kube::budget::{
+    DisruptionBudget, LabelSelector, OF_A_NAMESPACE_MAX, SELECTOR_BYTES_MAX,
+};
 use plimsoll_core::kube::owner::OwnerReference;
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod::{DEFAULT_NAMESPACE, Pod};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::time::Time;
 
@@ -27,6 +29,9 @@ const BYTES_MAX: u64 = 256 << 20;
 
 /// Values in one file.
 const VALUES_MAX: usize = 32_000_000;
+
+/// Bytes of a pod's node selector, with 16 for each label.
+const NODE_SELECTOR_BYTES_MAX: usize = 4096;
 
 /// How long something without a time stamp is taken to have been there: longer than any grace period.
 const LONG_S: u64 = 86_400;
@@ -62,7 +67,7 @@ pub fn read(
         snapshot: Snapshot::default(),
         labels: BTreeMap::new(),
         pods: Vec::new(),
-        budgets: Vec::new(),
+        budgets: BTreeMap::new(),
     };
     for path in paths {
         let (file, text) = read_or_stdin(path, &mut stdin, BYTES_MAX);
@@ -85,7 +90,8 @@ struct Reader {
     /// Of the nodes.
     labels: BTreeMap<String, BTreeMap<String, String>>,
     pods: Vec<FoundPod>,
-    budgets: Vec<DisruptionBudget>,
+    /// By namespace.
+    budgets: BTreeMap<String, Vec<DisruptionBudget>>,
 }
 
 /// A pod, with what is looked up when all files are read.
@@ -331,9 +337,34 @@ impl Reader {
     }
 
     fn budget(&mut self, document: &Node) {
-        match serde_json::from_value(document.to_json()) {
-            Ok(budget) => self.budgets.push(budget),
-            Err(error) => self.wrong(document.line, "PodDisruptionBudget", error.to_string()),
+        let budget: DisruptionBudget = match serde_json::from_value(document.to_json()) {
+            Ok(budget) => budget,
+            Err(error) => {
+                self.wrong(document.line, "PodDisruptionBudget", error.to_string());
+                return;
+            }
+        };
+        let selector = budget.spec.selector.as_ref();
+        if let Some(bytes) = selector
+            .map(LabelSelector::bytes)
+            .filter(|bytes| *bytes > SELECTOR_BYTES_MAX)
+        {
+            let what = format!(
+                "{bytes} bytes to compare with each pod, and {SELECTOR_BYTES_MAX} is the most; in a cluster no pod of the namespace is evicted then. Select by fewer labels, or leave the budget out"
+            );
+            self.wrong(document.line, "spec.selector", what);
+            return;
+        }
+        let namespace = budget.metadata.namespace.as_deref();
+        let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE).to_owned();
+        let budgets = self.budgets.entry(namespace.clone()).or_default();
+        budgets.push(budget);
+        // Said once.
+        if budgets.len() == OF_A_NAMESPACE_MAX + 1 {
+            let what = format!(
+                "namespace {namespace} has more than {OF_A_NAMESPACE_MAX} disruption budgets; in a cluster no pod of it is evicted then. Leave out those that it does not need"
+            );
+            self.wrong(document.line, "PodDisruptionBudget", what);
         }
     }
 
@@ -404,6 +435,15 @@ impl Reader {
             budgets: BTreeSet::new(),
         };
         let selector = texts(part("spec", "nodeSelector"));
+        let lengths = selector.iter().map(|(key, value)| key.len() + value.len());
+        let bytes = lengths.sum::<usize>() + 16 * selector.len();
+        if bytes > NODE_SELECTOR_BYTES_MAX {
+            let what = format!(
+                "{bytes} bytes to compare with each node, and {NODE_SELECTOR_BYTES_MAX} is the most; in a cluster no room is made for such a pod. Select by fewer labels, or leave the pod out"
+            );
+            self.wrong(document.line, "spec.nodeSelector", what);
+            return;
+        }
         self.pods.push(FoundPod {
             named,
             pod,
@@ -418,24 +458,21 @@ impl Reader {
             return Err(self.errors);
         }
         let objects = &mut self.snapshot.objects;
-        for budget in &self.budgets {
-            let namespace = budget
-                .metadata
-                .namespace
-                .as_deref()
-                .unwrap_or(plimsoll_core::kube::pod::DEFAULT_NAMESPACE);
-            let allowed = budget
-                .status
-                .and_then(|status| status.disruptions_allowed)
-                .unwrap_or(0);
-            objects.budgets.insert(
-                (namespace.to_owned(), budget.metadata.name.clone()),
-                allowed.into(),
-            );
+        for (namespace, budgets) in &self.budgets {
+            for budget in budgets {
+                let allowed = budget
+                    .status
+                    .and_then(|status| status.disruptions_allowed)
+                    .unwrap_or(0);
+                objects.budgets.insert(
+                    (namespace.clone(), budget.metadata.name.clone()),
+                    allowed.into(),
+                );
+            }
         }
-        let lost = objects.nodes.iter();
-        let lost = lost.filter(|node| node.state == NodeState::NotReady);
-        let lost: BTreeSet<String> = lost.map(|node| node.name.clone()).collect();
+        let there = objects.nodes.iter();
+        let there = there.filter(|node| node.state != NodeState::NotReady);
+        let there: BTreeSet<String> = there.map(|node| node.name.clone()).collect();
         for found in self.pods {
             let FoundPod {
                 mut named,
@@ -444,18 +481,22 @@ impl Reader {
                 deletion,
             } = found;
             let leaving = deletion.map_or(Leaving::No, |deletion| deletion.leaving(self.newest_s));
-            // From a node that is lost none comes back.
+            // From a node that is lost, or that nobody knows, none comes back.
             let is_lost = leaving != Leaving::No
                 && named
                     .node
                     .as_deref()
-                    .is_some_and(|node| lost.contains(node));
+                    .is_some_and(|node| !there.contains(node));
             named.leaving |= is_lost || leaving == Leaving::Soon;
             // Nothing can be done about it but by its node.
             named.daemon |= leaving == Leaving::Hangs;
             // The Eviction API asks no budget of a pod that is being deleted.
-            let budgets = self.budgets.iter().filter(|_| leaving != Leaving::Later);
-            let selecting = budgets.filter(|budget| budget.selects(&pod));
+            let budgets = self.budgets.get(&named.namespace);
+            let budgets = budgets.filter(|_| leaving != Leaving::Later);
+            let selecting = budgets
+                .into_iter()
+                .flatten()
+                .filter(|budget| budget.selects(&pod));
             named.budgets = selecting
                 .map(|budget| budget.metadata.name.clone())
                 .collect();
@@ -692,6 +733,72 @@ status: {{allocatable: {{memory: 7Gi}}, conditions: [{{type: Ready, status: "Tru
         assert_eq!(leaving("1970-01-12T13:00:40Z"), (false, true));
         // A clock that is ahead of this one counts as this one.
         assert_eq!(leaving("1970-02-12T00:00:00Z"), (false, true));
+    }
+
+    #[test]
+    fn budgets_and_selectors_beyond_what_is_compared_are_errors() {
+        let budgets = |count: usize| {
+            let budget = |at: usize| {
+                format!(
+                    "kind: PodDisruptionBudget\nmetadata: {{name: b{at}, namespace: web}}\nspec: {{selector: {{}}}}\n---\n"
+                )
+            };
+            (0..count).map(budget).collect::<String>()
+        };
+        let most = read_text(&budgets(100)).unwrap();
+        assert_eq!(most.objects.budgets.len(), 100);
+        let errors = read_text(&budgets(103)).unwrap_err();
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(
+            errors.contains("namespace web has more than 100 disruption budgets"),
+            "{errors}"
+        );
+        let selector = |value: usize| {
+            let value = "v".repeat(value);
+            read_text(&format!(
+                "kind: PodDisruptionBudget\nmetadata: {{name: b}}\nspec: {{selector: {{matchLabels: {{app: {value}}}}}}}\n"
+            ))
+        };
+        assert!(selector(1024 - 16 - 3).is_ok());
+        let errors = selector(1024 - 16 - 2).unwrap_err();
+        assert!(
+            errors.contains("spec.selector: 1025 bytes to compare with each pod"),
+            "{errors}"
+        );
+        let nodes = |labels: usize| {
+            let labels: Vec<String> = (0..labels).map(|at| format!("l{at:03}: abcd")).collect();
+            let labels = labels.join(", ");
+            read_text(&format!(
+                "kind: Pod\nmetadata: {{name: p}}\nspec: {{nodeSelector: {{{labels}}}, containers: [{{name: c}}]}}\n"
+            ))
+        };
+        assert!(nodes(4096 / 24).is_ok());
+        let errors = nodes(4096 / 24 + 1).unwrap_err();
+        assert!(
+            errors.contains("spec.nodeSelector: 4104 bytes to compare with each node"),
+            "{errors}"
+        );
+    }
+
+    /// As in a cluster: it has a year to leave, and none comes back from a node that is not there.
+    #[test]
+    fn a_pod_that_leaves_from_a_node_that_no_file_names_has_left() {
+        let leaving = |node: &str| {
+            let text = format!(
+                r#"
+kind: Node
+metadata: {{name: n1}}
+status: {{allocatable: {{memory: 7Gi}}}}
+---
+kind: Pod
+metadata: {{name: p, namespace: web, deletionTimestamp: "1971-01-12T13:00:00Z", deletionGracePeriodSeconds: 31536000}}
+spec: {{nodeName: {node}, containers: [{{name: c}}]}}
+"#
+            );
+            read_text(&text).unwrap().objects.pods[0].leaving
+        };
+        assert!(!leaving("n1"));
+        assert!(leaving("gone"));
     }
 
     #[test]

@@ -12,6 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::{Metadata, Pod};
 
+/// Disruption budgets of a namespace that the arbitrator compares with its pods, at most: its owners make as many as they like.
+pub const OF_A_NAMESPACE_MAX: usize = 100;
+/// [Bytes](LabelSelector::bytes) of a selector that the arbitrator compares, at most.
+pub const SELECTOR_BYTES_MAX: usize = 1024;
+
 /// A PodDisruptionBudget.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -118,6 +123,17 @@ pub enum LabelOperator {
 }
 
 impl LabelSelector {
+    /// Bytes of what it compares, with 16 for each text.
+    pub fn bytes(&self) -> usize {
+        let labels = self.match_labels.iter();
+        let labels = labels.map(|(key, value)| key.len() + value.len() + 16);
+        let expressions = self.match_expressions.iter().map(|expression| {
+            let values = expression.values.iter().map(|value| value.len() + 16);
+            expression.key.len() + 16 + values.sum::<usize>()
+        });
+        labels.chain(expressions).sum()
+    }
+
     /// Whether a pod with these labels is selected.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use plimsoll_core::kube::budget::{DisruptionBudget, LabelSelector};
+use plimsoll_core::kube::budget::{DisruptionBudget, LabelSelector, SELECTOR_BYTES_MAX};
 use serde::Deserialize;
 
 use super::{Meta, Texts, read};
-
-/// Bytes of a budget's selector. One that is longer selects all pods of its namespace, and allows none to go: its owner wants some of them to stay.
-const SELECTOR_BYTES_MAX: usize = 1024;
 
 /// A disruption budget.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,7 +40,8 @@ impl SeenBudget {
         let selector = budget.spec.selector;
         let is_long = selector
             .as_ref()
-            .is_some_and(|it| bytes(it) > SELECTOR_BYTES_MAX);
+            .is_some_and(|it| it.bytes() > SELECTOR_BYTES_MAX);
+        // Then it selects all pods of its namespace, and allows none to go: its owner wants some of them to stay.
         let seen = Self {
             selector: if is_long {
                 Some(LabelSelector::default())
@@ -58,17 +56,6 @@ impl SeenBudget {
         let namespace = budget.metadata.namespace.unwrap_or_default();
         Ok(((namespace, budget.metadata.name), seen))
     }
-}
-
-/// Bytes of what a selector compares, with some for each text.
-fn bytes(selector: &LabelSelector) -> usize {
-    let labels = selector.match_labels.iter();
-    let labels = labels.map(|(key, value)| key.len() + value.len() + 16);
-    let expressions = selector.match_expressions.iter().map(|expression| {
-        let values = expression.values.iter().map(|value| value.len() + 16);
-        expression.key.len() + 16 + values.sum::<usize>()
-    });
-    labels.chain(expressions).sum()
 }
 
 /// Names of budgets of the pod's namespace that select it.
@@ -101,7 +88,10 @@ mod tests {
         };
         let usual = budget(10);
         assert_eq!(
-            (usual.selector.as_ref().map(bytes), usual.allowed),
+            (
+                usual.selector.as_ref().map(LabelSelector::bytes),
+                usual.allowed
+            ),
             (Some(197), 5)
         );
         let long = budget(100_000);
