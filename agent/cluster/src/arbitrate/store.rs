@@ -19,8 +19,9 @@ use super::seen::quota::SeenQuota;
 use super::seen::{SeenNamespace, uid_of};
 use crate::heard::Heard;
 
-/// Disruption budgets, and resource quotas, of a namespace. Where there are more, no pod of it is evicted, or none for it.
-pub const OF_A_NAMESPACE_MAX: usize = 100;
+/// Disruption budgets, resource quotas, and Allocations, of a namespace. Where there are more, no pod of it is evicted, none for it, or its Allocation is not written.
+pub use plimsoll_core::kube::budget::OF_A_NAMESPACE_MAX;
+
 /// Pending pods of a namespace. Those beyond are not known, and so not asked for.
 const PENDING_MAX: usize = 100_000;
 /// Without doubt about all, a kind is listed for what was left out only so often, milliseconds: each list holds evictions back for some seconds.
@@ -552,6 +553,66 @@ mod tests {
         store.hear(Kind::Budgets, Heard::Listed);
         assert!(!store.has_many_budgets("flood"));
         assert_eq!(store.left_out(Kind::Budgets), 0);
+    }
+
+    #[test]
+    fn a_list_neither_ends_nor_makes_a_doubt_about_a_namespace_before_it_is_whole() {
+        let mut store = Store::default();
+        let budget = |name: &str, at: usize| {
+            object(&json!({"metadata": {"name": format!("{name}{at}"), "namespace": "a"}}))
+        };
+        for kind in Kind::ALL {
+            store.hear(kind, Heard::List);
+            store.hear(kind, Heard::Listed);
+        }
+        for at in 0..=OF_A_NAMESPACE_MAX + 1 {
+            store.hear(Kind::Budgets, budget("b", at));
+        }
+        let gone = json!({"metadata": {"name": "b0", "namespace": "a"}});
+        let gone = || Heard::Gone(gone.to_string().into_bytes());
+        store.hear(Kind::Budgets, gone());
+        store.hear(Kind::Budgets, Heard::List);
+        assert!(store.has_many_budgets("a"), "so far as is known");
+        // They were made anew by other names.
+        for at in 0..OF_A_NAMESPACE_MAX {
+            store.hear(Kind::Budgets, budget("c", at));
+        }
+        store.hear(Kind::Budgets, Heard::Listed);
+        assert!(!store.has_many_budgets("a"));
+        assert_eq!(store.budgets.len(), OF_A_NAMESPACE_MAX);
+        assert_eq!(store.left_out(Kind::Budgets), 0);
+    }
+
+    /// Pods that run have no namespace that could bear them: the cluster is too large.
+    #[test]
+    fn more_pods_than_all_may_have_cost_first_who_waits_and_then_all() {
+        let mut store = Store::default();
+        for kind in Kind::ALL {
+            store.hear(kind, Heard::List);
+            store.hear(kind, Heard::Listed);
+        }
+        let most = Kind::Pods.most();
+        assert!(store.hear(Kind::Pods, pod("waits")));
+        let running = |at: usize| SeenPod {
+            namespace: "b".to_owned(),
+            node: Some("n".to_owned()),
+            started_unix_ms: Some(1),
+            name: at.to_string(),
+            ..SeenPod::default()
+        };
+        for at in 1..most.in_all {
+            store.pods.put(format!("r{at}"), running(at), most);
+        }
+        assert_eq!(store.pods.len(), most.in_all);
+        let next = |uid: &str| json!({"metadata": {"name": uid, "namespace": "b", "uid": uid}, "spec": {"nodeName": "n", "containers": []}, "status": {"startTime": "2026-11-22T08:00:00Z"}});
+        store.hear(Kind::Pods, object(&next("one")));
+        assert_eq!((store.pods.left_out_of("a"), store.stale()), (1, None));
+        store.hear(Kind::Pods, object(&next("two")));
+        assert_eq!(
+            store.stale(),
+            Some((Kind::Pods, "1 beyond the bound".to_owned()))
+        );
+        assert_eq!(store.left_out(Kind::Pods), 2);
     }
 
     #[test]

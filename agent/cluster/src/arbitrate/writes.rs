@@ -287,10 +287,15 @@ impl Arbiter {
             if let Some(namespace) = namespace.filter(|it| self.lives(it)) {
                 let key = (namespace.to_owned(), name.clone());
                 let seen = self.store.allocations.get(&key);
-                places.push(match seen {
-                    None => (Target::Allocation(key.0, key.1), None),
-                    Some(seen) => (Target::AllocationStatus(key.0, key.1), Some(&seen.status)),
-                });
+                match seen {
+                    // It may be among those that are not kept, as it should be.
+                    None if self.store.allocations.left_out_of(namespace) > 0 => {}
+                    None => places.push((Target::Allocation(key.0, key.1), None)),
+                    Some(seen) => {
+                        let target = Target::AllocationStatus(key.0, key.1);
+                        places.push((target, Some(&seen.status)));
+                    }
+                }
             }
             for (target, there) in places {
                 let difference = there.map_or(Difference::Much(1000), |there| {

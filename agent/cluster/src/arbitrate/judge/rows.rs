@@ -1,6 +1,6 @@
 //! What is found for each Consumer: its amounts, and what is wrong with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::arbitration::amounts::{Amounts, Bounds};
 use plimsoll_core::arbitration::census::Census;
@@ -119,6 +119,12 @@ fn left_out(store: &Store, namespace: &str) -> Vec<(&'static str, String)> {
         );
         wrong.push(("TooManyQuotas", text));
     }
+    if store.allocations.left_out_of(namespace) > 0 {
+        let text = format!(
+            "its namespace has more than {OF_A_NAMESPACE_MAX} Allocations, so that its own may not be kept up to date: delete the others"
+        );
+        wrong.push(("TooManyAllocations", text));
+    }
     let pods = store.pods.left_out_of(namespace);
     if pods > 0 {
         let text = format!(
@@ -131,21 +137,22 @@ fn left_out(store: &Store, namespace: &str) -> Vec<(&'static str, String)> {
 
 /// Conditions of Consumers go to their rows, the others are counted.
 pub(super) fn blame(judgement: &mut Judgement, conditions: Vec<Condition>) {
+    let rows = std::mem::take(&mut judgement.rows).into_iter();
+    let mut rows: BTreeMap<String, Row> = rows.map(|row| (row.name.clone(), row)).collect();
     for condition in conditions {
         let Some(name) = condition.object.strip_prefix("Consumer ") else {
             *judgement.wrong_objects.entry(condition.reason).or_default() += 1;
             continue;
         };
         let wrong = (condition.reason, condition.message);
-        match judgement.rows.iter_mut().find(|row| row.name == name) {
-            Some(row) => row.wrong.push(wrong),
-            None => judgement.rows.push(Row {
-                name: name.to_owned(),
-                wrong: vec![wrong],
-                ..Row::default()
-            }),
-        }
+        let row = rows.entry(name.to_owned()).or_insert_with(|| Row {
+            name: name.to_owned(),
+            ..Row::default()
+        });
+        row.wrong.push(wrong);
     }
+    // By name, as they are looked for.
+    judgement.rows = rows.into_values().collect();
 }
 
 pub(super) fn bounds(bounds: &Bounds) -> Amounts {
@@ -183,4 +190,63 @@ fn dominant(cluster: &Cluster, used: &[u64], capacity: &Bounds) -> Option<(Strin
         if is_greater { next } else { greatest }
     });
     greatest.map(|(name, used, capacity)| (name.to_owned(), used, capacity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arbitrate::seen::pod::SeenPod;
+    use crate::arbitrate::store::Most;
+
+    #[test]
+    fn a_namespace_with_more_pods_than_are_looked_at_says_so() {
+        let mut store = Store::default();
+        let pod = SeenPod {
+            namespace: "a".to_owned(),
+            ..SeenPod::default()
+        };
+        let most = Most {
+            in_all: 2,
+            of_each: 1,
+        };
+        store.pods.put("u1".to_owned(), pod.clone(), most);
+        assert_eq!(left_out(&store, "a"), []);
+        store.pods.put("u2".to_owned(), pod, most);
+        let [(reason, text)] = &left_out(&store, "a")[..] else {
+            panic!("{:?}", left_out(&store, "a"));
+        };
+        assert_eq!(*reason, "TooManyPods");
+        assert!(text.contains("1 times one was left out"), "{text}");
+        assert_eq!(left_out(&store, "b"), []);
+    }
+
+    #[test]
+    fn a_condition_finds_its_row_or_makes_one_in_its_place() {
+        let row = |name: &str| Row {
+            name: name.to_owned(),
+            ..Row::default()
+        };
+        let mut judgement = Judgement {
+            rows: vec![row("b"), row("d")],
+            ..Judgement::default()
+        };
+        let said = |object: &str| Condition {
+            object: object.to_owned(),
+            reason: "NoParent",
+            message: String::new(),
+        };
+        let conditions = [
+            "Consumer d",
+            "Consumer c",
+            "Consumer a",
+            "Consumer c",
+            "Pod a/b",
+        ];
+        blame(&mut judgement, conditions.map(said).into());
+        let rows = judgement.rows.iter();
+        let rows: Vec<(&str, usize)> = rows.map(|row| (&*row.name, row.wrong.len())).collect();
+        // Rows are looked for by name.
+        assert_eq!(rows, [("a", 1), ("b", 0), ("c", 2), ("d", 1)]);
+        assert_eq!(judgement.wrong_objects["NoParent"], 1);
+    }
 }

@@ -29,12 +29,16 @@ pub trait Borne<K> {
 pub struct Kept<K, V> {
     all: BTreeMap<K, V>,
     listing: Option<BTreeSet<K>>,
+    /// While a list is on its way: keys of objects with a bearer that it has not shown so far, by namespace.
+    not_shown: BTreeMap<String, BTreeSet<K>>,
     /// Keys of objects with a bearer, by namespace.
     borne: BTreeMap<String, BTreeSet<K>>,
     /// How many each namespace bears, least first.
     sizes: BTreeSet<(usize, String)>,
     /// Objects that were left out since the last list began, by namespace.
     left_out: BTreeMap<String, u64>,
+    /// Those that were left out before it, until it is whole.
+    left_out_before: BTreeMap<String, u64>,
 }
 
 impl<K, V> Default for Kept<K, V> {
@@ -42,9 +46,11 @@ impl<K, V> Default for Kept<K, V> {
         Self {
             all: BTreeMap::new(),
             listing: None,
+            not_shown: BTreeMap::new(),
             borne: BTreeMap::new(),
             sizes: BTreeSet::new(),
             left_out: BTreeMap::new(),
+            left_out_before: BTreeMap::new(),
         }
     }
 }
@@ -80,18 +86,20 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         self.all.is_empty()
     }
 
-    /// How many objects of the namespace were left out since they were last listed.
+    /// How many objects of the namespace were left out since they were last listed. While a list is on its way no fewer than before it.
     #[must_use]
     pub fn left_out_of(&self, namespace: &str) -> u64 {
-        self.left_out.get(namespace).copied().unwrap_or(0)
+        let counts = [&self.left_out, &self.left_out_before].map(|it| it.get(namespace));
+        counts.into_iter().flatten().copied().max().unwrap_or(0)
     }
 
     /// The same, of all namespaces together.
     #[must_use]
     pub fn left_out(&self) -> u64 {
-        self.left_out
-            .values()
-            .fold(0, |sum, count| sum.saturating_add(*count))
+        let all = [&self.left_out, &self.left_out_before];
+        let namespaces: BTreeSet<&String> = all.into_iter().flat_map(BTreeMap::keys).collect();
+        let counts = namespaces.into_iter().map(|it| self.left_out_of(it));
+        counts.fold(0, u64::saturating_add)
     }
 
     /// Whether a list would find objects that were left out and have room now.
@@ -108,7 +116,12 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
 
     pub(super) fn list(&mut self) {
         self.listing = Some(BTreeSet::new());
-        self.left_out.clear();
+        self.not_shown.clone_from(&self.borne);
+        // The one before may not have come to its end.
+        for (namespace, count) in std::mem::take(&mut self.left_out) {
+            let before = self.left_out_before.entry(namespace).or_default();
+            *before = count.max(*before);
+        }
     }
 
     /// Whether something changed.
@@ -116,20 +129,27 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         let Some(listed) = self.listing.take() else {
             return false;
         };
+        self.not_shown.clear();
+        let before = std::mem::take(&mut self.left_out_before);
+        let mut namespaces = before.keys();
+        let is_none_left_out = namespaces.any(|it| !self.left_out.contains_key(it));
         let keys = self.all.keys();
         let gone: Vec<K> = keys.filter(|key| !listed.contains(key)).cloned().collect();
         gone.iter().for_each(|key| {
             self.take_out(key);
         });
-        !gone.is_empty()
+        !gone.is_empty() || is_none_left_out
     }
 
     /// Whether something changed; nothing: there are too many, and nothing gives way.
-    pub(super) fn put(&mut self, key: K, value: V, most: Most) -> Option<bool> {
+    pub(in crate::arbitrate) fn put(&mut self, key: K, value: V, most: Most) -> Option<bool> {
         let before = self.all.get(&key);
         let stays = before.is_some_and(|before| before.bearer(&key) == value.bearer(&key));
         if stays {
             let changed = before != Some(&value);
+            if let Some(keys) = value.bearer(&key).and_then(|it| self.not_shown.get_mut(it)) {
+                keys.remove(&key);
+            }
             self.note_listed(&key);
             self.all.insert(key, value);
             return Some(changed);
@@ -141,7 +161,10 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         if let (Some(bearer), Some(count)) = (&bearer, of_bearer)
             && count >= most.of_each
         {
-            return self.leave_out(bearer.clone(), most);
+            match self.not_listed_of(bearer) {
+                Some(other) => self.take_out(&other),
+                None => return self.leave_out(bearer.clone(), most),
+            };
         }
         if self.all.len() >= most.in_all {
             let gives_way =
@@ -170,8 +193,16 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         }
     }
 
+    /// One of the namespace's objects that the list which is on its way has not shown so far: it may be gone. If it is not, the list shows it later.
+    fn not_listed_of(&self, namespace: &str) -> Option<K> {
+        self.not_shown.get(namespace)?.last().cloned()
+    }
+
     /// One object of the namespace makes room for another.
     fn give_way(&mut self, namespace: String, most: Most) -> Option<bool> {
+        if let Some(key) = self.not_listed_of(&namespace) {
+            return Some(self.take_out(&key));
+        }
         let keys = self.borne.get(&namespace)?;
         let key = keys.last()?.clone();
         self.take_out(&key);
@@ -202,7 +233,11 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         let Some((key, value)) = self.all.remove_entry(key) else {
             return false;
         };
-        if let Some(bearer) = value.bearer(&key)
+        let bearer = value.bearer(&key);
+        if let Some(keys) = bearer.and_then(|it| self.not_shown.get_mut(it)) {
+            keys.remove::<K>(&key);
+        }
+        if let Some(bearer) = bearer
             && let Some(keys) = self.borne.get_mut(bearer)
         {
             keys.remove::<K>(&key);
@@ -266,6 +301,54 @@ mod tests {
             (4, 0)
         );
         assert_eq!(kept.left_out(), 4);
+    }
+
+    /// A list takes a while, and until it ends nobody knows that fewer are there.
+    #[test]
+    fn what_was_left_out_stays_so_until_a_list_is_whole() {
+        let mut kept = Kept::default();
+        for key in 0..9 {
+            kept.put(key, Object(Some("flood")), MOST);
+        }
+        for _ in 0..2 {
+            kept.list();
+            assert_eq!((kept.left_out_of("flood"), kept.left_out()), (1, 1));
+            kept.put(0, Object(Some("flood")), MOST);
+            assert_eq!(kept.left_out_of("flood"), 1, "and it breaks off");
+        }
+        assert!(kept.listed());
+        assert_eq!((keys(&kept), kept.left_out()), (vec![0], 0));
+    }
+
+    /// While no watch said so, all that was there went, and as much came.
+    #[test]
+    fn what_a_list_has_not_shown_gives_way_to_what_it_shows() {
+        let mut kept = Kept::default();
+        for key in 0..8 {
+            kept.put(key, Object(Some("a")), MOST);
+        }
+        kept.put(20, Object(Some("b")), MOST);
+        kept.list();
+        for key in 10..18 {
+            assert!(kept.put(key, Object(Some("a")), MOST).is_some());
+        }
+        // No room for all together: what may be gone goes first.
+        kept.put(21, Object(Some("b")), MOST);
+        assert_eq!((kept.left_out_of("a"), kept.left_out_of("b")), (0, 0));
+        kept.listed();
+        assert_eq!(keys(&kept), [10, 11, 12, 13, 14, 15, 16, 17, 21]);
+        // One that is there all the same, and comes later in the list, is left out.
+        kept.list();
+        for key in (10..19).chain([21]) {
+            kept.put(
+                key,
+                Object(if key == 21 { Some("b") } else { Some("a") }),
+                MOST,
+            );
+        }
+        kept.listed();
+        assert_eq!(kept.left_out_of("a"), 1);
+        assert_eq!(kept.len(), 9);
     }
 
     #[test]

@@ -176,3 +176,27 @@ fn limits_count_where_a_consumer_names_them() {
     world.run(2, true, |_| None);
     assert_eq!(row(&world).hard["limits.cpu"], 4_000);
 }
+
+/// Whoever may write in the namespace makes others beside it, which sort before its own.
+#[test]
+fn an_allocation_among_too_many_is_not_written_again_and_again() {
+    let mut world = World::new(false);
+    for at in 0..200 {
+        let other = json!({"metadata": {"name": format!("0-{at:03}"), "namespace": "a"}});
+        world.see(Kind::Allocations, &other);
+    }
+    let own = json!({"metadata": {"name": "a", "namespace": "a"}});
+    world.see(Kind::Allocations, &own);
+    let calls = world.run(60, true, |_| None);
+    let written = |namespace: &str| {
+        let own = |target: &Target| matches!(target, Target::Allocation(of, _) | Target::AllocationStatus(of, _) if of == namespace);
+        calls.iter().filter(|(target, _)| own(target)).count()
+    };
+    assert_eq!(written("a"), 0);
+    assert!(written("b") > 0);
+    let condition = accepted(&calls, "a");
+    assert_eq!(
+        condition,
+        Some(("False".into(), "TooManyAllocations".into()))
+    );
+}
