@@ -146,6 +146,8 @@ fn pods_come_and_go() -> Outcome {
 /// The kernel freezes the loop's thread alone, in a threaded cgroup: it stands still wherever it is, and the rest of the agent goes on.
 fn frozen_loop() -> Outcome {
     const EXIT_HUNG: i32 = 70;
+    /// Several times what the watchdog waits.
+    const HUNG_TIMEOUT: Duration = Duration::from_secs(300);
     let node = Node::new()?;
     let name = node.directory.join("supervisor.sock");
     let supervisor = UnixDatagram::bind(&name)?;
@@ -172,6 +174,11 @@ fn frozen_loop() -> Outcome {
     fs::write(threads.join("cgroup.type"), "threaded")?;
     fs::write(threads.join("cgroup.threads"), agent.pid().to_string())?;
     fs::write(threads.join("cgroup.freeze"), "1")?;
+    let has_ended = agent.wait_gone(HUNG_TIMEOUT);
+    if !has_ended {
+        fs::write(threads.join("cgroup.freeze"), "0")?;
+    }
+    ensure!(has_ended, "the agent lives, and its loop does not turn");
     let status = agent.0.wait()?;
     let said = fs::read_to_string(errors)?;
     fs::remove_dir(&threads)?;
