@@ -10,7 +10,7 @@ use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use crate::daemon::observer::NodeObserver;
 use crate::daemon::pod_meters::PodMeters;
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, PodMemoryFiles};
+use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, MemoryLimitFile, PodMemoryFiles};
 use crate::host::clock::now_ns;
 use crate::host::file::FileError;
 use crate::host::meminfo::{self, MeminfoFile};
@@ -42,6 +42,8 @@ pub struct Sampler {
     kubepods: PodMemoryFiles,
     /// Its newest full reading.
     kubepods_memory: CgroupMemory,
+    /// What the kubelet limits it to, and what this node's own configuration leaves to pods. The lesser one counts.
+    kubelets_limit: Option<(MemoryLimitFile, u64)>,
     /// What thresholds need beside memory.
     observer: NodeObserver,
     /// What some thresholds need of pods beside memory.
@@ -51,7 +53,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Opens the node's files. `kubepods_limit_bytes` is what was written to the kubepods cgroup's limit.
+    /// Opens the node's files. `kubepods_limit_bytes` is what was written to the kubepods cgroup's limit, or would be.
     ///
     /// # Errors
     /// When one of them cannot be opened: without them nothing can be decided.
@@ -70,10 +72,34 @@ impl Sampler {
                 limit_bytes: Some(kubepods_limit_bytes),
                 ..CgroupMemory::default()
             },
+            kubelets_limit: None,
             observer: NodeObserver::default(),
             meters: None,
             kubepods_first: true,
         })
+    }
+
+    /// Beside a kubelet, which limits its pods to what it has not reserved, and may do so anew at any time: its limit is read with each sample that is not urgent.
+    ///
+    /// # Errors
+    /// When the file of the limit cannot be opened.
+    pub fn heed_kubelets_limit(
+        &mut self,
+        mounts: &CgroupMounts,
+        kubepods: &CgroupPath,
+    ) -> Result<(), CgroupError> {
+        let configured_bytes = self.kubepods_memory.limit_bytes.unwrap_or(u64::MAX);
+        let file = MemoryLimitFile::open(mounts, kubepods)?;
+        self.kubelets_limit = Some((file, configured_bytes));
+        Ok(self.read_kubelets_limit()?)
+    }
+
+    fn read_kubelets_limit(&mut self) -> Result<(), FileError> {
+        if let Some((file, configured_bytes)) = &self.kubelets_limit {
+            let limit = file.read_bytes()?.unwrap_or(u64::MAX);
+            self.kubepods_memory.limit_bytes = Some(limit.min(*configured_bytes));
+        }
+        Ok(())
     }
 
     /// Also reads what `observer` has open, into each sample that is not urgent.
@@ -324,6 +350,9 @@ impl Sampler {
     }
 
     fn read_kubepods(&mut self, urgent: bool) -> Result<CgroupMemory, FileError> {
+        if !urgent {
+            self.read_kubelets_limit()?;
+        }
         let known = &mut self.kubepods_memory;
         known.usage_bytes = self.kubepods.read_usage_bytes()?;
         if !urgent {

@@ -353,6 +353,7 @@ impl Start<'_> {
             host,
             mounts,
             kubepods,
+            kubelet,
             ..
         } = &mut self.plan;
         let thresholds = &config.engine.thresholds;
@@ -361,7 +362,15 @@ impl Start<'_> {
         self.lost.extend(unobserved.iter().map(ToString::to_string));
         self.lost
             .extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
-        let sampler = Sampler::open(host, mounts, kubepods, allocatable_memory_bytes)?
+        let mut sampler = Sampler::open(host, mounts, kubepods, allocatable_memory_bytes)?;
+        if kubelet.is_some()
+            && let Err(error) = sampler.heed_kubelets_limit(mounts, kubepods)
+        {
+            self.lost.push(format!(
+                "allocatableMemory.available counts from the reservations of this agent's own configuration: {error}"
+            ));
+        }
+        let sampler = sampler
             .with_thresholds(&config.engine.thresholds)
             .with_observer(observer)
             .with_meters(meters);

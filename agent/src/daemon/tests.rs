@@ -75,10 +75,17 @@ pub(super) enum Cgroup {
 }
 
 impl Cgroup {
-    fn mount(self) -> &'static str {
+    pub(super) fn mount(self) -> &'static str {
         match self {
             Self::V1 => "/sys/fs/cgroup/memory",
             Self::V2 => "/sys/fs/cgroup",
+        }
+    }
+
+    pub(super) fn limit(self) -> &'static str {
+        match self {
+            Self::V1 => "memory.limit_in_bytes",
+            Self::V2 => "memory.max",
         }
     }
 
@@ -203,7 +210,11 @@ impl Node {
             notify_budget_ns: 1,
         });
         options.last_line = Some(options::LastLine::default());
-        let sampler = Sampler::open(&host, &mounts, &kubepods, 15 * GIB).unwrap();
+        let mut sampler = Sampler::open(&host, &mounts, &kubepods, 15 * GIB).unwrap();
+        if is_kubelets {
+            fs::write(mount.join("kubepods").join(cgroup.limit()), "max\n").unwrap();
+            sampler.heed_kubelets_limit(&mounts, &kubepods).unwrap();
+        }
         let origins = Origins {
             memory_events: true,
             ..Origins::of(&[], false)

@@ -533,6 +533,37 @@ impl PodMemoryFiles {
     }
 }
 
+/// A limit from here on bounds nothing: v1 writes "none" as the greatest number of pages.
+const UNLIMITED_BYTES: u64 = 1 << 62;
+
+/// The file with a cgroup's memory limit, opened once.
+#[derive(Debug)]
+pub struct MemoryLimitFile(ControlFile);
+
+impl MemoryLimitFile {
+    /// Opens it in the hierarchy that has the memory controller.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
+    pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
+        let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
+        let name = match hierarchy.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        };
+        Ok(Self(ControlFile::open(hierarchy.dir(path).join(name))?))
+    }
+
+    /// The limit, bytes; `None`: there is none. Allocates nothing.
+    ///
+    /// # Errors
+    /// [`FileError::Vanished`] when the cgroup is gone.
+    pub fn read_bytes(&self) -> Result<Option<u64>, FileError> {
+        let limit = self.0.read_u64()?;
+        Ok((limit < UNLIMITED_BYTES).then_some(limit))
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -33,6 +33,32 @@ fn work(node: &mut Node) -> &mut KubeletWork {
     node.agent.kubelet.as_mut().unwrap()
 }
 
+/// What it has reserved its pods cannot have, whatever this agent's own configuration says.
+#[test]
+fn what_pods_may_have_is_what_the_kubelet_limits_them_to() {
+    const GIB: u64 = 1 << 30;
+    for cgroup in [Cgroup::V1, Cgroup::V2] {
+        let mut node = Node::with(cgroup, true);
+        let file = node
+            .host
+            .path(cgroup.mount())
+            .join("kubepods")
+            .join(cgroup.limit());
+        // Nothing; what v1 has where there is no limit; a limit; one above what the configuration leaves.
+        for (text, gib) in [
+            ("max", 15),
+            ("9223372036854771712", 15),
+            ("5368709120", 5),
+            ("17179869184", 15),
+        ] {
+            fs::write(&file, text).unwrap();
+            node.timer();
+            let kubepods = node.agent.sample.kubepods.unwrap();
+            assert_eq!(kubepods.limit_bytes, Some(gib * GIB), "{text}");
+        }
+    }
+}
+
 #[test]
 fn a_hold_ends_when_the_api_server_stays_silent() {
     let (mut node, uid, file) = held();
