@@ -23,7 +23,7 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 10] = [
+const COMPONENTS: [(&str, &str); 11] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
@@ -31,6 +31,7 @@ const COMPONENTS: [(&str, &str); 10] = [
     ("grafana", "grafana=true"),
     ("least-privilege", "leastPrivilege=true"),
     ("node-resource-topology", "nodeResourceTopology=true"),
+    ("openshift", "openshift=true"),
     ("prometheus", "prometheus=true"),
     ("runtime", "runtime=true"),
     ("taint", "taintOnPressure=true"),
@@ -61,6 +62,7 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
     for components in [&all[..0], &all[..]].into_iter().chain(each) {
         is_the_same(tools, &deploy, &chart, components)?;
     }
+    suits_older_servers(tools, &chart)?;
     build(tools, &deploy.join("uninstall"))?;
     let rules = deploy.join("components/prometheus/rules.yaml");
     let dashboard = deploy.join("components/grafana/plimsoll.json");
@@ -122,6 +124,27 @@ fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) 
             shown(other)
         );
     }
+    Ok(())
+}
+
+/// Below Kubernetes 1.30 there are no admission policies, and AppArmor is set by an annotation.
+fn suits_older_servers(tools: &Tools, chart: &Path) -> Result<()> {
+    let mut helm = Command::new(&tools.helm);
+    helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
+        .args(["--kube-version", "1.29.0", "--set", "leastPrivilege=true"])
+        .arg(chart);
+    let text = output_of(&mut helm, "mend the chart")?;
+    for newer in ["ValidatingAdmissionPolicy", "appArmorProfile"] {
+        ensure!(
+            !text.contains(newer),
+            "the chart renders {newer} for Kubernetes 1.29, which does not know it"
+        );
+    }
+    let annotation = "container.apparmor.security.beta.kubernetes.io/agent: unconfined";
+    ensure!(
+        text.contains(annotation),
+        "the chart renders no {annotation} for Kubernetes 1.29"
+    );
     Ok(())
 }
 

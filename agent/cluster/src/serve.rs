@@ -3,7 +3,7 @@
 pub mod webhook;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -27,6 +27,9 @@ const CONNECTIONS_MAX: usize = 4;
 /// A client that does not send its request in this time is left; so is one that keeps a connection this long.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// EAFNOSUPPORT: the kernel runs without IPv6 (`ipv6.disable=1`).
+const NO_ADDRESS_FAMILY: i32 = 97;
 
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +63,22 @@ impl FromStr for Address {
     }
 }
 
+/// Binds the address. That of all addresses, `[::]`, is that of IPv4 where the machine has no IPv6.
+///
+/// # Errors
+/// Those of `bind`.
+pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(error)
+            if address.ip() == Ipv6Addr::UNSPECIFIED
+                && error.raw_os_error() == Some(NO_ADDRESS_FAMILY) =>
+        {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        bound => bound,
+    }
+}
+
 /// A listener that is open.
 #[derive(Debug)]
 pub enum Listener {
@@ -76,7 +95,7 @@ impl Listener {
     /// Those of `bind`.
     pub async fn open(address: &Address) -> std::io::Result<Self> {
         match address {
-            Address::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            Address::Tcp(address) => bind(*address).await.map(Self::Tcp),
             Address::Unix(path) => {
                 let is_left = std::os::unix::net::UnixStream::connect(path)
                     .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused);

@@ -15,7 +15,7 @@ pub use answers::{Answers, PATHS, Reply};
 pub use server::{Asked, Bounds, Pages, Server};
 
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 
 /// Why nobody listens.
 #[derive(Debug, thiserror::Error)]
@@ -74,13 +74,20 @@ pub fn exposed(address: SocketAddr) -> Option<String> {
     })
 }
 
-/// Reads `--listen`.
+/// Reads `--listen`. The port is behind the last colon also of an IPv6 address without brackets, as `$(HOST_IP):9186` in a pod has it.
 ///
 /// # Errors
 /// What to write instead.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let without_brackets = || {
+        let (ip, port) = text.rsplit_once(':')?;
+        let ip: Ipv6Addr = ip.parse().ok()?;
+        Some(SocketAddr::from((ip, port.parse().ok()?)))
+    };
     text.parse()
-        .map_err(|_| "write an IP address and a port, as 127.0.0.1:9186 or [::1]:9186".to_owned())
+        .ok()
+        .or_else(without_brackets)
+        .ok_or_else(|| "write an IP address and a port, as 127.0.0.1:9186 or [::1]:9186".to_owned())
 }
 
 #[cfg(test)]
@@ -91,6 +98,12 @@ mod tests {
     fn addresses_are_numbers() {
         assert!(address("127.0.0.1:9186").unwrap().ip().is_loopback());
         assert!(address("[::1]:9186").is_ok());
+        // A node's address where a pod's argument has $(HOST_IP):9186.
+        assert_eq!(address("fd00::10:9186"), address("[fd00::10]:9186"));
+        assert_eq!(
+            address("2001:db8:1:2:3:4:5:6:9186"),
+            address("[2001:db8:1:2:3:4:5:6]:9186")
+        );
         for bad in [
             "",
             "9186",

@@ -17,8 +17,8 @@ use crate::serve::Address;
 
 pub(super) const AFTER_HELP: &str = "\
 Examples:
-  plimsoll-cluster arbitrate --listen 0.0.0.0:9187                in a pod, with its service account
-  plimsoll-cluster arbitrate --webhook 0.0.0.0:9443               refuses a wrong Consumer when it is written
+  plimsoll-cluster arbitrate --listen [::]:9187                   in a pod, with its service account
+  plimsoll-cluster arbitrate --webhook [::]:9443                  refuses a wrong Consumer when it is written
   plimsoll-cluster arbitrate --kubeconfig admin.conf --once       says what it would do, and changes nothing
   plimsoll-cluster arbitrate --kubeconfig admin.conf --once --output json
   plimsoll-cluster arbitrate --dry-run                            shares, notices as Events, and no eviction

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::StatusCode;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
@@ -23,6 +22,7 @@ use crate::arbitrate::webhook::{
 use crate::call::{Answer, Call};
 use crate::certificate;
 use crate::metrics::Metrics;
+use crate::serve::bind;
 use crate::serve::webhook::peer::{FairPace, Peer};
 use crate::serve::webhook::{Slot, serve};
 
@@ -92,7 +92,7 @@ pub(super) async fn start(
     settings.clients().map_err(RunError::WebhookClients)?;
     let listen = settings.listen;
     let wrong = |error| RunError::Webhook(listen, error);
-    let listener = TcpListener::bind(listen).await.map_err(wrong)?;
+    let listener = bind(listen).await.map_err(wrong)?;
     let slot = Slot::default();
     let desk = Desk {
         pace: Arc::new(Mutex::new(FairPace::new(REVIEWS_PER_SECOND))),

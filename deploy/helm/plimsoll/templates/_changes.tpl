@@ -26,7 +26,7 @@
   {{- with $values.image.pullPolicy }}{{ $_ := set $cluster "imagePullPolicy" . }}{{ $_ := set $agent "imagePullPolicy" . }}{{ end -}}
 {{- end -}}
 {{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
-{{- with $values.nodeSelector }}{{ $_ := set $pod "nodeSelector" . }}{{ end -}}
+{{- with $values.nodeSelector }}{{ $_ := set $pod "nodeSelector" (merge (deepCopy .) $pod.nodeSelector) }}{{ end -}}
 {{- with $values.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end -}}
 {{- with $values.resources.agent }}{{ $_ := set $agent "resources" . }}{{ end -}}
 {{- with $values.resources.cluster }}{{ $_ := set $cluster "resources" . }}{{ end -}}
@@ -34,6 +34,10 @@
   {{- $component := fromYaml (.root.Files.Get "components/least-privilege/kustomization.yaml") -}}
   {{- $patch := index (fromYamlArray (index $component.patches 0).patch) 0 -}}
   {{- $_ := set $agent "securityContext" $patch.value -}}
+  {{- if semverCompare "<1.30.0-0" .root.Capabilities.KubeVersion.Version -}}
+    {{- $_ := unset $agent.securityContext "appArmorProfile" -}}
+    {{- $_ := set .object.spec.template.metadata "annotations" (dict "container.apparmor.security.beta.kubernetes.io/agent" "unconfined") -}}
+  {{- end -}}
 {{- end -}}
 {{- $args := $cluster.args -}}
 {{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
@@ -54,8 +58,8 @@
   {{- $args = append $args "--runtime-endpoint=/run/containerd/containerd.sock" -}}
   {{- $mounts := list (dict "name" "runtime" "mountPath" "/run/containerd") (dict "name" "images" "mountPath" "/var/lib/containerd" "readOnly" true) (dict "name" "nri" "mountPath" "/var/run/nri") -}}
   {{- $_ := set $agent "volumeMounts" (concat $agent.volumeMounts $mounts) -}}
-  {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" "/run/containerd" "type" "Directory") -}}
-  {{- $images := dict "name" "images" "hostPath" (dict "path" "/var/lib/containerd" "type" "Directory") -}}
+  {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" "/run/containerd" "type" "DirectoryOrCreate") -}}
+  {{- $images := dict "name" "images" "hostPath" (dict "path" "/var/lib/containerd" "type" "DirectoryOrCreate") -}}
   {{- $nri := dict "name" "nri" "hostPath" (dict "path" "/var/run/nri" "type" "DirectoryOrCreate") -}}
   {{- $_ := set $pod "volumes" (concat $pod.volumes (list $runtime $images $nri)) -}}
 {{- end -}}
