@@ -22,12 +22,18 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
         Line::Started(line) => started(line, color),
         Line::Decision {
             at_ns,
+            pod,
             severity,
             text,
             decision,
-            ..
         } => {
-            let text = shown::line(text).to_string();
+            let text = match pod {
+                // The UID of a manifest's pod is its name; one of the API server tells people nothing.
+                Some(pod) if !text.contains(&pod.replacen('/', "_", 1)) => {
+                    shown::line(&format!("{pod}: {text}")).to_string()
+                }
+                _ => shown::line(text).to_string(),
+            };
             let text = paint(color, color_of(*severity, decision), &text);
             format!("{} {text}", seconds(*at_ns))
         }
@@ -293,6 +299,30 @@ mod tests {
         assert_eq!(
             serde_json::to_string(&line).unwrap(),
             r#"{"event":"memory_stall","at_ns":1500000000,"pod":"default/web","ms":20,"limit_reclaim_ms":0,"high_ms":15,"node_reclaim_ms":0,"refaulted_pages":3,"swapped_in_pages":0}"#
+        );
+    }
+
+    #[test]
+    fn a_decision_about_a_pod_of_the_api_server_names_it() {
+        let said = |uid: &str| {
+            let decision = Decision::StopReclaim { uid: uid.into() };
+            let line = Line::Decision {
+                at_ns: 1_500_000_000,
+                pod: Some("shop/web"),
+                severity: Severity::Info,
+                decision: &decision,
+                text: decision.to_string(),
+            };
+            text(&line, false)
+        };
+        let uid = "1b2c9a00-0000-4000-8000-00000000000a";
+        assert_eq!(
+            said(uid),
+            format!("     1.500000 shop/web: reclaim no more from {uid}")
+        );
+        assert_eq!(
+            said("shop_web"),
+            "     1.500000 reclaim no more from shop_web"
         );
     }
 
