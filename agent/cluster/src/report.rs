@@ -14,6 +14,7 @@ pub mod topology;
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster};
+use plimsoll_core::kube::pod::NO_NAMESPACE;
 use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::backoff::{Backoff, Pace};
@@ -352,8 +353,20 @@ impl Reporter {
         Some(found)
     }
 
+    /// Names pods that the agent evicted before it had their names, so that their Events are where their owners look.
+    fn name_pods(&mut self, pods: &Store) {
+        let unnamed = |eviction: &&mut Eviction| eviction.intent.namespace == NO_NAMESPACE;
+        for eviction in self.evictions.values_mut().filter(unnamed) {
+            if let Some(pod) = pods.get(&eviction.intent.uid) {
+                eviction.intent.namespace = pod.namespace.to_string();
+                eviction.intent.name = pod.name.to_string();
+            }
+        }
+    }
+
     /// Settles what needs no further call.
     fn settle(&mut self, pods: &Store, now: Now) {
+        self.name_pods(pods);
         let view = self.view(pods);
         let ended =
             |(uid, eviction): (&PodUid, &Eviction)| match eviction.next(pods.get(uid), view, now) {

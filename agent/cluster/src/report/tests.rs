@@ -118,6 +118,23 @@ fn an_eviction_from_the_intent_to_the_agents_word() {
     assert!(!reporter.is_busy(now(3_200)));
 }
 
+/// The agent had only seen its cgroup.
+#[test]
+fn the_event_of_a_pod_without_a_name_is_where_the_api_has_the_pod() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
+    let mut intent = intent("u1");
+    (intent.namespace, intent.name) = ("-".into(), "u1".into());
+    let intent = Box::new(intent);
+    reporter.from_agent(ToCluster::Evicted { intent }, now(0));
+    let (target, call) = reporter.next(&pods, now(5)).unwrap();
+    reporter.answered(&target, &answer_of(&call), &mut pods, now(20));
+    let (_, call) = reporter.next(&pods, now(21)).unwrap();
+    assert_eq!(call.resource, "events");
+    assert!(call.path.contains("/namespaces/shop/"), "{}", call.path);
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    assert_eq!(body["regarding"]["name"], "name-u1");
+}
+
 #[test]
 fn a_thousand_intents_are_told_once_each_and_not_too_fast() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(INTENTS_MAX));

@@ -30,6 +30,9 @@ pub const CONFIG_MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// Which revision of its file a static pod, or the mirror of one, is of: the UID that the kubelet knows it by, and names its cgroup by.
 pub const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
+/// The namespace of a pod of which only the cgroup is known: none can be called that.
+pub const NO_NAMESPACE: &str = "-";
+
 /// Marks a pod of which only the cgroup is known. Set by the agent alone: taken off what others send.
 pub const UNNAMED_ANNOTATION: &str = "plimsoll.dev/unnamed";
 
@@ -416,8 +419,7 @@ impl Pod {
         Self {
             metadata: Metadata {
                 name: uid.to_string(),
-                // No namespace can be called that.
-                namespace: Some("-".to_owned()),
+                namespace: Some(NO_NAMESPACE.to_owned()),
                 uid: Some(uid),
                 annotations,
                 labels: BTreeMap::new(),
