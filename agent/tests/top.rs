@@ -183,7 +183,7 @@ fn a_journal_at_its_end_at_a_time_and_damaged() {
     fs::write(&path, "").unwrap();
     assert!(said(&replayed(&["--once"], &path), 1).contains("journal is empty"));
     fs::write(&path, "not a journal\n").unwrap();
-    assert!(said(&replayed(&["--once"], &path), 1).contains("run.journal:1: "));
+    assert!(said(&replayed(&["--once"], &path), 1).contains("run.journal: not a journal"));
     let gone = dir.path().join("gone");
     assert!(said(&replayed(&[], &gone), 1).contains("not a terminal"));
     assert!(said(&replayed(&["--once"], &gone), 1).contains("No such file"));

@@ -343,7 +343,7 @@ fn the_reason_and_the_condition_say_it_and_half_the_way_ends_grace() {
     let outcome = world.run(20_000, |_| (256 * MI / 1000, 0));
     let text = outcome.evicted.unwrap().1.to_string();
     assert!(
-        text.contains("out of memory foreseen: 25") && text.contains("horizon 500 ms"),
+        text.contains("out of memory foreseen: falling by 25") && text.contains("horizon 500 ms"),
         "{text}"
     );
     assert!(outcome.decisions.contains(&Decision::Condition {
