@@ -159,8 +159,10 @@ fn what_numa_nodes_have_left_is_written_by_one_writer() {
 
 /// The policy for these objects, for the user of the program under test. `false`: this server knows none.
 async fn bind(server: &Server) -> bool {
-    let text = include_str!("../../../../deploy/base/admission-policy.yaml")
-        .replace("system:serviceaccount:plimsoll:plimsoll", "cluster");
+    let text = include_str!("../../../../deploy/base/admission-policy.yaml").replace(
+        "^system:serviceaccount:[^:]+:([^:]+-)?plimsoll$",
+        "^cluster$",
+    );
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
     let group = "/apis/admissionregistration.k8s.io/v1";
     let policies = format!("{group}/validatingadmissionpolicies");
