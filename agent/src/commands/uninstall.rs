@@ -174,8 +174,9 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
                 "{}",
                 match (exit_status, args.dry_run) {
                     (0, true) if work.steps.is_empty() => "nothing to restore or remove",
-                    (0, true) => "dry run: the above would be done",
-                    (_, true) => "dry run: the above would be done, and some things would be left",
+                    (0, true) => "dry run: nothing was changed; the above would be done",
+                    (_, true) =>
+                        "dry run: nothing was changed; the above would be done, and some things would be left",
                     (0, false) => "everything is restored",
                     (_, false) =>
                         "some things are left: run this again when they are no longer in use",
