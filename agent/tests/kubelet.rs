@@ -217,8 +217,13 @@ impl Drop for Tree {
     }
 }
 
-/// `plimsoll-agent`, until it is dropped.
-struct Agent(Child, BufReader<std::process::ChildStdout>, Value);
+/// `plimsoll-agent`, until it is dropped: what it prints, what it said when it had started, and its warnings so far.
+struct Agent(
+    Child,
+    BufReader<std::process::ChildStdout>,
+    Value,
+    Vec<String>,
+);
 
 impl Agent {
     fn start(dir: &Path, tree: &Tree, options: &[&str]) -> Self {
@@ -245,7 +250,7 @@ impl Agent {
             .spawn()
             .unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
-        let mut agent = Self(process, output, Value::Null);
+        let mut agent = Self(process, output, Value::Null, Vec::new());
         agent.2 = agent.wait_for("started");
         agent
     }
@@ -259,6 +264,9 @@ impl Agent {
                 "the agent has ended"
             );
             let line: Value = serde_json::from_str(&line).unwrap();
+            if line["event"] == "warning" {
+                self.3.push(line["text"].as_str().unwrap().to_owned());
+            }
             if line["event"] == event {
                 return line;
             }
@@ -449,6 +457,24 @@ fn hard_eviction(driver: Driver) {
     // It has gone from the API: nothing holds it any more.
     cluster.say(&json!({"type": "pod_gone", "uid": LEAKY}));
     wait_until(|| !tree.is_held(LEAKY));
+    agent.stop();
+}
+
+/// Nobody has to ask for it.
+#[test]
+fn a_kubelet_that_evicts_first_is_named_from_its_own_configuration() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(tree) = Tree::new(Driver::Cgroupfs) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {memory.available: 2Mi}\n";
+    fs::create_dir(dir.path().join("kubelet")).unwrap();
+    fs::write(dir.path().join("kubelet/config.yaml"), text).unwrap();
+    let options = ["--eviction-hard", "memory.available<1Mi"];
+    let agent = Agent::start(dir.path(), &tree, &options);
+    let named = |text: &&String| text.contains("(2 Mi) is met no later than plimsoll's");
+    assert_eq!(agent.3.iter().filter(named).count(), 1, "{:?}", agent.3);
     agent.stop();
 }
 

@@ -34,7 +34,8 @@ pub struct KubeletArgs {
     /// User that may connect there besides root (with --kubernetes)
     #[arg(long, value_name = "UID", requires = "kubernetes", default_value_t = USER)]
     pub cluster_uid: u32,
-    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes)
+    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes) [default: config.yaml
+    /// in --kubelet-dir, if it can be read]
     #[arg(long, value_name = "FILE", requires = "kubernetes")]
     pub kubelet_config: Option<PathBuf>,
     /// Say what each NUMA node has left, for a scheduler that binds by it: plimsoll-runtime asks the kubelet, and plimsoll-cluster with the same option

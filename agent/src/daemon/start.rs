@@ -71,7 +71,7 @@ mod plan;
 
 pub use self::args::RunArgs;
 use self::ledgers::Ledgers;
-use self::plan::{Plan, disks, nri_settings, topology_source};
+use self::plan::{Plan, disks, kubelet_config_path, nri_settings, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
@@ -279,15 +279,19 @@ impl Start<'_> {
             sources.watch_manifests(&args.manifests, ground)?;
             return Ok(None);
         };
-        let conflicts = match &args.kubelet.kubelet_config {
-            Some(path) => match kubelet_config(path) {
-                Ok(kubelet) => {
-                    let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
-                    conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes)
-                }
-                Err(error) => vec![format!("--kubelet-config is not compared with: {error}")],
-            },
-            None => Vec::new(),
+        let conflicts = match kubelet_config(&kubelet_config_path(args)) {
+            Ok(kubelet) => {
+                let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
+                conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes)
+            }
+            Err(error) if args.kubelet.kubelet_config.is_some() => {
+                vec![format!("--kubelet-config was not compared: {error}")]
+            }
+            // It has none there, or one of another release: nobody asked for it.
+            Err(error) => {
+                tracing::info!("the kubelet's configuration was not compared: {error}");
+                Vec::new()
+            }
         };
         tracing::info!(kubepods = %tree.kubepods(), driver = tree.driver().name(), "beside a kubelet");
         let (link, events, unsettled) = ClusterLink::start(&ClusterSettings {

@@ -167,8 +167,7 @@ pub(super) fn topology_source(
         socket: args.kubelet.pod_resources.clone(),
         program: runtime_program(),
     };
-    let config = args.kubelet.kubelet_config.clone();
-    let config = config.unwrap_or_else(|| args.kubelet_dir.join(KUBELET_CONFIG));
+    let config = kubelet_config_path(args);
     let outlets = Outlets {
         zones: zones.then(|| link.topology()),
         devices,
@@ -180,6 +179,12 @@ pub(super) fn topology_source(
         alignment(config),
         outlets,
     ))
+}
+
+/// The kubelet's configuration: the file that was given, or the one in its directory, which many kubelets have.
+pub(super) fn kubelet_config_path(args: &RunArgs) -> PathBuf {
+    let given = args.kubelet.kubelet_config.clone();
+    given.unwrap_or_else(|| args.kubelet_dir.join(KUBELET_CONFIG))
 }
 
 /// Where the runtime takes plugins, where one runs the pods.
