@@ -391,11 +391,6 @@ impl StorageHandle {
         self.shared.events_dropped.load(Ordering::Relaxed)
     }
 
-    /// Ends both threads. Whether they have ended: a disk that does not answer may keep one, which then ends with the process.
-    pub fn shutdown(mut self) -> bool {
-        self.stop()
-    }
-
     fn order(&self, order: Order) -> Result<(), Busy> {
         match self.surveyor.send(order) {
             // A thread that has ended does so because the process ends.
@@ -404,8 +399,8 @@ impl StorageHandle {
         }
     }
 
-    fn stop(&mut self) -> bool {
-        let deadline = Instant::now() + SHUTDOWN;
+    /// Ends the threads. Whether they have ended: a disk that does not answer may keep one, which then ends with the process.
+    fn stop_by(&mut self, deadline: Instant) -> bool {
         self.surveyor.close();
         if let Some(runtime) = &mut self.runtime {
             runtime.close();
@@ -419,6 +414,6 @@ impl StorageHandle {
 
 impl Drop for StorageHandle {
     fn drop(&mut self) {
-        self.stop();
+        self.stop_by(Instant::now() + SHUTDOWN);
     }
 }

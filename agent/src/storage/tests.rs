@@ -119,7 +119,7 @@ fn readings_come_by_themselves_and_figures_follow_what_pods_write() {
     let machine = Machine::new();
     machine.volume_file("a", "1");
     machine.volume_file("b", "1");
-    let (handle, mut events) = machine.spawn();
+    let (mut handle, mut events) = machine.spawn();
     let first = wait(&mut events, reading);
     assert!(first.pods.is_empty());
     assert_eq!(
@@ -146,7 +146,8 @@ fn readings_come_by_themselves_and_figures_follow_what_pods_write() {
     wait(&mut events, |event| {
         (inodes(&*reading(event)?) == [("b", Some(2))]).then_some(())
     });
-    assert!(handle.shutdown());
+    // Its threads give way to everything else on a busy machine.
+    assert!(handle.stop_by(Instant::now() + Duration::from_secs(600)));
 }
 
 #[test]
