@@ -8,11 +8,11 @@ use crate::progress::Step;
 use crate::{process, program};
 
 /// Of the whole workspace, so that the libraries that `cargo test --workspace` has built are what it needs as well.
-const FEATURES: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
+const BUILD: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
 
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
 fn program() -> Result<Command> {
-    program::of_workspace("simulate", &FEATURES)
+    program::of_workspace("simulate", &BUILD)
 }
 
 /// Builds the program and runs it; 1 when a rule was broken.
@@ -29,7 +29,7 @@ pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
     let mut clippy = process::cargo();
     clippy
         .args(["clippy", "--locked", "--bin", "simulate"])
-        .args(FEATURES)
+        .args(BUILD)
         .args(["--", "-D", "warnings"]);
     let ended = process::run_cargo(&mut clippy, step)?;
     process::success(&clippy, &ended, "run it yourself: `cargo xtask simulate`")?;

@@ -533,8 +533,8 @@ impl PodMemoryFiles {
     }
 }
 
-/// A limit from here on bounds nothing: v1 writes "none" as the greatest number of pages.
-const UNLIMITED_BYTES: u64 = 1 << 62;
+/// A limit beyond this is none (`isMemoryUnlimited` of the kubelet): v1 rounds the largest number down to whole pages.
+pub const UNLIMITED_BYTES: u64 = 1 << 62;
 
 /// The file with a cgroup's memory limit, opened once.
 #[derive(Debug)]

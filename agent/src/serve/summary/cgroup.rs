@@ -6,14 +6,11 @@ use std::time::Instant;
 use super::clock::Clock;
 use super::rate::Rates;
 use super::shape::{CpuStats, IoStats, MemoryStats, PsiStats, SwapStats};
-use crate::host::cgroup::CGROUP_DEPTH_MAX;
+use crate::host::cgroup::{CGROUP_DEPTH_MAX, UNLIMITED_BYTES};
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use crate::host::file::{parse_u64, read_text};
 use crate::host::pressure::read_stalls;
 use crate::pods::cgroup::children;
-
-/// A limit beyond this is none (`isMemoryUnlimited` of the kubelet): v1 rounds the largest number down to whole pages.
-const UNLIMITED: u64 = 1 << 62;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CgroupReader<'a> {
@@ -76,7 +73,7 @@ impl CgroupReader<'_> {
         let [inactive_file, rss_bytes, page_faults, major_page_faults] =
             keyed(&dir, "memory.stat", keys);
         let working_set_bytes = inactive_file.map(|file| usage_bytes.saturating_sub(file));
-        let limit = number(&dir, limit).filter(|limit| *limit < UNLIMITED);
+        let limit = number(&dir, limit).filter(|limit| *limit < UNLIMITED_BYTES);
         Some(MemoryStats {
             time: self.clock.time(),
             available_bytes: limit
@@ -112,7 +109,7 @@ impl CgroupReader<'_> {
             Version::V1 => (keyed(&dir, "memory.stat", ["total_swap"])[0]?, None),
             Version::V2 => (
                 number(&dir, "memory.swap.current")?,
-                number(&dir, "memory.swap.max").filter(|limit| *limit < UNLIMITED),
+                number(&dir, "memory.swap.max").filter(|limit| *limit < UNLIMITED_BYTES),
             ),
         };
         Some(SwapStats {
