@@ -75,7 +75,7 @@ pub use last_line::LastLine;
 use lifecycle::LifecyclePace;
 pub use nri::NriWork;
 use oom_kills::OomKills;
-pub use placement::{Placing, Surroundings};
+pub use placement::Placing;
 use rescan::Rescans;
 pub use storage::StorageWork;
 use telling::Announcement;

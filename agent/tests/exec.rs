@@ -269,7 +269,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     );
 
     let options = ["--pod", "burstable", "-c", "app", "--pod-pids-limit", "200"];
-    let mut leader = node.start(&options, "sleep 1000 & sleep 1000 & wait");
+    let mut main = node.start(&options, "sleep 1000 & sleep 1000 & wait");
     let mut side = node.start(
         &[
             "--pod",
@@ -296,11 +296,11 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     for (hierarchy, _) in pods::cgroup::pod_hierarchies(&mounts) {
         let procs = std::fs::read_to_string(hierarchy.dir(&app).join("cgroup.procs")).unwrap();
         assert!(
-            procs.lines().any(|pid| pid == leader.id().to_string()),
+            procs.lines().any(|pid| pid == main.id().to_string()),
             "{hierarchy:?}: {procs}"
         );
     }
-    let adj = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", leader.id())).unwrap();
+    let adj = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", main.id())).unwrap();
     assert!(
         (900..1000).contains(&adj.trim().parse::<i32>().unwrap()),
         "{adj}"
@@ -353,7 +353,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
     let memory = PodMemoryFiles::open(&mounts, &pod).unwrap();
     assert!(memory.read().unwrap().usage_bytes > 0);
 
-    // SIGTERM reaches the two leaders and not their children; the kill reaches the rest.
+    // SIGTERM reaches the two first processes and not their children; the kill reaches the rest.
     wait_until("two children", || {
         let dir = mounts.hierarchy_of(Controller::Memory).unwrap().dir(&app);
         std::fs::read_to_string(dir.join("cgroup.procs"))
@@ -368,26 +368,26 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
         mounts.unified().is_some(),
         "both are there since 5.14"
     );
-    let mut leaders: Vec<_> = pod_kill
-        .leaders()
+    let mut first: Vec<_> = pod_kill
+        .first_processes()
         .map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
         .collect();
-    leaders.sort_unstable();
-    let mut wanted = [leader.id(), side.id()];
+    first.sort_unstable();
+    let mut wanted = [main.id(), side.id()];
     wanted.sort_unstable();
-    assert_eq!(leaders, wanted);
+    assert_eq!(first, wanted);
     assert_eq!(pod_kill.sigterm().unwrap().processes, 2);
-    leader.wait().unwrap();
+    main.wait().unwrap();
     side.wait().unwrap();
     assert!(pods::cgroup::is_populated(&mounts, &pod).unwrap() && pod_kill.is_populated().unwrap());
     pod_kill.refresh().unwrap();
     assert_eq!(
         (
-            pod_kill.leaders().count(),
+            pod_kill.first_processes().count(),
             pod_kill.sigterm().unwrap().processes
         ),
         (0, 0),
-        "both leaders have ended"
+        "both first processes have ended"
     );
     pod_kill.kill().unwrap();
     wait_until("the pod is empty", || {
@@ -544,7 +544,7 @@ fn a_fork_storm_is_killed_without_cgroup_kill() {
         return;
     };
     let options = ["--pod", "besteffort", "--pod-pids-limit", "60"];
-    let mut leader = node.start(
+    let mut main = node.start(
         &options,
         "while :; do (sleep 1000) & (:) & done 2>/dev/null",
     );
@@ -570,7 +570,7 @@ fn a_fork_storm_is_killed_without_cgroup_kill() {
         pod_kill.kill().unwrap();
         !pods::cgroup::is_populated(&mounts, &pod).unwrap()
     });
-    leader.wait().unwrap();
+    main.wait().unwrap();
     wait_until("the cgroup can be removed", || {
         pods::cgroup::remove_empty(&mounts, &pod).unwrap()
     });

@@ -187,7 +187,11 @@ fn a_threaded_cgroup_neither_blocks_nor_hides() {
     let mut opened_after = node.open();
     for pod in [&mut opened_before, &mut opened_after] {
         assert!(pod.is_populated().unwrap() && pod.refresh().unwrap());
-        assert_eq!(pod.leaders().count(), 1, "listed in the domain's root");
+        assert_eq!(
+            pod.first_processes().count(),
+            1,
+            "listed in the domain's root"
+        );
         assert_eq!(pod.count_processes().unwrap(), 1);
     }
     // Without cgroup.kill, signals reach it all the same.

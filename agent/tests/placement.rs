@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
 use plimsoll::act::placement::witness::Witness;
-use plimsoll::act::placement::{Applier, Options, Outcome, Place, PodQuotas, Wanted, online_cpus};
+use plimsoll::act::placement::{
+    Applier, NodePaths, Options, Outcome, PodQuotas, Wanted, online_cpus,
+};
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::cpuset::Cpuset;
 use plimsoll::host::knobs::PODS_LEDGER;
@@ -68,7 +70,7 @@ static ROOT: Mutex<()> = Mutex::new(());
 struct Node {
     _root: MutexGuard<'static, ()>,
     dir: tempfile::TempDir,
-    place: Place,
+    place: NodePaths,
     online: CpuSet,
 }
 
@@ -87,7 +89,7 @@ impl Node {
         let made = host.cgroup_mounts().map_err(|error| error.to_string());
         let made = made.and_then(|mounts| {
             let root = format!("plimsoll-test-{name}-{}", std::process::id());
-            let place = Place {
+            let place = NodePaths {
                 kubelet: None,
                 cgroup_root: CgroupPath::new(&root).unwrap(),
                 state_dir: dir.path().to_owned(),
@@ -214,7 +216,7 @@ impl Node {
 }
 
 /// Kills what runs in the pod, and removes it.
-fn end_pod(place: &Place, pod: &CgroupPath) {
+fn end_pod(place: &NodePaths, pod: &CgroupPath) {
     if let Ok(kill) = PodKill::open(&place.host, &place.mounts, pod) {
         kill.kill().ok();
     }

@@ -14,7 +14,7 @@ use std::panic::AssertUnwindSafe;
 
 use plimsoll::act::placement::checkpoint::{Checkpoint, Found, PlacementLock};
 use plimsoll::act::placement::kubelet_state::CPU_MANAGER_STATE;
-use plimsoll::act::placement::{Applier, Options, Place, Quotas, Wanted, online_cpus};
+use plimsoll::act::placement::{Applier, NodePaths, Options, Quotas, Wanted, online_cpus};
 use plimsoll::host::cgroup::CgroupPath;
 use plimsoll::host::cpuset::Cpuset;
 use plimsoll::host::topology::read_machine;
@@ -74,7 +74,7 @@ struct Container {
 /// A node with the agent's two halves: what decides, and what makes it so.
 struct Node {
     dir: tempfile::TempDir,
-    place: Place,
+    place: NodePaths,
     ledger: Ledger,
     online: CpuSet,
     placement: NodePlacement,
@@ -92,7 +92,7 @@ fn settings(online: CpuSet) -> PlacementSettings {
     }
 }
 
-fn open(place: &Place) -> Applier {
+fn open(place: &NodePaths) -> Applier {
     let options = Options {
         moves_interrupts: false,
         keeps_quota: true,
@@ -134,7 +134,7 @@ impl Node {
         let tree = beside_kubelet.then(|| KubeletTree::find(&mounts, &root()).unwrap());
         let state_dir = dir.path().join("state");
         std::fs::create_dir(&state_dir).unwrap();
-        let place = Place {
+        let place = NodePaths {
             kubelet: tree,
             cgroup_root: root(),
             state_dir,

@@ -39,14 +39,14 @@ fn rank(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("rank_memory");
     for pods in [100, 1_000, 10_000] {
         let unsorted = rows(pods);
-        let mut places = Vec::with_capacity(unsorted.len());
+        let mut sort_keys = Vec::with_capacity(unsorted.len());
         group.bench_with_input(
             BenchmarkId::from_parameter(pods),
             &unsorted,
             |bencher, unsorted| {
                 bencher.iter_batched_ref(
                     || unsorted.clone(),
-                    |rows| Ranking::Memory.rank(black_box(rows), &mut places),
+                    |rows| Ranking::Memory.rank(black_box(rows), &mut sort_keys),
                     BatchSize::LargeInput,
                 );
             },

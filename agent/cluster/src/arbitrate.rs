@@ -601,7 +601,7 @@ impl Arbiter {
                 self.note_outcome(victim, &for_pod, outcome, now);
             }
             Target::Try(victim) => {
-                let (outcome, for_pod) = self.reclaims.has_tried(victim, answer, now.mono_ms);
+                let (outcome, for_pod) = self.reclaims.note_trial(victim, answer, now.mono_ms);
                 if outcome != Outcome::Evicted {
                     self.note_outcome(victim, &for_pod, outcome, now);
                 }
@@ -640,7 +640,7 @@ impl Arbiter {
             match &target {
                 Target::Hole(pod) => self.reclaims.cannot_keep(pod, now.mono_ms),
                 // Invalid is what its owner has made of it: full annotations, for example. The Event is the notice.
-                Target::Notice(victim) if refusal.code == 422 => self.reclaims.was_read(victim),
+                Target::Notice(victim) if refusal.code == 422 => self.reclaims.note_read(victim),
                 Target::Notice(victim) => self.reclaims.leave_alone(victim, now.mono_ms),
                 _ => {}
             }
@@ -743,7 +743,7 @@ impl Arbiter {
             Target::Notice(victim) if *victim == uid => {
                 let notice = self.reclaims.notices.get(victim);
                 if notice.is_some_and(|notice| pod.evict_after == Some(notice.value())) {
-                    self.reclaims.was_read(victim);
+                    self.reclaims.note_read(victim);
                 }
             }
             Target::Hole(waiting) if *waiting == uid => {

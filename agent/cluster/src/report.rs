@@ -171,7 +171,7 @@ impl Reporter {
     }
 
     /// The API server has no such node: nothing can be said of it. What is known of its kubelet stays.
-    pub const fn has_no_node(&mut self) {
+    pub const fn note_no_node(&mut self) {
         self.is_node_known = false;
     }
 
@@ -190,8 +190,8 @@ impl Reporter {
     }
 
     /// Whether it answers; to be asked every second or so.
-    pub fn is_reachable(&mut self, now: Now) -> bool {
-        if self.reach.is_lost_now(now) {
+    pub fn check_reach(&mut self, now: Now) -> bool {
+        if self.reach.note_loss(now) {
             self.outgoing.push(ToAgent::Api {
                 is_reachable: false,
             });
@@ -449,7 +449,7 @@ impl Reporter {
     }
 
     fn next_topology(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
-        let is_due = pods.is_listed() && self.topology.is_due(self.node.as_ref(), pods, now);
+        let is_due = pods.is_listed() && self.topology.prepare(self.node.as_ref(), pods, now);
         let dry_run = self.policy.dry_run;
         is_due.then(|| {
             let call = self.topology.send(&self.node_name, now, dry_run);

@@ -287,7 +287,7 @@ impl Loop {
         for word in self.reporter.words() {
             self.metrics.say(&word);
         }
-        let is_reachable = self.reporter.is_reachable(now);
+        let is_reachable = self.reporter.check_reach(now);
         if is_reachable && !self.was_reachable {
             // An API server that comes back may be another version.
             let api = self.api.clone();
@@ -418,16 +418,16 @@ impl Loop {
                 None => self.pods.not_taken(NotTaken::Garbage),
             },
             Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
-            Heard::Listed if !self.is_node_listed => self.has_no_node(),
-            Heard::Gone(_) => self.has_no_node(),
+            Heard::Listed if !self.is_node_listed => self.note_no_node(),
+            Heard::Gone(_) => self.note_no_node(),
             Heard::Listed | Heard::Word => {}
         }
         self.reporter.heard();
     }
 
     /// Its pods have no names then either, so that a wrong name is not to go unnoticed.
-    fn has_no_node(&mut self) {
-        self.reporter.has_no_node();
+    fn note_no_node(&mut self) {
+        self.reporter.note_no_node();
         self.metrics.say(&format!(
             "the API server has no node {}: its pods have no names here, and nothing is said of it; if it has another name, give that as NODE_NAME or --node",
             self.settings.node

@@ -441,7 +441,7 @@ impl OomScores {
     }
 
     /// The runtime makes a container with this id: its cgroup has a name before the API lists it.
-    pub fn is_made(&mut self, uid: &PodUid, id: String, container: String) {
+    pub fn note_made(&mut self, uid: &PodUid, id: String, container: String) {
         if let Some(scores) = self.pods.get_mut(uid) {
             if scores.given_names.len() >= GIVEN_NAMES_MAX {
                 scores.given_names.clear();

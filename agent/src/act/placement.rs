@@ -37,7 +37,7 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
 pub use admission::Admission;
-pub use applier::{Applier, Options, Place, Wanted};
+pub use applier::{Applier, NodePaths, Options, Wanted};
 pub use outcome::{Failed, Offline, Outcome, Written};
 pub use owner::OtherOwner;
 pub use quota::{PodQuotas, Quotas};

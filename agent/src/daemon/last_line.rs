@@ -2,13 +2,11 @@
 //!
 //! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
 //! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
-//! and renews what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
+//! and begin_renewal what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
 //! record, and is counted in a map: what no record has reported is found in the map. A sample too soon for a new order is followed by one that is
 //! not: the agent may be gone before anything else leads to one.
 //!
 //! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::oom::last_line`]).
-
-use std::path::PathBuf;
 
 use plimsoll_core::model::event::{EventKind, LastLineKill, LastLineReason};
 use plimsoll_core::model::options;
@@ -17,7 +15,7 @@ use plimsoll_core::policy::oom::last_line::{LastLinePlan, plan};
 
 use super::{Agent, now_ns};
 use crate::host::HostRoot;
-use crate::host::file::{FileError, read_text};
+use crate::host::zoneinfo;
 use crate::kernel::decode::{Body, Record};
 use crate::kernel::last_line::{CondemnedPod, LineSetting, PodKills, uid_text};
 use crate::kernel::{Bpf, BpfError, pages_up};
@@ -36,7 +34,7 @@ const KILLS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct LastLine {
     options: options::LastLine,
-    zoneinfo: PathBuf,
+    host: HostRoot,
     /// The sum of the zones' low watermarks, pages, and when it was read.
     low_pages: u64,
     low_read_ns: Option<u64>,
@@ -70,7 +68,7 @@ impl LastLine {
     pub fn new(options: options::LastLine, host: &HostRoot) -> Self {
         Self {
             options,
-            zoneinfo: host.path("/proc/zoneinfo"),
+            host: host.clone(),
             low_pages: 0,
             low_read_ns: None,
             plan: None,
@@ -99,7 +97,7 @@ impl LastLine {
 
     /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too. If it is too
     /// soon for that, it has its own time.
-    fn renews(&mut self, now_ns: u64) -> bool {
+    fn begin_renewal(&mut self, now_ns: u64) -> bool {
         self.renewed_ns = now_ns;
         let is_order_due = since(self.ordered_ns, now_ns) >= ORDER_EVERY_NS;
         if is_order_due {
@@ -240,7 +238,7 @@ impl Agent {
         }
     }
 
-    /// A sample has been taken and answered: acknowledges it, and renews what is in force.
+    /// A sample has been taken and answered: acknowledges it, and begin_renewal what is in force.
     pub(super) fn renew_last_line(&mut self) {
         if let Err(text) = self.try_renew_last_line() {
             self.last_line_failed(text);
@@ -255,10 +253,11 @@ impl Agent {
             return Ok(());
         };
         let now_ns = now_ns();
-        let is_order_due = line.renews(now_ns);
+        let is_order_due = line.begin_renewal(now_ns);
         let until_ns = now_ns.saturating_add(line.options.expires_after_ns);
         if since(line.low_read_ns, now_ns) >= WATERMARKS_EVERY_NS {
-            line.low_pages = low_watermarks(&line.zoneinfo).map_err(|error| error.to_string())?;
+            line.low_pages =
+                zoneinfo::low_watermarks(&line.host).map_err(|error| error.to_string())?;
             line.low_read_ns = Some(now_ns);
         }
         let mut ordered = Ok(());
@@ -391,19 +390,6 @@ fn since(at_ns: Option<u64>, now_ns: u64) -> u64 {
     at_ns.map_or(u64::MAX, |at_ns| now_ns.saturating_sub(at_ns))
 }
 
-/// The sum of the zones' low watermarks, pages.
-fn low_watermarks(zoneinfo: &std::path::Path) -> Result<u64, FileError> {
-    Ok(low_pages(&read_text(zoneinfo)?))
-}
-
-fn low_pages(zoneinfo: &str) -> u64 {
-    let numbers = zoneinfo.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next() == Some("low")).then(|| words.next()?.parse::<u64>().ok())?
-    });
-    numbers.sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,18 +402,10 @@ mod tests {
             ..options::LastLine::default()
         };
         let mut line = LastLine::new(options, &HostRoot::live());
-        let mut sample = |at_ns| (line.renews(at_ns), line.renew_at_ns());
+        let mut sample = |at_ns| (line.begin_renewal(at_ns), line.renew_at_ns());
         assert_eq!(sample(1000 * MS), (true, 11_000 * MS));
         assert_eq!(sample(1030 * MS), (false, 1100 * MS));
         assert_eq!(sample(1090 * MS), (false, 1100 * MS));
         assert_eq!(sample(1100 * MS), (true, 11_100 * MS));
-    }
-
-    #[test]
-    fn low_watermarks_are_added_up() {
-        let text = "Node 0, zone      DMA\n  per-node stats\n      nr_inactive_anon 12\n  pages free     3840\n        boost    0\n        min      66\n        low      82\n        high     98\n\
-            Node 0, zone   Normal\n  pages free     100\n        min      500\n        low      600\n    cpu: 0\n              count:    1\n              high:     2\n";
-        assert_eq!(low_pages(text), 682);
-        assert_eq!(low_pages(""), 0);
     }
 }

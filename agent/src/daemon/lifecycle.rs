@@ -67,7 +67,7 @@ impl LifecyclePace {
     }
 
     /// So many records have been read. Returns whether they may ask for something now.
-    fn has_read(&mut self, taken: usize, now_ns: u64) -> bool {
+    fn note_read(&mut self, taken: usize, now_ns: u64) -> bool {
         if now_ns.saturating_sub(self.window_ns) >= WINDOW_NS {
             self.window_ns = now_ns;
             self.readings = 0;
@@ -240,7 +240,7 @@ impl Agent {
         if taken == 0 && !lifecycle.is_left {
             return;
         }
-        if lifecycle.has_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_pending) {
+        if lifecycle.note_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_pending) {
             rescans.ask();
             if has_flipped {
                 found.by(Cause::Lifecycle);
@@ -416,16 +416,16 @@ mod tests {
     #[test]
     fn a_flood_that_ends_with_a_full_portion_ends() {
         let mut pace = LifecyclePace::default();
-        pace.has_read(PORTION, 1000 * MS);
+        pace.note_read(PORTION, 1000 * MS);
         assert!(pace.is_left);
-        assert!(pace.has_read(0, 1001 * MS) && !pace.is_left);
+        assert!(pace.note_read(0, 1001 * MS) && !pace.is_left);
     }
 
     #[test]
     fn ordinary_records_are_looked_at_at_once() {
         let mut pace = LifecyclePace::default();
         for look in 1..u64::from(READINGS) {
-            assert!(pace.is_due(look * MS) && pace.has_read(3, look * MS));
+            assert!(pace.is_due(look * MS) && pace.note_read(3, look * MS));
         }
         assert!(pace.is_due(16 * MS));
         assert!(!pace.is_resync_due(10_000 * MS));
@@ -437,11 +437,11 @@ mod tests {
         let begin = 1000 * MS;
         for look in 0..u64::from(READINGS) {
             assert!(pace.is_due(begin + look * MS));
-            pace.has_read(1, begin + look * MS);
+            pace.note_read(1, begin + look * MS);
         }
         assert!(!pace.is_due(begin + 99 * MS));
         assert!(pace.is_due(begin + 100 * MS));
-        pace.has_read(1, begin + 100 * MS);
+        pace.note_read(1, begin + 100 * MS);
         assert!(pace.is_due(begin + 101 * MS));
     }
 
@@ -450,13 +450,13 @@ mod tests {
         let mut pace = LifecyclePace::default();
         let begin = 1000 * MS;
         let asked = (0..200)
-            .filter(|look| pace.has_read(PORTION, begin + look * MS))
+            .filter(|look| pace.note_read(PORTION, begin + look * MS))
             .count();
         assert_eq!(asked, 2);
         assert!(!pace.is_due(begin + 199 * MS) && pace.is_due(begin + 200 * MS));
         assert!(pace.is_resync_due(begin + 200 * MS));
         // The end of it asks in any case: those are the newest records.
-        assert!(pace.has_read(PORTION - 1, begin + 200 * MS));
-        assert!(pace.has_read(1, begin + 201 * MS));
+        assert!(pace.note_read(PORTION - 1, begin + 200 * MS));
+        assert!(pace.note_read(1, begin + 201 * MS));
     }
 }

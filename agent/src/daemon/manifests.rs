@@ -35,7 +35,7 @@ impl Agent {
         {
             // Whether it runs by now decides what may change.
             self.rescan_pod(&pod.uid());
-            if self.may_resize(&pod) {
+            if self.admit_resize(&pod) {
                 self.apply(pod, &format!("{}:{line}: ", file.shown()));
             }
         }
@@ -68,7 +68,7 @@ impl Agent {
     pub(super) fn remove_pod(&mut self, uid: &PodUid) {
         self.rescan_pod(uid);
         if let Some(storage) = &mut self.storage {
-            storage.has_ended(uid);
+            storage.note_ended(uid);
         }
         self.pods.remove(uid);
         self.take_in(EventKind::PodRemoved { uid: uid.clone() });

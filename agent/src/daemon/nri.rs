@@ -213,12 +213,12 @@ impl Agent {
                         name: name.clone(),
                         is_foreign,
                     };
-                    if let Some(text) = placing.is_made(&self.pods, &uid, made) {
+                    if let Some(text) = placing.note_made(&self.pods, &uid, made) {
                         self.warn(text);
                     }
                 }
                 if let Some(scores) = &mut self.oom_scores {
-                    scores.is_made(&uid, id, name);
+                    scores.note_made(&uid, id, name);
                 }
                 if self.pods.contains(&uid) {
                     self.rescans.note(&uid);
@@ -230,7 +230,7 @@ impl Agent {
             FromNri::Updated { pod_uid } => {
                 // A runtime that has not heard the answer, or another plugin, may have put the container elsewhere.
                 if let Some(placing) = &mut self.placing {
-                    placing.is_updated();
+                    placing.note_updated();
                 }
                 self.rescans.note(&PodUid::new(pod_uid));
                 self.rescans.ask();
@@ -251,10 +251,10 @@ impl Agent {
             FromNri::Started { pod_uid, name, id } => {
                 let uid = PodUid::new(pod_uid);
                 if let Some(placing) = &mut self.placing {
-                    placing.is_named(&self.pods, &uid, &id, &name);
+                    placing.note_named(&self.pods, &uid, &id, &name);
                 }
                 if let Some(scores) = &mut self.oom_scores {
-                    scores.is_made(&uid, id, name);
+                    scores.note_made(&uid, id, name);
                 }
                 self.look_at(&uid);
             }

@@ -1,7 +1,7 @@
 //! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
 //!
 //! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
-//! **Approach.** Only what a threshold asks for is observed ([`Wanted`]). [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
+//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
 //! said once. After that a reading is a `pread` per file. Only [`NodeObserver::read_processes`] allocates (its reading is shared
 //! with the engine), so it is not for the way from a record to a kill.
 
@@ -24,7 +24,7 @@ use crate::source::stall_triggers::stall_of;
 
 /// What is to be observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Wanted {
+pub struct Observables {
     /// The node's PIDs and each pod's processes.
     pub processes: bool,
     /// `/proc/pressure`.
@@ -33,7 +33,7 @@ pub struct Wanted {
     pub numa: bool,
 }
 
-impl Wanted {
+impl Observables {
     /// Everything.
     pub const ALL: Self = Self {
         processes: true,
@@ -81,7 +81,7 @@ pub struct NodeObserver {
 
 impl NodeObserver {
     /// Opens the wanted files. Also returns those that this machine lacks.
-    pub fn open(host: &HostRoot, wanted: Wanted) -> (Self, Vec<Unobserved>) {
+    pub fn open(host: &HostRoot, wanted: Observables) -> (Self, Vec<Unobserved>) {
         let mut unobserved = Vec::new();
         let mut observer = Self::default();
         if wanted.processes {
@@ -248,7 +248,7 @@ mod tests {
 
     fn processes_of_pods(host: &HostRoot, mount: &str) {
         write_limits(host);
-        let (observer, _) = NodeObserver::open(host, Wanted::ALL);
+        let (observer, _) = NodeObserver::open(host, Observables::ALL);
         let pods = pods(host, mount);
         let read = observer
             .read_processes(5, &pods, |_, error| panic!("{error}"))
@@ -294,19 +294,19 @@ mod tests {
             passes: Passes::default(),
         };
         assert_eq!(
-            Wanted::by(&[threshold(Signal::MemoryAvailable)]),
-            Wanted::default()
+            Observables::by(&[threshold(Signal::MemoryAvailable)]),
+            Observables::default()
         );
         let all = [
             Signal::PidAvailable,
             Signal::IoFull10,
             Signal::NumaMemoryAvailable,
         ];
-        assert_eq!(Wanted::by(&all.map(threshold)), Wanted::ALL);
+        assert_eq!(Observables::by(&all.map(threshold)), Observables::ALL);
 
         let (_dir, host) = fake_v2();
         write_limits(&host);
-        let wanted = Wanted::by(&[threshold(Signal::PidAvailable)]);
+        let wanted = Observables::by(&[threshold(Signal::PidAvailable)]);
         let (mut observer, unobserved) = NodeObserver::open(&host, wanted);
         assert_eq!(unobserved.len(), 1, "threads-max: {unobserved:?}");
         let pods = pods(&host, "/sys/fs/cgroup");
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_machine_without_any_of_it() {
         let (_dir, host) = fake_v2();
-        let (mut observer, unobserved) = NodeObserver::open(&host, Wanted::ALL);
+        let (mut observer, unobserved) = NodeObserver::open(&host, Observables::ALL);
         let text: Vec<_> = unobserved.iter().map(ToString::to_string).collect();
         let files = [
             "pid_max",
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn this_machine() {
         let host = HostRoot::live();
-        let (mut observer, unobserved) = NodeObserver::open(&host, Wanted::ALL);
+        let (mut observer, unobserved) = NodeObserver::open(&host, Observables::ALL);
         let pods = Pods::new(
             host.clone(),
             host.cgroup_mounts().unwrap(),

@@ -22,7 +22,7 @@ const KILLS_MAX: usize = 64;
 /// of 115,200 baud.
 const SETTLED_NS: u64 = 200_000_000;
 /// But not later than this after the first has.
-const TOLD_NS: u64 = 2_000_000_000;
+const REPORT_AFTER_NS: u64 = 2_000_000_000;
 /// Processes of one kill that are told apart.
 const COUNTED_MAX: usize = 128;
 /// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
@@ -57,7 +57,7 @@ pub(super) struct Folded {
 
 impl Folded {
     /// Whether the kernel's sum has changed since the last time.
-    pub(super) fn is_new(&mut self, missed: u64) -> bool {
+    pub(super) fn note_missed(&mut self, missed: u64) -> bool {
         std::mem::replace(&mut self.missed, missed) != missed
     }
 
@@ -246,7 +246,7 @@ impl OomKills {
             return Some(0);
         }
         let settled_ns = arrival.newest_ns.saturating_add(SETTLED_NS);
-        Some(settled_ns.min(arrival.first_ns.saturating_add(TOLD_NS)))
+        Some(settled_ns.min(arrival.first_ns.saturating_add(REPORT_AFTER_NS)))
     }
 
     /// Forgets what has been reported, and says how many there was no room for. It keeps its room for the next records.
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn what_was_only_counted_is_told_once() {
         let mut folded = Folded::default();
-        assert!(folded.is_new(5) && !folded.is_new(5));
+        assert!(folded.note_missed(5) && !folded.note_missed(5));
         let mut new = |totals: &[(u64, u64)]| {
             for &(cgroup_id, kills) in totals {
                 folded.found(cgroup_id, kills);

@@ -41,16 +41,16 @@ use crate::act::placement::kubelet_state::{
     MemoryManagerState,
 };
 use crate::act::placement::{
-    Applier, Options, Outcome, Place, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
+    Applier, NodePaths, Options, Outcome, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
 };
 use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::cgroup::CgroupMounts;
 use crate::host::file::read_text;
 use crate::host::shown::Show as _;
 use crate::host::topology::read_machine;
 use crate::input::config::Config;
 use crate::pods;
-use crate::pods::names::{KubeletTree, container_id, container_name};
+use crate::pods::names::{container_id, container_name};
 use crate::pods::registry::Pods;
 use crate::record::tally::PlacementTally;
 
@@ -98,27 +98,6 @@ pub struct Placing {
     tally: PlacementTally,
 }
 
-/// Where things are, and what is wanted of them.
-#[derive(Debug)]
-pub struct Surroundings<'a> {
-    /// The host.
-    pub host: &'a HostRoot,
-    /// Its cgroups.
-    pub mounts: &'a CgroupMounts,
-    /// Below which kubepods is.
-    pub cgroup_root: &'a CgroupPath,
-    /// Where a kubelet that runs has its pods.
-    pub kubelet: Option<&'a KubeletTree>,
-    /// Where the checkpoint is.
-    pub state_dir: &'a Path,
-    /// Where a kubelet would have its state.
-    pub kubelet_dir: &'a Path,
-    /// What pods may have of the node.
-    pub capacity: NodeCapacity,
-    /// Whether interrupts are kept off exclusive CPUs.
-    pub moves_interrupts: bool,
-}
-
 impl Placing {
     /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing; what an earlier agent has
     /// placed is then undone. What people should know goes to `remark`.
@@ -126,7 +105,9 @@ impl Placing {
     /// # Errors
     /// If somebody else manages cpusets here, the machine cannot be read, or the settings cannot be on it.
     pub fn prepare(
-        around: &Surroundings<'_>,
+        paths: NodePaths,
+        capacity: NodeCapacity,
+        moves_interrupts: bool,
         config: &Config,
         devices: Option<plimsoll_core::placement::node::DeviceSettings>,
         mut remark: impl FnMut(String),
@@ -136,28 +117,20 @@ impl Placing {
         let is_active = settings.is_active();
         // When the kubelet places, the checkpoint is gone before the policies are none.
         let for_kubelet = format!("{FOR_KUBELET}{CPU_MANAGER_STATE}");
-        let is_left = |file: &str| around.state_dir.join(file).exists();
+        let is_left = |file: &str| paths.state_dir.join(file).exists();
         if !is_active && !is_left(CHECKPOINT) && !is_left(&for_kubelet) {
             return Ok(None);
         }
-        let place = Place {
-            host: around.host.clone(),
-            mounts: around.mounts.clone(),
-            cgroup_root: around.cgroup_root.clone(),
-            kubelet: around.kubelet.cloned(),
-            state_dir: around.state_dir.to_owned(),
-            kubelet_dir: around.kubelet_dir.to_owned(),
-        };
-        if !is_active && Applier::hand_over(&place)? {
+        if !is_active && Applier::hand_over(&paths)? {
             remark("cpuManagerPolicy and memoryManagerPolicy are none now: the kubelet places, and all that was placed is its own".into());
             return Ok(None);
         }
         let quota_gate = config.feature_gates.get("DisableCPUQuotaWithExclusiveCPUs");
         let options = Options {
-            moves_interrupts: around.moves_interrupts,
+            moves_interrupts,
             keeps_quota: quota_gate == Some(&false),
         };
-        let (mut applier, remarks) = Applier::open(place, options)?;
+        let (mut applier, remarks) = Applier::open(paths.clone(), options)?;
         remarks.into_iter().for_each(&mut remark);
         if !is_active {
             if let Some(outcome) = applier.withdraw(Quotas::new())? {
@@ -166,9 +139,9 @@ impl Placing {
             }
             return Ok(None);
         }
-        let machine = read_machine(around.host)?;
-        settings.check_reserved_memory(&kubepods::reservation(around.host, config)?, &machine)?;
-        let saved = saved(around, &machine, &mut remark)?;
+        let machine = read_machine(&paths.host)?;
+        settings.check_reserved_memory(&kubepods::reservation(&paths.host, config)?, &machine)?;
+        let saved = saved(&paths, &machine, &mut remark)?;
         // The engine starts it in the loop. What it would refuse has to be known before anything is changed.
         NodePlacement::start(settings.clone(), machine.clone(), &saved)?;
         let online = machine.online();
@@ -182,10 +155,10 @@ impl Placing {
         let (placement, reports) = Placement::start(applier, period)
             .context("the thread for placement cannot be started")?;
         Ok(Some(Self {
-            host: around.host.clone(),
-            mounts: around.mounts.clone(),
+            host: paths.host,
+            mounts: paths.mounts,
             qos: config.cgroups.qos,
-            capacity: around.capacity,
+            capacity,
             placement,
             reports: Some(reports),
             online,
@@ -198,7 +171,7 @@ impl Placing {
             listed: false,
             unseen: false,
             resizes: BTreeMap::new(),
-            beside_kubelet: around.kubelet.is_some(),
+            beside_kubelet: paths.kubelet.is_some(),
             in_force: InForce::default(),
             names: Names::new(),
             made: Made::new(foreign),
@@ -319,7 +292,7 @@ impl Placing {
     }
 
     /// The runtime has told which container this is.
-    pub(super) fn is_named(&mut self, pods: &Pods, uid: &PodUid, id: &str, name: &str) {
+    pub(super) fn note_named(&mut self, pods: &Pods, uid: &PodUid, id: &str, name: &str) {
         self.unseen = true;
         // Of one that is not known yet the API names its containers with it.
         if pods.contains(uid) {
@@ -328,12 +301,12 @@ impl Placing {
     }
 
     /// The runtime has changed a container's resources.
-    pub(super) fn is_updated(&mut self) {
+    pub(super) fn note_updated(&mut self) {
         self.unseen = true;
     }
 
     /// The runtime makes a container. Returns what people should know.
-    pub(super) fn is_made(
+    pub(super) fn note_made(
         &mut self,
         pods: &Pods,
         uid: &PodUid,
@@ -354,20 +327,20 @@ impl Placing {
 
 /// What an earlier agent has placed; else what a kubelet has that no longer runs, or had before it was given other policies.
 fn saved(
-    around: &Surroundings<'_>,
+    paths: &NodePaths,
     machine: &Machine,
     remark: &mut impl FnMut(String),
 ) -> Result<Assignments> {
-    let from_kubelet = around
+    let from_kubelet = paths
         .state_dir
         .join(format!("{FROM_KUBELET}{CPU_MANAGER_STATE}"));
     let found = {
-        let lock = PlacementLock::exclusive_by_force(around.state_dir, BREAK_AFTER)?;
-        Checkpoint::read(&lock, around.state_dir)?
+        let lock = PlacementLock::exclusive_by_force(&paths.state_dir, BREAK_AFTER)?;
+        Checkpoint::read(&lock, &paths.state_dir)?
     };
     match found {
         Found::Checkpoint(checkpoint) => {
-            if is_newer(&from_kubelet, &around.state_dir.join(CHECKPOINT)) {
+            if is_newer(&from_kubelet, &paths.state_dir.join(CHECKPOINT)) {
                 remark(format!(
                     "{}: is newer than {CHECKPOINT}, and nothing is taken over from it: placement goes on with what this agent has placed",
                     from_kubelet.shown()
@@ -378,16 +351,16 @@ fn saved(
         Found::Damaged(set_aside) => {
             remark(set_aside.to_string());
             // What was put aside from a kubelet that runs is older than what is damaged: others may have its CPUs by now.
-            if around.kubelet.is_some() {
+            if paths.kubelet.is_some() {
                 return Ok(Assignments::default());
             }
         }
         Found::Nothing => {}
     }
     // One that runs has given nothing away by now, or nothing is placed. What it had was put aside before its policies were changed.
-    let file = |name: &str| match around.kubelet {
-        Some(_) => around.state_dir.join(format!("{FROM_KUBELET}{name}")),
-        None => around.kubelet_dir.join(name),
+    let file = |name: &str| match paths.kubelet {
+        Some(_) => paths.state_dir.join(format!("{FROM_KUBELET}{name}")),
+        None => paths.kubelet_dir.join(name),
     };
     let path = file(CPU_MANAGER_STATE);
     if !path.exists() {
@@ -568,7 +541,7 @@ impl Agent {
     }
 
     /// Whether a pod may be applied now. If not, that is said, and it is applied when its processes have ended; until then everything about it is as it was.
-    pub(super) fn may_resize(&mut self, pod: &Arc<Pod>) -> bool {
+    pub(super) fn admit_resize(&mut self, pod: &Arc<Pod>) -> bool {
         let refused = may_resize(self.engine.state(), pod).err();
         let Some(placing) = &mut self.placing else {
             return true;

@@ -135,7 +135,7 @@ impl Agent {
                 }
             }
         }
-        if self.pods.has_come_to_more_cgroups(uid) {
+        if self.pods.note_more_cgroups(uid) {
             self.warn(format!(
                 "pod {uid}: has more than {CGROUPS_PER_POD_MAX} cgroups; processes in the others keep their oom_score_adj, \
                  and an eviction ends them too; look for what makes cgroups inside of its containers (reported once)"

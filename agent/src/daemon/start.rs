@@ -25,19 +25,18 @@ use crate::act::kubepods::{self, Kubepods};
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
+use crate::act::placement::NodePaths;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
 use crate::daemon::beside::{conflicts, kubelet_config};
 use crate::daemon::limits::{Limits, Origins};
-use crate::daemon::observer::{NodeObserver, Wanted};
+use crate::daemon::observer::{NodeObserver, Observables};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
 use crate::daemon::telling::Announcement;
-use crate::daemon::{
-    Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sources, StorageWork, Surroundings,
-};
+use crate::daemon::{Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sources, StorageWork};
 use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
@@ -361,7 +360,7 @@ impl Start<'_> {
             ..
         } = &mut self.plan;
         let thresholds = &config.engine.thresholds;
-        let (observer, unobserved) = NodeObserver::open(host, Wanted::by(thresholds));
+        let (observer, unobserved) = NodeObserver::open(host, Observables::by(thresholds));
         let (meters, unmeasured) = PodMeters::by(mounts, thresholds);
         self.lost.extend(unobserved.iter().map(ToString::to_string));
         self.lost
@@ -573,21 +572,26 @@ impl Start<'_> {
             kubelet,
             ..
         } = &self.plan;
-        let around = Surroundings {
-            host,
-            mounts,
-            cgroup_root,
-            kubelet: kubelet.as_ref(),
-            state_dir: &args.state_dir,
-            kubelet_dir: &args.kubelet_dir,
-            capacity,
-            moves_interrupts: args.move_interrupts,
+        let paths = NodePaths {
+            host: host.clone(),
+            mounts: mounts.clone(),
+            cgroup_root: cgroup_root.clone(),
+            kubelet: kubelet.clone(),
+            state_dir: args.state_dir.clone(),
+            kubelet_dir: args.kubelet_dir.clone(),
         };
         let devices = args.devices.as_deref().map(devices::read).transpose()?;
         let reporter = &mut self.reporter;
-        let prepared = Placing::prepare(&around, config, devices, |text| {
-            reporter.say(&Line::Warning { text });
-        });
+        let prepared = Placing::prepare(
+            paths,
+            capacity,
+            args.move_interrupts,
+            config,
+            devices,
+            |text| {
+                reporter.say(&Line::Warning { text });
+            },
+        );
         if self.plan.kubelet.is_none() {
             return prepared;
         }

@@ -111,7 +111,7 @@ impl StorageWork {
     }
 
     /// What is a pod's on disk may go from now on, unless it runs again.
-    pub(super) fn has_ended(&mut self, uid: &PodUid) {
+    pub(super) fn note_ended(&mut self, uid: &PodUid) {
         if self.ended.len() < ENDED_MAX {
             self.ended.insert(uid.clone());
             self.free_not_before = None;

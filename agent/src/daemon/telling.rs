@@ -79,7 +79,7 @@ impl Agent {
             });
         }
         if let (Decision::Evict { uid, .. }, Some(storage)) = (decision, &mut self.storage) {
-            storage.has_ended(uid);
+            storage.note_ended(uid);
         }
         if let Decision::Finished { uid, .. } = decision {
             // Its counts go with its cgroup.
@@ -191,7 +191,7 @@ impl Agent {
         let at_ns = now_ns();
         let names_victims = bpf.is_attached("mark_victim");
         let result = bpf.missed(Kind::OomKill).and_then(|missed| {
-            if !oom_kills.folded.is_new(missed) {
+            if !oom_kills.folded.note_missed(missed) {
                 return Ok(());
             }
             bpf.drain_oom_kills(|totals| {

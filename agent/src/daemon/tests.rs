@@ -829,7 +829,7 @@ fn node_reclaim_that_frees_nothing_is_tried_again_after_ten_seconds() {
     assert!((1..=10_000_000_000).contains(&wait_ns), "{wait_ns}");
     // A pod that has ended leaves something to free.
     let storage = agent.storage.as_mut().unwrap();
-    storage.has_ended(&PodUid::new("uid-1"));
+    storage.note_ended(&PodUid::new("uid-1"));
     agent.order_storage_work();
     assert_eq!(agent.storage.as_ref().unwrap().order_at_ns(), None);
 }

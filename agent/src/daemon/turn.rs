@@ -391,7 +391,7 @@ impl Agent {
         self.leaving.extend(leaving.map(|pod| pod.row.uid.clone()));
         for index in 0..self.leaving.len() {
             let uid = self.leaving[index].clone();
-            match self.pods.has_emptied(&uid) {
+            match self.pods.note_emptied(&uid) {
                 Ok(false) => {}
                 Ok(true) => {
                     has_ended = true;
@@ -484,7 +484,7 @@ impl Agent {
             Decision::End { uid, .. } => self.terminate(uid),
             Decision::Kill { uid, .. } => {
                 // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
-                self.pods.kill_leaders(uid);
+                self.pods.kill_first_processes(uid);
                 self.hold(uid);
                 match self.pods.kill(uid) {
                     Ok(()) => self.timelines.killed(uid, now_ns()),

@@ -6,7 +6,7 @@
 //! Files that matter on the way from a record to a kill are opened once ([`ControlFile`]) and read by `pread` into a buffer on the stack.
 //! Everything that is changed goes through the ledger in [`knobs`], so it can be changed back.
 //! **Terms.** *hierarchy*: one mounted cgroup tree (the v2 tree, or one v1 tree per group of controllers). *knob*: a kernel file whose value
-//! Plimsoll changed. *leader*: the first process of a container, the one that a container runtime would send SIGTERM to.
+//! Plimsoll changed. *first process*: of a container, the one that a container runtime would send SIGTERM to.
 #![deny(unsafe_code)]
 
 pub mod boundary;
@@ -40,6 +40,7 @@ pub mod syscall;
 pub mod topology;
 pub mod unwind_tables;
 pub mod worker;
+pub mod zoneinfo;
 
 use std::path::{Path, PathBuf};
 

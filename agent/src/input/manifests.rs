@@ -381,8 +381,8 @@ impl ManifestDir {
     }
 
     /// A pod that was removed has left. The next look admits those that have waited for its room.
-    pub fn has_left(&mut self, uid: &PodUid) {
-        self.is_undecided |= self.admission.has_left(uid);
+    pub fn note_left(&mut self, uid: &PodUid) {
+        self.is_undecided |= self.admission.note_left(uid);
     }
 
     /// Whether the newest decision could not be written down: then look again soon.

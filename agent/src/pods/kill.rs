@@ -1,9 +1,9 @@
-//! Ending a pod's processes: SIGTERM to each container's leader, SIGKILL to all, and their memory freed by a thread ([`release`]).
+//! Ending a pod's processes: SIGTERM to each container's first process, SIGKILL to all, and their memory freed by a thread ([`release`]).
 //!
 //! **Problem.** At the moment of a kill there is no memory: nothing may be allocated, and no file opened whose dentry and inode are not
 //! pinned already. And a pid read from a file may, by the time of the signal, belong to a process of somebody else.
 //! **Approach.** [`PodKill::open`] and [`PodKill::refresh`] run when the pod appears and whenever its cgroups change; they open
-//! directories, `cgroup.kill` and a pidfd for each leader. [`PodKill::sigterm`] and [`PodKill::kill`]
+//! directories, `cgroup.kill` and a pidfd for each first process. [`PodKill::sigterm`] and [`PodKill::kill`]
 //! use only those, and buffers on the stack. They never wait: the caller sees from the cgroup's usage and [`PodKill::is_populated`]
 //! whether the kill has worked, and may call again.
 //!
@@ -44,7 +44,7 @@ use crate::host::file::{ControlFile, FileError, parse_keyed};
 use containers::Containers;
 pub use containers::{HELD, HOLD_FILE};
 use freezer::Thaw;
-use member::{Leader, Member, SeenPids};
+use member::{FirstProcess, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
 pub(crate) use thread::What;
 pub use thread::{KillThread, WriteTimes};
@@ -183,7 +183,7 @@ impl PodKill {
         self
     }
 
-    /// Picks up new containers and leaders, and drops cgroups that are gone. Returns whether any process is left, as [`PodKill::is_populated`]
+    /// Picks up new containers and their first processes, and drops cgroups that are gone. Returns whether any process is left, as [`PodKill::is_populated`]
     /// does. Allocates and opens: not for the hot path.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ impl PodKill {
         }
         let containers = self.members.iter_mut();
         for member in containers.filter(|member| member.is_container()) {
-            match member.refresh_leader(&self.host) {
+            match member.refresh_first_process(&self.host) {
                 Err(error) if !error.is_vanished() => return Err(error),
                 _ => {}
             }
@@ -234,12 +234,12 @@ impl PodKill {
         })
     }
 
-    /// Containers whose leader is known and was running at the last refresh.
-    pub fn leaders(&self) -> impl Iterator<Item = Pid> + '_ {
+    /// Containers whose first process is known and was running at the last refresh.
+    pub fn first_processes(&self) -> impl Iterator<Item = Pid> + '_ {
         self.members
             .iter()
-            .filter_map(|member| match &member.leader {
-                Leader::Running { pid, .. } => Some(*pid),
+            .filter_map(|member| match &member.first_process {
+                FirstProcess::Running { pid, .. } => Some(*pid),
                 _ => None,
             })
     }
@@ -272,13 +272,13 @@ impl PodKill {
     /// # Errors
     /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A cgroup that is gone is no error.
     pub fn sigterm(&self) -> Result<Signalled, FileError> {
-        let sent = self.containers().map(|member| match &member.leader {
-            Leader::Unknown => member
+        let sent = self.containers().map(|member| match &member.first_process {
+            FirstProcess::Unknown => member
                 .processes
                 .signal_all(Signal::TERM, &mut SeenPids::new())
                 .map(|round| round.signalled),
-            Leader::Running { .. } | Leader::Exited => {
-                member.signal_leader(Signal::TERM).map(u32::from)
+            FirstProcess::Running { .. } | FirstProcess::Exited => {
+                member.signal_first_process(Signal::TERM).map(u32::from)
             }
         });
         signalled(sent)
@@ -296,8 +296,8 @@ impl PodKill {
             PressureSignal::Urg => Signal::URG,
             PressureSignal::Winch => Signal::WINCH,
         };
-        let leaders = self.containers();
-        signalled(leaders.map(|member| member.signal_leader(signal).map(u32::from)))
+        let containers = self.containers();
+        signalled(containers.map(|member| member.signal_first_process(signal).map(u32::from)))
     }
 
     /// Sends SIGKILL to each container's first process, if it is known: the first part of [`PodKill::kill`], which waits for no lock of the kernel
@@ -305,15 +305,15 @@ impl PodKill {
     ///
     /// # Errors
     /// As for [`PodKill::sigterm`].
-    pub fn kill_leaders(&self) -> Result<Signalled, FileError> {
-        let leaders = self.containers();
-        signalled(leaders.map(|member| member.signal_leader(Signal::KILL).map(u32::from)))
+    pub fn kill_first_processes(&self) -> Result<Signalled, FileError> {
+        let containers = self.containers();
+        signalled(containers.map(|member| member.signal_first_process(Signal::KILL).map(u32::from)))
     }
 
     /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where [`PodKill::rest`] is not `None`, that is to
     /// be ended too.
     ///
-    /// The leaders first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes cgroups takes (200 ms were measured).
+    /// The first processes first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes cgroups takes (200 ms were measured).
     /// On v1 the pod's known cgroups are thawed before and after: a frozen process takes SIGKILL when it is thawed, not before.
     ///
     /// # Errors
@@ -333,7 +333,7 @@ impl PodKill {
 
     fn kill_with(&self, write: Write<'_>) -> Result<Killed, FileError> {
         // What goes wrong here goes wrong again below, where it counts.
-        self.kill_leaders().ok();
+        self.kill_first_processes().ok();
         let thawed = self.thaw();
         let killed = self.kill_all(write)?;
         thawed.and(self.thaw())?;

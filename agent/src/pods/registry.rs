@@ -408,7 +408,7 @@ impl Pods {
     }
 
     /// Whether a pod has come to have more cgroups than are kept: once, for as long as it has its cgroup.
-    pub fn has_come_to_more_cgroups(&mut self, uid: &PodUid) -> bool {
+    pub fn note_more_cgroups(&mut self, uid: &PodUid) -> bool {
         let open = self
             .entries
             .get_mut(uid)
@@ -560,10 +560,10 @@ impl Pods {
 
     /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and [`Pods::kill`], because it waits for no lock
     /// of the kernel. Allocates nothing.
-    pub fn kill_leaders(&self, uid: &PodUid) {
+    pub fn kill_first_processes(&self, uid: &PodUid) {
         if let Some(open) = self.open(uid) {
             // What goes wrong here goes wrong again in the kill, where it counts.
-            open.kill.kill_leaders().ok();
+            open.kill.kill_first_processes().ok();
         }
     }
 
@@ -647,7 +647,7 @@ impl Pods {
     ///
     /// # Errors
     /// When `cgroup.procs` cannot be read.
-    pub fn has_emptied(&mut self, uid: &PodUid) -> Result<bool, FileError> {
+    pub fn note_emptied(&mut self, uid: &PodUid) -> Result<bool, FileError> {
         let Some(open) = self
             .entries
             .get_mut(uid)

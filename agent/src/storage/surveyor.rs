@@ -240,7 +240,7 @@ impl Surveyor {
                 let more = reclaimed.more;
                 reclaim.so_far.add(reclaimed);
                 reclaim.is_first = false;
-                let is_due = reclaim.so_far.more.then(|| self.is_progress_due());
+                let is_due = reclaim.so_far.more.then(|| self.claim_progress());
                 if is_due != Some(false) {
                     self.tell(StorageEvent::Reclaimed {
                         provider: name,
@@ -271,7 +271,7 @@ impl Surveyor {
     }
 
     /// Progress is told at the pace of figures.
-    fn is_progress_due(&mut self) -> bool {
+    fn claim_progress(&mut self) -> bool {
         let is_due = self
             .handed_on
             .is_none_or(|handed_on| handed_on.elapsed() >= HAND_ON);

@@ -271,7 +271,7 @@ impl Reclaims {
     }
 
     /// The API has this notice, or it takes no annotation on the pod because of what its owner has written there: then its Event is the notice.
-    pub fn was_read(&mut self, victim: &str) {
+    pub fn note_read(&mut self, victim: &str) {
         if let Some(notice) = self.notices.get_mut(victim) {
             notice.was_read = true;
         }
@@ -511,8 +511,8 @@ impl Reclaims {
         };
         let mut due = self.due(mono_ms, begins);
         let reclaim = due.find(|reclaim| {
-            let has_tried = self.untried(reclaim, mono_ms).is_none();
-            has_tried && !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node)
+            let note_trial = self.untried(reclaim, mono_ms).is_none();
+            note_trial && !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node)
         })?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }
@@ -556,7 +556,7 @@ impl Reclaims {
     }
 
     /// What came of a trial, and for which pod it was.
-    pub fn has_tried(&mut self, victim: &str, answer: &Answer, mono_ms: u64) -> (Outcome, String) {
+    pub fn note_trial(&mut self, victim: &str, answer: &Answer, mono_ms: u64) -> (Outcome, String) {
         let outcome = outcome(answer);
         let Some(trial) = self.tried.get_mut(victim) else {
             return (outcome, String::new());

@@ -25,7 +25,7 @@ impl Reach {
     }
 
     /// Whether it has just become unreachable.
-    pub(crate) fn is_lost_now(&mut self, now: Now) -> bool {
+    pub(crate) fn note_loss(&mut self, now: Now) -> bool {
         let since = self.missed_since_ms;
         let is_lost = since.is_some_and(|since| now.mono_ms.saturating_sub(since) >= LOST_AFTER_MS);
         is_lost && std::mem::replace(&mut self.is_reachable, false)
@@ -51,11 +51,11 @@ mod tests {
         assert!(reach.heard() && !reach.heard());
         reach.missed(now(1_000));
         reach.missed(now(5_000));
-        assert!(!reach.is_lost_now(now(5_999)) && reach.is_reachable());
-        assert!(reach.is_lost_now(now(6_000)) && !reach.is_lost_now(now(7_000)));
+        assert!(!reach.note_loss(now(5_999)) && reach.is_reachable());
+        assert!(reach.note_loss(now(6_000)) && !reach.note_loss(now(7_000)));
         assert!(reach.heard());
         reach.missed(now(9_000));
         reach.heard();
-        assert!(!reach.is_lost_now(now(20_000)));
+        assert!(!reach.note_loss(now(20_000)));
     }
 }

@@ -226,7 +226,7 @@ fn one_pod_that_cannot_be_told_holds_up_no_other() {
     }
     assert_eq!(reported.len(), 2);
     // Nor does it say anything about the API server.
-    assert!(reporter.is_reachable(now(20_000)));
+    assert!(reporter.check_reach(now(20_000)));
     assert_eq!(reporter.figures(now(20_000)).unreported, 1);
 }
 
@@ -365,7 +365,7 @@ fn the_agent_hears_whether_the_api_server_answers() {
         now(0),
     );
     let mut at = 0;
-    while reporter.is_reachable(now(at)) {
+    while reporter.check_reach(now(at)) {
         if let Some((target, _)) = reporter.next(&pods, now(at)) {
             reporter.answered(&target, &Answer::Lost("refused".into()), &mut pods, now(at));
         }

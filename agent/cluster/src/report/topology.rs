@@ -122,7 +122,7 @@ impl TopologyReports {
     }
 
     /// Whether a call can be made now.
-    pub fn is_due(&mut self, node: Option<&SeenNode>, pods: &Store, now: Now) -> bool {
+    pub fn prepare(&mut self, node: Option<&SeenNode>, pods: &Store, now: Now) -> bool {
         let Some(node) = node else { return false };
         self.look(node, pods, now);
         if self.wanted.is_none() || self.in_flight.is_some() || now.mono_ms < self.not_before_ms {

@@ -523,7 +523,7 @@ fn choose_signal(
     if let Some(signal) = asked {
         return (signal, SignalChoice::Asked);
     }
-    if let Some(foreseen) = foresight::verdict(config, state) {
+    if let Some(foreseen) = foresight::shortage(config, state) {
         return (
             Met::foreseen(&foreseen).threshold.signal,
             SignalChoice::Foreseen,
@@ -569,7 +569,7 @@ fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<Stri
     let all = || (0..config.thresholds.len()).filter(is_of_signal);
     let is_met = |index: &usize| state.thresholds.get(*index).is_some_and(|known| known.met);
     let index = all().find(is_met).or_else(|| all().next());
-    let foreseen = foresight::verdict(config, state).map(|foreseen| Met::foreseen(&foreseen));
+    let foreseen = foresight::shortage(config, state).map(|foreseen| Met::foreseen(&foreseen));
     let met = foreseen
         .filter(|met| met.threshold.signal == signal)
         .or_else(|| index.and_then(|index| met_of(state, index, &config.thresholds[index])))

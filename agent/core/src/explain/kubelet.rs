@@ -130,12 +130,12 @@ pub(crate) fn answer(
         }
     }
     let is_memory = row.resource == crate::model::signal::Resource::Memory;
-    if let Some(verdict) = foresight::verdict(config, state).filter(|_| is_memory) {
+    if let Some(shortage) = foresight::shortage(config, state).filter(|_| is_memory) {
         let Foreseen {
             rate_bytes_per_s,
             horizon_ns,
             ..
-        } = verdict.foreseen;
+        } = shortage.foreseen;
         differ(
             "outOfMemoryForesight",
             "waits for its threshold".to_owned(),

@@ -168,7 +168,7 @@ fn a_container_has_its_score_as_soon_as_its_runtime_has_named_it() {
         let named: Vec<String> = named.map(|it| it.name.to_owned()).collect();
         // Of a name that the pod does not have nothing is believed.
         for (id, name) in [(&known, "main"), (&unknown, "other")] {
-            fake.scores.is_made(&uid, id.clone(), name.to_owned());
+            fake.scores.note_made(&uid, id.clone(), name.to_owned());
         }
         named
     };

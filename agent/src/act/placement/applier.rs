@@ -26,7 +26,7 @@ use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLoc
 use super::foreign::{self, Foreign};
 use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
-use super::owner::{self, OtherOwner, REWRITES_MAX, Truce};
+use super::owner::{self, BackOff, OtherOwner, REWRITES_MAX};
 use super::plan::{all_of, left_over, nobody_alone, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
 use super::{PlacementError, online_cpus};
@@ -39,7 +39,7 @@ use crate::pods::names::KubeletTree;
 
 /// Where it works.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct NodePaths {
     /// The host.
     pub host: HostRoot,
     /// Its cgroups.
@@ -54,7 +54,7 @@ pub struct Place {
     pub kubelet_dir: PathBuf,
 }
 
-impl Place {
+impl NodePaths {
     /// Somebody else who manages cpusets here.
     fn other_owner(&self) -> Option<OtherOwner> {
         match self.kubelet {
@@ -99,7 +99,7 @@ struct Ours {
 /// Writes placements. One for each state directory.
 #[derive(Debug)]
 pub struct Applier {
-    place: Place,
+    paths: NodePaths,
     options: Options,
     /// What is in force; `None` until it was looked up.
     before: Option<Assignments>,
@@ -115,7 +115,7 @@ pub struct Applier {
     online_at_look: Option<CpuSet>,
     /// The files for a kubelet have what is in force.
     is_kept_for_kubelet: bool,
-    truce: Truce,
+    back_off: BackOff,
     /// Why not all could be left to the kubelet, as it was last said.
     not_left: Option<String>,
 }
@@ -126,27 +126,27 @@ impl Applier {
     /// # Errors
     /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened. Where it is not known whether the kubelet does, that is no
     /// error here: [`Applier::apply`] does nothing until it is.
-    pub fn open(place: Place, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
-        let other = place.other_owner();
-        let sets = place.kubelet.is_some();
-        let sets = sets.then(|| Sets::open(&place.host, &place.state_dir));
+    pub fn open(paths: NodePaths, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
+        let other = paths.other_owner();
+        let sets = paths.kubelet.is_some();
+        let sets = sets.then(|| Sets::open(&paths.host, &paths.state_dir));
         let mut sets = sets.transpose()?;
         match other {
             // Beside a kubelet that has not written its state yet: each look asks again.
             None | Some(OtherOwner::Unknown { .. }) => {}
             Some(owner) => {
-                say_not_left(leave_to(&owner, &place, sets.as_mut()), &mut None);
+                say_not_left(leave_to(&owner, &paths, sets.as_mut()), &mut None);
                 return Err(owner.into());
             }
         }
-        let (foreign, unread) = Foreign::open(&place.state_dir);
-        let pods_ledger = Ledger::open(&place.host, place.state_dir.join(PODS_LEDGER))?;
+        let (foreign, unread) = Foreign::open(&paths.state_dir);
+        let pods_ledger = Ledger::open(&paths.host, paths.state_dir.join(PODS_LEDGER))?;
         // Also without the option: the agent before this one may have had it.
-        let ledger = Ledger::open(&place.host, place.state_dir.join(IRQ_LEDGER))?;
-        let (irqs, restoration) = IrqAffinity::open(&place.host, ledger)?;
+        let ledger = Ledger::open(&paths.host, paths.state_dir.join(IRQ_LEDGER))?;
+        let (irqs, restoration) = IrqAffinity::open(&paths.host, ledger)?;
         let applier = Self {
             irqs: options.moves_interrupts.then_some(irqs),
-            place,
+            paths,
             options,
             before: None,
             pods_ledger,
@@ -156,7 +156,7 @@ impl Applier {
             online: None,
             online_at_look: None,
             is_kept_for_kubelet: false,
-            truce: Truce::default(),
+            back_off: BackOff::default(),
             not_left: None,
         };
         let remarks = restoration.remarks().into_iter().chain(unread);
@@ -172,18 +172,18 @@ impl Applier {
     ///
     /// # Errors
     /// [`PlacementError`].
-    pub fn hand_over(place: &Place) -> Result<bool, PlacementError> {
-        let Some(owner @ OtherOwner::Kubelet { .. }) = place.other_owner() else {
+    pub fn hand_over(paths: &NodePaths) -> Result<bool, PlacementError> {
+        let Some(owner @ OtherOwner::Kubelet { .. }) = paths.other_owner() else {
             return Ok(false);
         };
-        if place.kubelet.is_none() {
+        if paths.kubelet.is_none() {
             return Ok(false);
         }
-        let mut sets = Sets::open(&place.host, &place.state_dir)?;
-        leave_to(&owner, place, Some(&mut sets))?;
-        kubelet_state::forget(&place.state_dir).map_err(PlacementError::ForKubelet)?;
-        let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
-        Checkpoint::remove(&lock, &place.state_dir)?;
+        let mut sets = Sets::open(&paths.host, &paths.state_dir)?;
+        leave_to(&owner, paths, Some(&mut sets))?;
+        kubelet_state::forget(&paths.state_dir).map_err(PlacementError::ForKubelet)?;
+        let lock = PlacementLock::exclusive_by_force(&paths.state_dir, BREAK_AFTER)?;
+        Checkpoint::remove(&lock, &paths.state_dir)?;
         Ok(true)
     }
 
@@ -192,7 +192,7 @@ impl Applier {
     /// # Errors
     /// [`PlacementError`].
     pub fn look_at_cpus(&mut self) -> Result<Option<CpuSet>, PlacementError> {
-        let online = online_cpus(&self.place.host)?;
+        let online = online_cpus(&self.paths.host)?;
         Ok((self.online.replace(online) != Some(online)).then_some(online))
     }
 
@@ -206,23 +206,23 @@ impl Applier {
 
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
-        if let Some(owner) = self.place.other_owner() {
-            let left = leave_to(&owner, &self.place, self.sets.as_mut());
+        if let Some(owner) = self.paths.other_owner() {
+            let left = leave_to(&owner, &self.paths, self.sets.as_mut());
             say_not_left(left, &mut self.not_left);
             return Err(owner.into());
         }
-        if let Some(owner) = self.truce.paused(now) {
+        if let Some(owner) = self.back_off.paused(now) {
             return Err(owner.into());
         }
         let kept = self.foreign.set(&wanted.foreign);
-        let online = online_cpus(&self.place.host)?;
-        let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
+        let online = online_cpus(&self.paths.host)?;
+        let lock = PlacementLock::exclusive_by_force(&self.paths.state_dir, BREAK_AFTER)?;
         let mut outcome = Outcome {
             online,
             foreign_not_kept: kept.err().map(|error| error.to_string()),
             ..Outcome::default()
         };
-        let mut known = match Checkpoint::read(&lock, &self.place.state_dir)? {
+        let mut known = match Checkpoint::read(&lock, &self.paths.state_dir)? {
             Found::Nothing => Vec::new(),
             Found::Checkpoint(found) => std::iter::once(found.assignments)
                 .chain(found.before)
@@ -247,7 +247,7 @@ impl Applier {
             keeps_quota: self.options.keeps_quota,
         };
         if is_new {
-            checkpoint.write(&lock, &self.place.state_dir)?;
+            checkpoint.write(&lock, &self.paths.state_dir)?;
         }
         let containers = self.containers(wanted, &known, &mut outcome)?;
         outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
@@ -255,7 +255,7 @@ impl Applier {
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
         // Beside a kubelet they are its own.
-        if self.place.kubelet.is_none() {
+        if self.paths.kubelet.is_none() {
             self.quotas(wanted, &checkpoint, &containers, &mut outcome);
         }
         if let Some(irqs) = &mut self.irqs {
@@ -273,13 +273,13 @@ impl Applier {
         });
         if before != checkpoint.before {
             checkpoint.before = before;
-            checkpoint.write(&lock, &self.place.state_dir)?;
+            checkpoint.write(&lock, &self.paths.state_dir)?;
         }
         self.is_kept_for_kubelet &= !is_new;
         if is_apart && !self.is_kept_for_kubelet {
             // Everything is in force, with them or without.
             let kept =
-                kubelet_state::keep(&self.place.state_dir, &wanted.assignments, &wanted.memory);
+                kubelet_state::keep(&self.paths.state_dir, &wanted.assignments, &wanted.memory);
             self.is_kept_for_kubelet = kept.is_ok();
             outcome.not_kept_for_kubelet = kept.err().map(|error| error.to_string());
         }
@@ -295,16 +295,16 @@ impl Applier {
     /// As [`Applier::apply`].
     pub fn withdraw(&mut self, quotas: Quotas) -> Result<Option<Outcome>, PlacementError> {
         {
-            let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
-            if Checkpoint::read(&lock, &self.place.state_dir)? == Found::Nothing {
+            let lock = PlacementLock::exclusive_by_force(&self.paths.state_dir, BREAK_AFTER)?;
+            if Checkpoint::read(&lock, &self.paths.state_dir)? == Found::Nothing {
                 // Of a placement that another owner has ended.
-                kubelet_state::forget_ours(&self.place.state_dir)
+                kubelet_state::forget_ours(&self.paths.state_dir)
                     .map_err(PlacementError::ForKubelet)?;
                 return Ok(None);
             }
         }
         let wanted = Wanted {
-            assignments: nobody_alone(online_cpus(&self.place.host)?),
+            assignments: nobody_alone(online_cpus(&self.paths.host)?),
             quotas,
             names: Names::new(),
             foreign: self.foreign.ids.clone(),
@@ -315,9 +315,9 @@ impl Applier {
             sets.restore()?;
         }
         if outcome.failed.is_empty() {
-            let lock = PlacementLock::exclusive_by_force(&self.place.state_dir, BREAK_AFTER)?;
-            Checkpoint::remove(&lock, &self.place.state_dir)?;
-            kubelet_state::forget(&self.place.state_dir).map_err(PlacementError::ForKubelet)?;
+            let lock = PlacementLock::exclusive_by_force(&self.paths.state_dir, BREAK_AFTER)?;
+            Checkpoint::remove(&lock, &self.paths.state_dir)?;
+            kubelet_state::forget(&self.paths.state_dir).map_err(PlacementError::ForKubelet)?;
             self.before = None;
         }
         self.end();
@@ -347,8 +347,8 @@ impl Applier {
         known: &[Assignments],
         outcome: &mut Outcome,
     ) -> Result<Vec<Container>, PlacementError> {
-        if let (Some(tree), Some(sets)) = (&self.place.kubelet, &mut self.sets) {
-            let mut all = beside::list(&self.place.mounts, tree, &wanted.names)?;
+        if let (Some(tree), Some(sets)) = (&self.paths.kubelet, &mut self.sets) {
+            let mut all = beside::list(&self.paths.mounts, tree, &wanted.names)?;
             all.retain(|container| {
                 let is_foreign = self.foreign.has(container);
                 if is_foreign {
@@ -361,7 +361,7 @@ impl Applier {
             let known: Vec<&Assignments> = [&wanted.assignments].into_iter().chain(known).collect();
             beside::claim(&mut all, &known);
             all.retain(|container| {
-                let adopted = sets.adopt(&self.place.mounts, container);
+                let adopted = sets.adopt(&self.paths.mounts, container);
                 let noted = adopted.and_then(|()| sets.note(container, &known));
                 noted
                     .map_err(|error| outcome.fail(&container.pod, &container.name, error))
@@ -369,15 +369,15 @@ impl Applier {
             });
             return Ok(all);
         }
-        let all = cgroups::list(&self.place.mounts, &self.place.cgroup_root)?;
+        let all = cgroups::list(&self.paths.mounts, &self.paths.cgroup_root)?;
         let mut containers = Vec::new();
         for container in all {
-            match cgroups::adopt(&self.place.mounts, &container, &mut self.pods_ledger) {
+            match cgroups::adopt(&self.paths.mounts, &container, &mut self.pods_ledger) {
                 Ok(()) => containers.push(container),
                 Err(error) => outcome.fail(&container.pod, &container.name, error),
             }
         }
-        cgroups::widen_above(&self.place.mounts, &self.place.cgroup_root, &containers)?;
+        cgroups::widen_above(&self.paths.mounts, &self.paths.cgroup_root, &containers)?;
         Ok(containers)
     }
 
@@ -411,10 +411,13 @@ impl Applier {
                 let (sets, times) = ((ours.cpus, theirs), ours.rewritten);
                 // What is there when it is tried again is not news.
                 self.ours.clear();
-                return Err(self.truce.pause(now, &container.path, sets, times).into());
+                return Err(self
+                    .back_off
+                    .pause(now, &container.path, sets, times)
+                    .into());
             }
         }
-        Ok(self.truce.looked(as_written))
+        Ok(self.back_off.looked(as_written))
     }
 
     /// Writes `cpuset.cpus` in an order in which no exclusive CPU is shared. Returns who is where it is to be.
@@ -597,7 +600,7 @@ impl Applier {
             (false, None) => return,
             (false, quota) => quota,
         };
-        match quota::set(&self.place.mounts, cgroup, quota) {
+        match quota::set(&self.paths.mounts, cgroup, quota) {
             Ok(Some(value)) => outcome
                 .written
                 .push(Written::quota(pod, container, cgroup, value)),
@@ -610,15 +613,15 @@ impl Applier {
 /// Somebody else manages cpusets from now on: what they do not write is not to stay ours, and the checkpoint is not to be gone on from when they have ended.
 fn leave_to(
     owner: &OtherOwner,
-    place: &Place,
+    paths: &NodePaths,
     sets: Option<&mut Sets>,
 ) -> Result<(), PlacementError> {
     let (OtherOwner::Kubelet { .. }, Some(sets)) = (owner, sets) else {
         return Ok(());
     };
     // That goes in any case.
-    let forgotten = forget_checkpoint(place);
-    sets.hand_over(|| beside::nodes_of_kubelet(place))?;
+    let forgotten = forget_checkpoint(paths);
+    sets.hand_over(|| beside::nodes_of_kubelet(paths))?;
     forgotten
 }
 
@@ -634,12 +637,12 @@ fn say_not_left(left: Result<(), PlacementError>, said: &mut Option<String>) {
     *said = why;
 }
 
-fn forget_checkpoint(place: &Place) -> Result<(), PlacementError> {
-    if !place.state_dir.join(CHECKPOINT).exists() {
+fn forget_checkpoint(paths: &NodePaths) -> Result<(), PlacementError> {
+    if !paths.state_dir.join(CHECKPOINT).exists() {
         return Ok(());
     }
-    let lock = PlacementLock::exclusive_by_force(&place.state_dir, BREAK_AFTER)?;
-    Ok(Checkpoint::remove(&lock, &place.state_dir)?)
+    let lock = PlacementLock::exclusive_by_force(&paths.state_dir, BREAK_AFTER)?;
+    Ok(Checkpoint::remove(&lock, &paths.state_dir)?)
 }
 
 /// Another program has put a container where others are to be alone.

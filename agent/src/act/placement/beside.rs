@@ -16,7 +16,7 @@ use plimsoll_core::placement::memory::Block;
 use super::cgroups::Container;
 use super::kubelet_state::{MEMORY_MANAGER_STATE, MEMORY_POLICY_STATIC, MemoryManagerState};
 use super::owner::policy_of;
-use super::{Place, PlacementError};
+use super::{NodePaths, PlacementError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Version};
 use crate::host::cpuset::{CPUS, Cpuset, MEMS};
@@ -99,16 +99,16 @@ fn holder(container: &Container, assignments: &Assignments) -> Option<String> {
 ///
 /// # Errors
 /// They cannot be read: then nobody knows which nodes are its own.
-pub(super) fn nodes_of_kubelet(place: &Place) -> Result<BTreeSet<PathBuf>, PlacementError> {
-    let path = place
+pub(super) fn nodes_of_kubelet(paths: &NodePaths) -> Result<BTreeSet<PathBuf>, PlacementError> {
+    let path = paths
         .host
-        .path(&place.kubelet_dir)
+        .path(&paths.kubelet_dir)
         .join(MEMORY_MANAGER_STATE);
     let text = match read_text(&path) {
         Err(error) if error.is_vanished() => return Ok(BTreeSet::new()),
         text => text?,
     };
-    let Some(tree) = &place.kubelet else {
+    let Some(tree) = &paths.kubelet else {
         return Ok(BTreeSet::new());
     };
     if policy_of(&text).is_some_and(|policy| policy != MEMORY_POLICY_STATIC) {
@@ -117,7 +117,7 @@ pub(super) fn nodes_of_kubelet(place: &Place) -> Result<BTreeSet<PathBuf>, Place
     let state = MemoryManagerState::parse(&text);
     let state = state.map_err(|source| PlacementError::KubeletState { path, source })?;
     let mut kept = BTreeSet::new();
-    for container in list(&place.mounts, tree, &Names::new())? {
+    for container in list(&paths.mounts, tree, &Names::new())? {
         let of_pod = state.entries.get(&container.pod);
         let mut blocks = of_pod.into_iter().flat_map(BTreeMap::values);
         let mems = match container.cpuset.mems() {

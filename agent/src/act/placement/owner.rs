@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Two that write the same cpusets undo each other's placements every few seconds, and both believe in theirs.
 //! **Approach.** The kubelet is known by its state files: a policy other than `none` in one of them, and a kubelet that runs. Anybody else is known
-//! by what happens: a set that we wrote has another value each time we look. Then nothing is written for a while ([`Truce`]), and after that it is tried
+//! by what happens: a set that we wrote has another value each time we look. Then nothing is written for a while ([`BackOff`]), and after that it is tried
 //! again: who changed a set for a minute and ended must not keep a node from being placed until somebody restarts the agent.
 
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ pub enum OtherOwner {
 
 /// Somebody else wrote cpusets: when it is tried again, and whether they have given up.
 #[derive(Debug, Default)]
-pub(super) struct Truce {
+pub(super) struct BackOff {
     /// What was said, and until when nothing is written.
     paused: Option<(OtherOwner, Instant)>,
     /// The cgroup, and how long the last pause was; `None` when nobody has been seen, or not for long.
@@ -96,7 +96,7 @@ pub(super) struct Truce {
     held: u32,
 }
 
-impl Truce {
+impl BackOff {
     /// Who it was, while nothing is to be written. From the end of the pause on, `None`.
     pub(super) fn paused(&mut self, now: Instant) -> Option<OtherOwner> {
         self.paused.take_if(|(_, until)| *until <= now);

@@ -116,7 +116,7 @@ impl Agent {
             }
         }
         for (uid, is_said) in again {
-            self.pods.kill_leaders(&uid);
+            self.pods.kill_first_processes(&uid);
             self.hold(&uid);
             if let Err(error) = self.pods.kill(&uid) {
                 self.warn(format!("pod {uid}: {error}"));

@@ -4,7 +4,9 @@ use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 use super::*;
 use crate::act::placement::kubelet_state::keep;
 use crate::daemon::tests::{Cgroup, Node};
+use crate::host::cgroup::CgroupPath;
 use crate::host::cgroup::tests::fake_v2;
+use crate::pods::names::KubeletTree;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
 /// Sixteen CPUs on two NUMA nodes, as in the fixtures.
@@ -38,7 +40,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
     let mounts = node.host.cgroup_mounts().unwrap();
     let cgroup_root = CgroupPath::default();
     let tree = || KubeletTree::find(&mounts, &cgroup_root).unwrap();
-    let place = Place {
+    let paths = NodePaths {
         host: node.host.clone(),
         mounts: mounts.clone(),
         cgroup_root: cgroup_root.clone(),
@@ -50,7 +52,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         moves_interrupts: false,
         keeps_quota: false,
     };
-    let (applier, _) = Applier::open(place, options).unwrap();
+    let (applier, _) = Applier::open(paths, options).unwrap();
     let (placement, reports) = Placement::start(applier, RECONCILE_PERIOD).unwrap();
     let settings = PlacementSettings {
         cpu_manager_policy: plimsoll_core::placement::node::CpuManagerPolicy::Static,
@@ -121,7 +123,7 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
         assert_eq!(cpus_of(&node, uid), cpus);
     }
     let larger = pod("uid-0", 6, None);
-    assert!(!node.agent.may_resize(&larger), "one CPU is free");
+    assert!(!node.agent.admit_resize(&larger), "one CPU is free");
     let known = |node: &Node| {
         let known = &node.agent.engine.state().pods[&PodUid::from("uid-0")];
         known.pod.spec.containers[0]
@@ -192,18 +194,16 @@ fn what_a_kubelet_had_is_kept_beside_it_and_given_back() {
     let tree = KubeletTree::find(&mounts, &cgroup_root).unwrap();
     let state_dir = dir.path().join("state");
     std::fs::create_dir(&state_dir).unwrap();
-    let around = Surroundings {
-        host: &host,
-        mounts: &mounts,
-        cgroup_root: &cgroup_root,
-        kubelet: Some(&tree),
-        state_dir: &state_dir,
-        kubelet_dir: dir.path(),
-        capacity: NodeCapacity::default(),
-        moves_interrupts: false,
+    let paths = NodePaths {
+        host,
+        mounts,
+        cgroup_root,
+        kubelet: Some(tree),
+        state_dir: state_dir.clone(),
+        kubelet_dir: dir.path().to_owned(),
     };
     let taken = |remarks: &mut Vec<String>| {
-        saved(&around, &machine(), &mut |remark| remarks.push(remark)).unwrap()
+        saved(&paths, &machine(), &mut |remark| remarks.push(remark)).unwrap()
     };
     let mut remarks = Vec::new();
     assert_eq!(taken(&mut remarks), Assignments::default());

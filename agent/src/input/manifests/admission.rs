@@ -175,7 +175,7 @@ impl Admission {
     }
 
     /// A pod whose manifest was gone has left. Returns whether that changes anything.
-    pub(super) fn has_left(&mut self, uid: &PodUid) -> bool {
+    pub(super) fn note_left(&mut self, uid: &PodUid) -> bool {
         let left = self.entries.get(uid).is_some_and(|entry| entry.leaving);
         if left {
             self.entries.remove(uid);

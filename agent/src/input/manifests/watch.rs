@@ -189,7 +189,7 @@ impl Follower {
             // Before the channel: what is sent later wakes again.
             rustix::io::read(&*self.wake, &mut [0_u8; 8]).ok();
             for uid in self.left.try_iter() {
-                manifests.has_left(&uid);
+                manifests.note_left(&uid);
             }
             // A directory that was moved away or deleted, and one that came back under its name, look the same: watch the name anew.
             let is_gone = drain(&self.events);

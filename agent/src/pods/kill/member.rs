@@ -31,7 +31,7 @@ const CGROUP2_MAGIC: u64 = 0x6367_7270;
 type OfChunk<'f> = &'f mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>, FileError>;
 
 #[derive(Debug)]
-pub(super) enum Leader {
+pub(super) enum FirstProcess {
     /// No process has been seen in the container yet.
     Unknown,
     Running {
@@ -48,7 +48,7 @@ pub(super) struct Member {
     place: Place,
     pub(super) processes: Processes,
     /// Of a container; unknown elsewhere.
-    pub(super) leader: Leader,
+    pub(super) first_process: FirstProcess,
 }
 
 /// The processes of one cgroup, by its directory.
@@ -77,7 +77,7 @@ impl Node for Member {
         Ok(Self {
             processes: Processes::of(dir, Arc::clone(&place.path))?,
             place,
-            leader: Leader::Unknown,
+            first_process: FirstProcess::Unknown,
         })
     }
 
@@ -102,11 +102,11 @@ impl Member {
     }
 
     /// Finds a container's first process, or that it has ended.
-    pub(super) fn refresh_leader(&mut self, host: &HostRoot) -> Result<(), FileError> {
-        let known = match &self.leader {
-            Leader::Exited => return Ok(()),
-            Leader::Running { pid, .. } => Some(*pid),
-            Leader::Unknown => None,
+    pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
+        let known = match &self.first_process {
+            FirstProcess::Exited => return Ok(()),
+            FirstProcess::Running { pid, .. } => Some(*pid),
+            FirstProcess::Unknown => None,
         };
         let mut is_known_listed = false;
         // cgroup.procs is in no useful order (v1: by pid; v2: by css_set), so the oldest is looked for.
@@ -123,22 +123,22 @@ impl Member {
             }
         })?;
         if known.is_some() && !is_known_listed {
-            self.leader = Leader::Exited;
+            self.first_process = FirstProcess::Exited;
         }
         if let Some((_, pid)) = oldest
             && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
             && self.processes.is_listed(pid)?
         {
-            self.leader = Leader::Running { pid, pidfd };
+            self.first_process = FirstProcess::Running { pid, pidfd };
         }
         Ok(())
     }
 
-    /// Sends a signal to the leader, if it is known and still in the container. Returns whether it got it.
-    pub(super) fn signal_leader(&self, signal: Signal) -> Result<bool, FileError> {
-        match &self.leader {
-            Leader::Running { pid, pidfd } => self.processes.signal(*pid, pidfd, signal),
-            Leader::Unknown | Leader::Exited => Ok(false),
+    /// Sends a signal to the first process, if it is known and still in the container. Returns whether it got it.
+    pub(super) fn signal_first_process(&self, signal: Signal) -> Result<bool, FileError> {
+        match &self.first_process {
+            FirstProcess::Running { pid, pidfd } => self.processes.signal(*pid, pidfd, signal),
+            FirstProcess::Unknown | FirstProcess::Exited => Ok(false),
         }
     }
 }

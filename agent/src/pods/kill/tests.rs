@@ -38,29 +38,29 @@ fn signal_of(mut child: Child) -> Option<i32> {
 }
 
 #[test]
-fn sigterm_goes_to_the_leader_only_and_kill_to_all() {
+fn sigterm_goes_to_the_first_process_only_and_kill_to_all() {
     let (_dir, host, pod, container) = v1_pod();
-    let leader = sleeper();
-    std::thread::sleep(std::time::Duration::from_millis(30)); // a clock tick, so that the leader is the older one
+    let first = sleeper();
+    std::thread::sleep(std::time::Duration::from_millis(30)); // a clock tick, so that the first process is the older one
     let worker = sleeper();
-    list(&container, &[&worker, &leader]);
-    link_proc(&host, &leader);
+    list(&container, &[&worker, &first]);
+    link_proc(&host, &first);
     link_proc(&host, &worker);
     let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
     assert_eq!(
         pod_kill
-            .leaders()
+            .first_processes()
             .map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
             .collect::<Vec<_>>(),
-        [leader.id()]
+        [first.id()]
     );
     assert!(!pod_kill.has_cgroup_kill() && pod_kill.is_populated().unwrap());
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
-    assert_eq!(signal_of(leader), Some(15));
+    assert_eq!(signal_of(first), Some(15));
     assert_eq!(
         pod_kill.sigterm().unwrap(),
         Signalled { processes: 0 },
-        "the leader has ended"
+        "the first process has ended"
     );
     let killed = pod_kill.kill().unwrap();
     assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
@@ -70,7 +70,7 @@ fn sigterm_goes_to_the_leader_only_and_kill_to_all() {
 }
 
 #[test]
-fn without_a_known_leader_every_process_gets_sigterm() {
+fn without_a_known_first_process_every_process_gets_sigterm() {
     let (_dir, host, pod, container) = v1_pod();
     list(&container, &[]);
     let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
@@ -78,16 +78,16 @@ fn without_a_known_leader_every_process_gets_sigterm() {
     list(&container, &[&a, &b]);
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 2 });
     assert_eq!((signal_of(a), signal_of(b)), (Some(15), Some(15)));
-    // A leader that leaves the cgroup is not ours any more, though its pid lives on.
+    // A first process that leaves the cgroup is not ours any more, though its pid lives on.
     let moved = sleeper();
     link_proc(&host, &moved);
     list(&container, &[&moved]);
     pod_kill.refresh().unwrap();
-    assert_eq!(pod_kill.leaders().count(), 1);
+    assert_eq!(pod_kill.first_processes().count(), 1);
     list(&container, &[]);
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
     pod_kill.refresh().unwrap();
-    assert_eq!(pod_kill.leaders().count(), 0);
+    assert_eq!(pod_kill.first_processes().count(), 0);
     let mut moved = moved;
     assert!(moved.try_wait().unwrap().is_none(), "still alive");
     moved.kill().unwrap();
@@ -377,7 +377,7 @@ fn an_agent_in_the_pod_is_spared() {
     let this = format!("/proc/{}", std::process::id());
     std::os::unix::fs::symlink(this, host.procfs(std::process::id().to_string())).unwrap();
     let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
-    assert_eq!(pod_kill.leaders().count(), 1);
+    assert_eq!(pod_kill.first_processes().count(), 1);
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
     assert_eq!(pod_kill.kill().unwrap().processes, 0);
 }

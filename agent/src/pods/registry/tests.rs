@@ -70,9 +70,9 @@ fn a_pod_runs_as_long_as_its_cgroup_is_populated() {
     let (_dir, host, mut pods) = one_pod("1");
     let uid = PodUid::new("a");
     assert_eq!((look(&mut pods), look(&mut pods)), (Some(true), None));
-    assert!(!pods.has_emptied(&uid).unwrap());
+    assert!(!pods.note_emptied(&uid).unwrap());
     set_populated(&host, "0");
-    assert!(pods.has_emptied(&uid).unwrap());
+    assert!(pods.note_emptied(&uid).unwrap());
     assert_eq!(look(&mut pods), None, "said already");
     set_populated(&host, "1");
     assert_eq!(look(&mut pods), Some(true));
@@ -130,7 +130,7 @@ fn what_a_pod_that_has_left_had_is_removed_by_the_thread() {
     let uid = PodUid::new("a");
     assert_eq!(look(&mut pods), Some(true));
     set_populated(&host, "0");
-    assert!(pods.has_emptied(&uid).unwrap());
+    assert!(pods.note_emptied(&uid).unwrap());
     std::fs::remove_dir_all(host.path(POD)).unwrap();
     std::fs::create_dir_all(host.path(POD).join("c/0/1/2/3/4/5/6/7/8")).unwrap();
     pods = pods.with_worker(CgroupWorker::start().unwrap());
@@ -200,17 +200,17 @@ fn a_kill_does_not_wait_until_the_kernel_takes_it() {
 
 /// Nor do the containers' first processes: in a PID namespace all others end with them.
 #[test]
-fn leaders_die_before_the_kernel_takes_the_kill() {
+fn first_processes_die_before_the_kernel_takes_the_kill() {
     let (let_go, held) = channel::<()>();
     let (_dir, host, mut pods) = with_kill_thread(move |file, what| {
         held.recv().ok();
         file.write(what.text())
     });
-    let mut leader = std::process::Command::new("sleep")
+    let mut first = std::process::Command::new("sleep")
         .arg("100000")
         .spawn()
         .unwrap();
-    let pid = leader.id().to_string();
+    let pid = first.id().to_string();
     std::os::unix::fs::symlink(Path::new("/proc").join(&pid), host.procfs(&pid)).unwrap();
     let container = host.path(POD).join("c");
     make_cgroup_in(&container, "1");
@@ -218,8 +218,8 @@ fn leaders_die_before_the_kernel_takes_the_kill() {
     assert_eq!(look(&mut pods), None, "it runs already");
     pods.kill(&PodUid::new("a")).unwrap();
     // Comes too late, unless nothing came before.
-    rustix::process::kill_process(Pid::from_child(&leader), Signal::TERM).unwrap();
-    let signal = leader.wait().unwrap().signal();
+    rustix::process::kill_process(Pid::from_child(&first), Signal::TERM).unwrap();
+    let signal = first.wait().unwrap().signal();
     assert_eq!(signal, Some(Signal::KILL.as_raw()));
     assert_eq!(
         (written(&host), pods.kill_writes().count),

@@ -38,7 +38,7 @@ fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
         reclaims.tries(&victim, &for_pod, ms);
         let next = reclaims.next(ms, ALL, |_, _| true);
         assert!(next.is_none_or(|(next, _)| next != victim), "untried");
-        reclaims.has_tried(&victim, &Answer::Done(Vec::new()), ms);
+        reclaims.note_trial(&victim, &Answer::Done(Vec::new()), ms);
     }
     let next = reclaims.next(ms, ALL, |_, _| true);
     next.map(|(victim, _)| victim)

@@ -76,13 +76,13 @@ fn written(
         for (_, available) in said.iter().filter(|(said_ms, _)| *said_ms == at) {
             reports.want(topology(*available));
         }
-        if reports.is_due(Some(&node), &pods, now(at)) {
+        if reports.prepare(Some(&node), &pods, now(at)) {
             let call = reports.send("n", now(at), false);
             let body: Value = serde_json::from_slice(&call.body).unwrap();
             let available = &body["zones"][0]["resources"][0]["available"];
             writes.push((at, available.as_str().unwrap().to_owned()));
             assert!(
-                !reports.is_due(Some(&node), &pods, now(at)),
+                !reports.prepare(Some(&node), &pods, now(at)),
                 "one at a time"
             );
             reports.answered(&answer(at), now(at));
@@ -157,7 +157,7 @@ fn another_writers_object_is_left_alone_and_an_absent_resource_looked_for() {
     .enumerate()
     {
         let at = at as u64 * 100_000;
-        assert!(reports.is_due(Some(&node()), &store(&[]), now(at)) || at > 400_000);
+        assert!(reports.prepare(Some(&node()), &store(&[]), now(at)) || at > 400_000);
         reports.send("n", now(at), false);
         reports.answered(answer, now(at));
         said.push(reports.words());
@@ -182,10 +182,10 @@ fn failures_are_waited_out_and_the_newest_is_written() {
 #[test]
 fn the_object_names_its_node_and_forces_nothing() {
     let mut reports = TopologyReports::new(1);
-    assert!(!reports.is_due(Some(&node()), &store(&[]), now(0)) && reports.is_idle());
+    assert!(!reports.prepare(Some(&node()), &store(&[]), now(0)) && reports.is_idle());
     reports.want(topology(3));
-    assert!(!reports.is_due(None, &store(&[]), now(0)));
-    assert!(reports.is_due(Some(&node()), &store(&[]), now(0)) && !reports.is_idle());
+    assert!(!reports.prepare(None, &store(&[]), now(0)));
+    assert!(reports.prepare(Some(&node()), &store(&[]), now(0)) && !reports.is_idle());
     let call = reports.send("n", now(0), true);
     assert_eq!(
         call.path,

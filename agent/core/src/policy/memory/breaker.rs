@@ -23,7 +23,7 @@ use crate::model::decision::Decision;
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::threshold::{Operator, Threshold};
-use crate::policy::memory::foresight::Verdict;
+use crate::policy::memory::foresight::Shortage;
 use crate::policy::memory::thresholds::{Met, half, is_memory_floor};
 use crate::policy::memory::view::View;
 
@@ -92,7 +92,7 @@ pub(crate) fn taken(config: &EngineConfig, state: &mut NodeState) {
 pub(crate) fn end_if_resolved(
     config: &EngineConfig,
     state: &mut NodeState,
-    foreseen: Option<&Verdict>,
+    foreseen: Option<&Shortage>,
 ) {
     let mut known = config.thresholds.iter().zip(&state.thresholds);
     let is_short =

@@ -24,7 +24,7 @@ use crate::model::state::{NodeReclaim, NodeState};
 use crate::model::threshold::Threshold;
 use crate::model::units::PodUid;
 use crate::policy::disk::local_storage;
-use crate::policy::memory::foresight::{self, Verdict};
+use crate::policy::memory::foresight::{self, Shortage};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Next, Scratch};
 use crate::policy::memory::view::View;
@@ -39,7 +39,7 @@ pub(crate) fn decide(
     scratch: &mut Scratch,
     decisions: &mut Vec<Decision>,
 ) {
-    let foreseen = foresight::verdict(config, state);
+    let foreseen = foresight::shortage(config, state);
     let view = View::now(config, state);
     let asked = verdict::asked(&view, cause, observations, foreseen.as_ref());
     if asked.after_reclaim {
@@ -109,7 +109,7 @@ fn shorten_grace(
     config: &EngineConfig,
     state: &mut NodeState,
     observations: &Observations,
-    foreseen: Option<&Verdict>,
+    foreseen: Option<&Shortage>,
     decisions: &mut Vec<Decision>,
 ) {
     let now_ns = state.now_ns;

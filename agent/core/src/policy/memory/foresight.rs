@@ -53,7 +53,7 @@ impl Interval {
 
 /// The same with what it is judged by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Verdict {
+pub(crate) struct Shortage {
     pub(crate) foreseen: Foreseen,
     pub(crate) left_bytes: u64,
     /// What is lost within the horizon.
@@ -62,7 +62,7 @@ pub(crate) struct Verdict {
     at_ns: u64,
 }
 
-impl Verdict {
+impl Shortage {
     /// As a threshold that is met: at this rate, so much should be left. To be resolved, twice of it must be there.
     pub(crate) fn threshold(&self) -> (Threshold, Observation) {
         let line = Amount::Absolute(self.line_bytes);
@@ -184,7 +184,7 @@ impl Outlook {
             || sum(|interval| interval.left_lost_bytes) * 4 >= lost
     }
 
-    fn verdict(&self, horizon_ns: u64, now_ns: u64) -> Option<Verdict> {
+    fn shortage(&self, horizon_ns: u64, now_ns: u64) -> Option<Shortage> {
         let now = self.now.filter(|now| now.at_ns == now_ns)?;
         let rate = self.rate();
         if rate < RATE_MIN {
@@ -197,7 +197,7 @@ impl Outlook {
         let short_for_ns = self.short_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
         let short = short_for_ns.is_some_and(|ago_ns| ago_ns <= SHORT_FOR_NS)
             || now.free_bytes <= line_bytes.max(now.capacity_bytes / FREE_SHARE);
-        (now.left_bytes <= line_bytes && short && self.is_going()).then_some(Verdict {
+        (now.left_bytes <= line_bytes && short && self.is_going()).then_some(Shortage {
             foreseen: Foreseen {
                 rate_bytes_per_s: rate,
                 horizon_ns,
@@ -236,26 +236,26 @@ pub(crate) fn observe(
 }
 
 /// What the newest sample lets foresee.
-pub(crate) fn verdict(config: &EngineConfig, state: &NodeState) -> Option<Verdict> {
+pub(crate) fn shortage(config: &EngineConfig, state: &NodeState) -> Option<Shortage> {
     let horizon_ns = config.options.foresight?.horizon_ns;
-    state.outlook.verdict(horizon_ns, state.now_ns)
+    state.outlook.shortage(horizon_ns, state.now_ns)
 }
 
 /// The end of memory that is foreseen with the sample ahead, if there is one; `swap_bytes`: what free swap is worth then.
-pub(crate) fn foreseen(view: &View<'_>, swap_bytes: u64) -> Option<Verdict> {
+pub(crate) fn foreseen(view: &View<'_>, swap_bytes: u64) -> Option<Shortage> {
     match view.sample() {
         Some(sample) => would_foresee(view, sample, swap_bytes),
-        None => verdict(view.config, view.state),
+        None => shortage(view.config, view.state),
     }
 }
 
 /// What `sample` would let foresee, without taking note of anything.
-fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Verdict> {
+fn would_foresee(view: &View<'_>, sample: &Sample, swap_bytes: u64) -> Option<Shortage> {
     let horizon_ns = view.config.options.foresight?.horizon_ns;
     let leaving = view.eviction_under_way(Resource::Memory);
     let known = view.state.outlook;
     let outlook = known.with(sample, swap_bytes, view.now_ns, horizon_ns, leaving);
-    outlook.verdict(horizon_ns, view.now_ns)
+    outlook.shortage(horizon_ns, view.now_ns)
 }
 
 /// The amount charged after which the kernel reports, bytes.
@@ -315,21 +315,25 @@ mod tests {
         // 20 Mi in 25 ms are 800 Mi/s: 400 Mi within the horizon, and 1 Mi of margin.
         let ramp = |steps: u64| (0..=steps).map(|at| (420 - 20 * at, 420 - 20 * at, 0));
         let (outlook, now_ns) = seen(ramp(3));
-        assert_eq!(outlook.verdict(HORIZON_NS, now_ns), None);
+        assert_eq!(outlook.shortage(HORIZON_NS, now_ns), None);
         let (outlook, now_ns) = seen(ramp(4));
-        let verdict = outlook.verdict(HORIZON_NS, now_ns).unwrap();
-        assert_eq!(verdict.foreseen.rate_bytes_per_s, 800 * MI);
+        let shortage = outlook.shortage(HORIZON_NS, now_ns).unwrap();
+        assert_eq!(shortage.foreseen.rate_bytes_per_s, 800 * MI);
         assert_eq!(
-            (verdict.left_bytes, verdict.line_bytes, verdict.half_bytes()),
+            (
+                shortage.left_bytes,
+                shortage.line_bytes,
+                shortage.half_bytes()
+            ),
             (340 * MI, 401 * MI, 401 * MI / 2)
         );
-        assert_eq!(outlook.verdict(HORIZON_NS, now_ns + 1), None);
+        assert_eq!(outlook.shortage(HORIZON_NS, now_ns + 1), None);
     }
 
     #[test]
     fn memory_taken_at_once_is_no_trend() {
         let (outlook, now_ns) = seen([(900, 900, 0), (100, 100, 0), (100, 100, 0)]);
-        assert_eq!(outlook.verdict(HORIZON_NS, now_ns), None);
+        assert_eq!(outlook.shortage(HORIZON_NS, now_ns), None);
     }
 
     #[test]
@@ -351,15 +355,15 @@ mod tests {
             outlook = outlook.with(&sample, 0, now_ns, HORIZON_NS, false);
         }
         assert_eq!(outlook.rate(), 4 * MI);
-        let left_too_much = outlook.verdict(HORIZON_NS, now_ns);
+        let left_too_much = outlook.shortage(HORIZON_NS, now_ns);
         assert_eq!(left_too_much, None);
         now_ns += 500 * MS;
         let last = |cause| sample(cause, 2, 1990, 0);
         let quiet = outlook.with(&last(Cause::Timer), 0, now_ns, HORIZON_NS, false);
-        assert_eq!(quiet.verdict(HORIZON_NS, now_ns), None);
+        assert_eq!(quiet.shortage(HORIZON_NS, now_ns), None);
         let cause = Cause::KswapdWake { crossed_ns: 0 };
         let woken = outlook.with(&last(cause), 0, now_ns, HORIZON_NS, false);
-        assert!(woken.verdict(HORIZON_NS, now_ns).is_some());
+        assert!(woken.shortage(HORIZON_NS, now_ns).is_some());
     }
 
     #[test]
@@ -375,7 +379,7 @@ mod tests {
             )
         };
         let leaving = next(outlook, true);
-        assert!(leaving.verdict(HORIZON_NS, now_ns + 1).is_some());
+        assert!(leaving.shortage(HORIZON_NS, now_ns + 1).is_some());
         assert_eq!(next(leaving, false).rate(), 0);
     }
 }

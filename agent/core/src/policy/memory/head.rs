@@ -10,7 +10,7 @@
 use crate::model::rank_row::RankRow;
 use crate::model::state::PodState;
 use crate::policy::memory::lineup::{Ahead, Contender, Lineup};
-use crate::policy::memory::rank::{Place, Ranking};
+use crate::policy::memory::rank::{Ranking, SortKey};
 use crate::policy::memory::view::View;
 
 impl Contender<'_> {
@@ -34,7 +34,7 @@ pub(super) fn fill(
     by_known: bool,
     lineup: &mut Lineup,
     rows: &mut Vec<RankRow>,
-    places: &mut Vec<Place>,
+    sort_keys: &mut Vec<SortKey>,
     may_go: impl Fn(&PodState) -> bool,
 ) -> Option<usize> {
     let sample = view.pods_ahead().filter(|_| !by_known);
@@ -57,7 +57,7 @@ pub(super) fn fill(
         &may_go,
         row_of,
         rows,
-        places,
+        sort_keys,
     ))
 }
 
@@ -68,7 +68,7 @@ fn collect(
     may_go: &impl Fn(&PodState) -> bool,
     row_of: impl Fn(&Contender<'_>) -> Option<RankRow>,
     rows: &mut Vec<RankRow>,
-    places: &mut Vec<Place>,
+    sort_keys: &mut Vec<SortKey>,
 ) -> usize {
     let head = lineup.head(view, ahead, may_go);
     let second = head.second.as_ref();
@@ -85,7 +85,7 @@ fn collect(
                 rows.extend(row_of(&contender));
             }
         });
-        Ranking::Memory.rank(rows, places);
+        Ranking::Memory.rank(rows, sort_keys);
     }
     head.ranked
 }

@@ -14,7 +14,7 @@
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus
 //! request and may be negative.
 
-mod places;
+mod sort_keys;
 
 use std::cmp::Ordering;
 
@@ -24,7 +24,7 @@ use crate::model::rank_row::Comparator;
 pub use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
 
-pub use places::Place;
+pub use sort_keys::SortKey;
 
 impl Comparator {
     /// Compares two rows by this step alone.
@@ -144,10 +144,10 @@ impl Ranking {
             .all(|step| step.compare(a, b).is_eq())
     }
 
-    /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `places`, whose content does not matter,
+    /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `sort_keys`, whose content does not matter,
     /// has no room for all.
-    pub fn rank(self, rows: &mut [RankRow], places: &mut Vec<Place>) {
-        places::sort(self.order(), |a, b| self.compare(a, b), rows, places);
+    pub fn rank(self, rows: &mut [RankRow], sort_keys: &mut Vec<SortKey>) {
+        sort_keys::sort(self.order(), |a, b| self.compare(a, b), rows, sort_keys);
     }
 
     /// The comparator that sets two rows apart; [`Comparator::Uid`] where no other does.

@@ -363,7 +363,7 @@ fn begin_next(
     let rows = &mut scratch.rows;
     candidates::rows(&View::now(config, state), Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
-    Ranking::Memory.rank(rows, &mut scratch.places);
+    Ranking::Memory.rank(rows, &mut scratch.sort_keys);
     for stage in Stage::ALL {
         let budget_ns = stage.budget_ns(situation.remedies);
         let (since_ns, until_ns) = match &state.remedies.episode {

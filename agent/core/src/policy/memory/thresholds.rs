@@ -14,7 +14,7 @@ use crate::model::decision::{Decision, KillReason};
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal, Unit};
 use crate::model::state::{NodeState, ThresholdState};
 use crate::model::threshold::{Operator, Passes, Threshold};
-use crate::policy::memory::foresight::{Foreseen, Verdict};
+use crate::policy::memory::foresight::{Foreseen, Shortage};
 use crate::policy::memory::stall;
 use crate::policy::memory::view::View;
 
@@ -31,7 +31,7 @@ pub(crate) struct Met {
 
 impl Met {
     /// An end of memory that is foreseen, as a threshold that is met.
-    pub(crate) fn foreseen(verdict: &Verdict) -> Self {
+    pub(crate) fn foreseen(verdict: &Shortage) -> Self {
         let (threshold, observation) = verdict.threshold();
         Self {
             // None has this place: it has been met since now.
@@ -209,7 +209,7 @@ pub(crate) fn conditions(
 pub(crate) fn half_gone(
     config: &EngineConfig,
     observations: &Observations,
-    foreseen: Option<&Verdict>,
+    foreseen: Option<&Shortage>,
 ) -> Option<KillReason> {
     let soon = foreseen.filter(|soon| soon.left_bytes < soon.half_bytes());
     let soon = soon.map(|soon| KillReason::HeadroomHalved {

@@ -19,7 +19,7 @@ use crate::policy::disk::node_reclaim;
 use crate::policy::memory::disruption::{Budgeting, Preference};
 use crate::policy::memory::foresight;
 use crate::policy::memory::lineup::Lineup;
-use crate::policy::memory::rank::{Place, RankRow};
+use crate::policy::memory::rank::{RankRow, SortKey};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
 use crate::policy::memory::{breaker, candidates, head, leaving, on_node, stall, target};
@@ -30,7 +30,7 @@ pub(crate) struct Scratch {
     /// The ranking, or its head.
     pub(crate) rows: Vec<RankRow>,
     /// For sorting it.
-    pub(crate) places: Vec<Place>,
+    pub(crate) sort_keys: Vec<SortKey>,
     /// The rows of the pods that go.
     pub(crate) chosen: Vec<usize>,
     /// All pods, as the head of the ranking is found.
@@ -44,7 +44,8 @@ pub(crate) struct Scratch {
 impl Scratch {
     pub(crate) fn reserve(&mut self, pods: usize, budgets: usize) {
         self.rows.reserve(pods.saturating_sub(self.rows.len()));
-        self.places.reserve(pods.saturating_sub(self.places.len()));
+        self.sort_keys
+            .reserve(pods.saturating_sub(self.sort_keys.len()));
         self.chosen.reserve(pods.saturating_sub(self.chosen.len()));
         self.lineup.reserve(pods);
         self.budgeting.reserve(pods, budgets);
@@ -147,7 +148,7 @@ pub(crate) fn asked(
     view: &View<'_>,
     cause: Cause,
     observations: &Observations,
-    foreseen: Option<&foresight::Verdict>,
+    foreseen: Option<&foresight::Shortage>,
 ) -> Asked {
     if let Some(reclaim) = &view.state.node_reclaim {
         let is_done = reclaim.done && cause == Cause::NodeReclaimed;
@@ -268,11 +269,11 @@ pub(crate) fn first_known<'scratch>(
 ) -> Option<&'scratch RankRow> {
     let Scratch {
         rows,
-        places,
+        sort_keys,
         lineup,
         ..
     } = scratch;
-    head::fill(view, true, lineup, rows, places, |pod| !pod.row.exempt);
+    head::fill(view, true, lineup, rows, sort_keys, |pod| !pod.row.exempt);
     let first = rows.iter().position(|row| !row.exempt)?;
     let mut leaders = rows[..=first].iter();
     leaders.find(|row| view.is_unread(&row.uid))
@@ -283,7 +284,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     let ranking = met.resource().ranking();
     let Scratch {
         rows,
-        places,
+        sort_keys,
         chosen,
         lineup,
         budgeting,
@@ -292,13 +293,13 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     let is_soft = !met.threshold.is_hard();
     let head = if takes_the_first(view.config, met) {
         let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
-        head::fill(view, false, lineup, rows, places, goes)
+        head::fill(view, false, lineup, rows, sort_keys, goes)
     } else {
         None
     };
     let ranked = head.unwrap_or_else(|| {
         candidates(view, met.threshold.signal, rows);
-        ranking.rank(rows, places);
+        ranking.rank(rows, sort_keys);
         rows.len()
     });
     chosen.clear();

@@ -69,8 +69,8 @@ impl Node {
         text.trim().to_owned()
     }
 
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> NodePaths {
+        NodePaths {
             host: self.host.clone(),
             mounts: self.host.cgroup_mounts().unwrap(),
             cgroup_root: CgroupPath::default(),
@@ -496,7 +496,7 @@ fn the_thread_carries_out_the_newest() {
 }
 
 /// A node with a kubelet's tree of the systemd driver: pod a has a sandbox and two containers.
-fn beside(policy: &str) -> (Node, Place) {
+fn beside(policy: &str) -> (Node, NodePaths) {
     let node = Node::new();
     for dir in [A, B] {
         std::fs::remove_dir_all(node.cgroup(dir)).unwrap();
@@ -555,7 +555,7 @@ fn cpus_of(node: &Node) -> [String; 3] {
     [SANDBOX, MAIN, SIDE].map(|name| node.text(&format!("{}/cpuset.cpus", container(name))))
 }
 
-fn open_at(place: &Place) -> Applier {
+fn open_at(place: &NodePaths) -> Applier {
     let options = Options {
         moves_interrupts: false,
         keeps_quota: false,
@@ -627,7 +627,7 @@ fn a_kubelet_that_manages_cpus_stops_the_next_write() {
         moves_interrupts: false,
         keeps_quota: false,
     };
-    let refused = |place: &Place| Applier::open(place.clone(), options).unwrap_err();
+    let refused = |place: &NodePaths| Applier::open(place.clone(), options).unwrap_err();
     let text = refused(&place).to_string();
     assert!(
         text.contains("the kubelet manages cpusets itself"),

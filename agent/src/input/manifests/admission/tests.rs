@@ -129,7 +129,7 @@ impl Node {
     }
 
     fn left(&mut self, name: &str) {
-        self.manifests.has_left(&uid(name));
+        self.manifests.note_left(&uid(name));
         self.look();
     }
 

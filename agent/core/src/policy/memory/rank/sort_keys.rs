@@ -19,7 +19,7 @@ const OVERUSED_MOST: u16 = (1 << 10) - 1;
 
 /// Where a row is, and its key.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct SortKey {
     key: u128,
     at: usize,
 }
@@ -55,28 +55,28 @@ fn amount(row: &RankRow) -> u128 {
 }
 
 /// Sorts `rows` by the comparators of `order`, which `compare` applies one after the other; the first to be evicted comes to index 0. Allocates only if
-/// `places` has no room for all.
+/// `sort_keys` has no room for all.
 pub(super) fn sort(
     order: &[Comparator],
     compare: impl Fn(&RankRow, &RankRow) -> Ordering,
     rows: &mut [RankRow],
-    places: &mut Vec<Place>,
+    sort_keys: &mut Vec<SortKey>,
 ) {
-    places.clear();
-    places.extend(rows.iter().enumerate().map(|(at, row)| Place {
+    sort_keys.clear();
+    sort_keys.extend(rows.iter().enumerate().map(|(at, row)| SortKey {
         key: key(order, row),
         at,
     }));
-    places.sort_unstable_by(|a, b| {
+    sort_keys.sort_unstable_by(|a, b| {
         a.key
             .cmp(&b.key)
             .then_with(|| compare(&rows[a.at], &rows[b.at]))
     });
-    // Place i takes the row that is at places[i].at: one cycle after the other.
-    for start in 0..places.len() {
+    // Place i takes the row that is at sort_keys[i].at: one cycle after the other.
+    for start in 0..sort_keys.len() {
         let mut to = start;
         loop {
-            let from = std::mem::replace(&mut places[to].at, to);
+            let from = std::mem::replace(&mut sort_keys[to].at, to);
             if from == start {
                 break;
             }
