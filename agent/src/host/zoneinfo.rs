@@ -8,7 +8,7 @@ use super::file::{FileError, read_text};
 /// # Errors
 /// The file cannot be read.
 pub fn low_watermarks(host: &HostRoot) -> Result<u64, FileError> {
-    Ok(low_pages(&read_text(&host.path("/proc/zoneinfo"))?))
+    Ok(low_pages(&read_text(host.path("/proc/zoneinfo"))?))
 }
 
 fn low_pages(zoneinfo: &str) -> u64 {
