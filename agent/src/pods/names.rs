@@ -32,6 +32,7 @@ pub const POD_UID_VARIABLE: &str = "PLIMSOLL_POD_UID";
 pub const CRUN_CONTAINER: &str = "container";
 /// CRI-O's containers begin with it, with either driver.
 pub const CRIO: &str = "crio-";
+const MONITOR: &str = "crio-conmon-";
 /// Digits of a container's id: what containerd, CRI-O and Docker make.
 const ID_DIGITS: usize = 64;
 /// Levels below the mount, or below `--cgroup-root`, at which the tree is looked for.
@@ -112,9 +113,18 @@ pub fn container_id(name: &str) -> Option<&str> {
         Some(unit) => unit.rsplit_once('-')?.1,
         None => name.strip_prefix(CRIO).unwrap_or(name),
     };
-    let is_monitor = name.starts_with("crio-conmon-");
-    let is_id = id.len() == ID_DIGITS && is_hex(id);
-    (is_id && !is_monitor).then_some(id)
+    (is_id(id) && !name.starts_with(MONITOR)).then_some(id)
+}
+
+/// Whether a directory in a pod's cgroup is that of CRI-O's monitor of a container (`conmon_cgroup = "pod"`): it is told when the container has ended, and
+/// has to live to say how.
+pub fn is_monitor(name: &str) -> bool {
+    let id = name.strip_prefix(MONITOR);
+    id.is_some_and(|id| is_id(id.strip_suffix(".scope").unwrap_or(id)))
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() == ID_DIGITS && is_hex(text)
 }
 
 /// The name of the container whose cgroup has this name, as the API lists it; `None` for the sandbox, and for what is not listed yet.

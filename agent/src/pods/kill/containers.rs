@@ -14,13 +14,12 @@ use super::tree::Node as _;
 use super::{KillThread, Member, What, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
+use crate::pods::names::is_monitor;
 
 /// How many cgroups there may be below one.
 pub const HOLD_FILE: &str = "cgroup.max.descendants";
 /// Of a pod that is held.
 pub const HELD: &str = "0";
-/// CRI-O's monitor of a container is told when that has ended, and has to live to say so.
-const MONITOR: &str = "crio-conmon-";
 
 /// What is open for a pod's containers.
 #[derive(Debug)]
@@ -30,6 +29,8 @@ pub(super) struct Containers {
     usage_file: &'static str,
     open: Vec<Container>,
     spared: Option<Box<OsStr>>,
+    /// CRI-O has its monitors in the pod's cgroup.
+    has_monitors: bool,
     hold: Option<Arc<ControlFile>>,
 }
 
@@ -56,6 +57,7 @@ impl Containers {
             },
             open: Vec::new(),
             spared: None,
+            has_monitors: false,
             hold: None,
         }
     }
@@ -91,6 +93,7 @@ impl Containers {
             };
             self.open.push(container);
         }
+        self.has_monitors = self.open.iter().any(|one| is_monitors(&one.name));
         Ok(())
     }
 
@@ -111,15 +114,15 @@ impl Containers {
         self.spared.as_deref()
     }
 
-    /// Whether the sandbox is known: then the pod is killed and looked at by its containers.
+    /// Whether the pod is killed and looked at by its containers: its sandbox is known, or a monitor would die with the pod. CRI-O makes no sandbox by
+    /// default (`drop_infra_ctr`), so that there the monitors alone tell.
     pub(super) fn is_by_container(&self) -> bool {
-        self.spared.is_some()
+        self.spared.is_some() || self.has_monitors
     }
 
     /// Whether this directory of the pod is left alone.
     pub(super) fn spares(&self, name: &OsStr) -> bool {
-        let is_monitor = || name.as_encoded_bytes().starts_with(MONITOR.as_bytes());
-        self.is_by_container() && (self.spared.as_deref() == Some(name) || is_monitor())
+        self.spared.as_deref() == Some(name) || is_monitors(name)
     }
 
     fn ending(&self) -> impl Iterator<Item = &Container> {
@@ -198,6 +201,10 @@ impl Containers {
     }
 }
 
+fn is_monitors(name: &OsStr) -> bool {
+    name.to_str().is_some_and(is_monitor)
+}
+
 impl super::PodKill {
     /// For a pod that a kubelet runs.
     ///
@@ -227,7 +234,7 @@ impl super::PodKill {
         self.beside.iter().flat_map(Containers::cgroups)
     }
 
-    /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole.
+    /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole unless it has CRI-O's monitors.
     pub fn spare(&mut self, name: Option<&OsStr>) {
         if let Some(containers) = &mut self.beside {
             containers.spare(name);

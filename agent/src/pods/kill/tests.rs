@@ -429,3 +429,55 @@ fn a_file_that_lists_anew_is_asked_again_without_being_opened() {
     std::fs::remove_file(&file).unwrap();
     assert!(is_listed(77));
 }
+
+/// Without a sandbox (`drop_infra_ctr`), and with the monitors in the pod (`conmon_cgroup = "pod"`): what OpenShift's nodes have.
+#[test]
+fn crios_monitors_outlive_their_containers() {
+    let (_dir, host) = fake_v2();
+    let pod = CgroupPath::new("kubepods/podx").unwrap();
+    let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
+    let id = "7".repeat(64);
+    let (container, monitor) = (sleeper(), sleeper());
+    let dir = |name: String, child: &Child| {
+        let dir = pod_dir.join(name);
+        list(&dir, &[child]);
+        std::fs::write(dir.join("cgroup.kill"), "").unwrap();
+        std::fs::write(dir.join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+        link_proc(&host, child);
+        dir
+    };
+    let container_dir = dir(format!("crio-{id}.scope"), &container);
+    let monitor_dir = dir(format!("crio-conmon-{id}.scope"), &monitor);
+    list(&pod_dir, &[]);
+    std::fs::write(pod_dir.join("cgroup.kill"), "").unwrap();
+    std::fs::write(pod_dir.join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+    let mounts = host.cgroup_mounts().unwrap();
+    let pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    let pod_kill = pod_kill.beside_kubelet(&mounts, &pod).unwrap();
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(signal_of(container), Some(15));
+    pod_kill.kill().unwrap();
+    let text = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.kill")).unwrap();
+    assert_eq!(text(&container_dir), "1");
+    assert_eq!(
+        (text(&monitor_dir), text(&pod_dir)),
+        (String::new(), String::new())
+    );
+    assert!(pod_kill.is_populated().unwrap());
+    std::fs::write(
+        container_dir.join("cgroup.events"),
+        "populated 0\nfrozen 0\n",
+    )
+    .unwrap();
+    assert!(
+        !pod_kill.is_populated().unwrap(),
+        "only the monitor is left"
+    );
+    let mut monitor = monitor;
+    assert!(
+        monitor.try_wait().unwrap().is_none(),
+        "the monitor was killed"
+    );
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+}

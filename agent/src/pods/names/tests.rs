@@ -181,7 +181,9 @@ fn each_runtime_names_its_containers() {
         String::new(),
     ] {
         assert_eq!(container_id(&name), None, "{name}");
+        assert_eq!(is_monitor(&name), name.contains("conmon"), "{name}");
     }
+    assert!(!is_monitor("crio-conmon-7.scope"), "no id");
 }
 
 #[test]
