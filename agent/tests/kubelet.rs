@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";
 const CRITICAL: &str = "1b2c9a00-0000-4000-8000-00000000000b";
 const STATIC: &str = "0123456789abcdef0123456789abcdef";
+const NODE_CRITICAL: &str = "1b2c9a00-0000-4000-8000-00000000000d";
 const UNNAMED: &str = "1b2c9a00-0000-4000-8000-00000000000c";
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -535,15 +536,42 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    tree.make(UNNAMED, "01");
-    tree.make(STATIC, "45");
-    let others = [tree.start(STATIC, '4'), tree.start(STATIC, '5')];
+    for (uid, digits) in [
+        (UNNAMED, "01"),
+        (CRITICAL, "23"),
+        (STATIC, "45"),
+        (NODE_CRITICAL, "67"),
+    ] {
+        tree.make(uid, digits);
+    }
+    let mut others = vec![
+        tree.start(STATIC, '4'),
+        tree.start(STATIC, '5'),
+        tree.start(CRITICAL, '3'),
+    ];
+    // As a kubelet has it for what is node-critical, of any class.
+    let lowered = tree.start(NODE_CRITICAL, '7');
+    let adj = format!("/proc/{}/oom_score_adj", tree.processes[lowered].id());
+    match fs::write(adj, "-997") {
+        Ok(()) => others.push(lowered),
+        Err(error) => {
+            notes::left_out(format!("a node-critical pod without a name: {error}"));
+            tree.processes[lowered].kill().unwrap();
+        }
+    }
     let agent = Agent::start(
         dir.path(),
         &tree,
         &["--eviction-hard", "memory.available<1Ki"],
     );
     wait_until_named(dir.path(), UNNAMED);
+    // The API server says once that a pod is critical, and is then away.
+    let mut cluster = Cluster::connect(dir.path());
+    let critical =
+        json!({"priority": 2_000_000_000, "priorityClassName": "system-cluster-critical"});
+    cluster.list(&[pod("critical", CRITICAL, '3', &critical)]);
+    wait_until_named(dir.path(), "default/critical");
+    drop(cluster);
     agent.stop();
     let before = tree.settings();
     let mut agent = Agent::start(dir.path(), &tree, &["--eviction-hard", &met()]);
@@ -555,7 +583,7 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
     // Of the pod's cgroups the runtime has made that of the sandbox first.
     assert!(tree.runs(sandbox), "the sandbox was ended");
     for other in others {
-        assert!(tree.runs(other), "a static pod was ended");
+        assert!(tree.runs(other), "a static or critical pod was ended");
     }
     assert_eq!(tree.settings(), before);
     agent.stop();

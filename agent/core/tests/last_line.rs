@@ -236,7 +236,7 @@ fn a_pod_of_which_only_the_cgroup_is_known_comes_after_all_others() {
     for name in ["a", "b"] {
         node.pod(name, 0, false);
     }
-    let pod = Arc::new(Pod::unnamed("unnamed".into(), QosClass::BestEffort, false));
+    let pod = Arc::new(Pod::unnamed("unnamed".into(), QosClass::BestEffort));
     node.step(EventKind::PodApplied { pod });
     let uid = PodUid::from("unnamed");
     node.step(EventKind::PodRunning { uid });

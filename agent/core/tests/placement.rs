@@ -616,7 +616,7 @@ fn a_pod_that_the_api_has_not_named_yet_keeps_what_was_saved_for_it() {
     before.is_empty("a");
     let saved = before.assignments();
     let mut node = Node::new(Some(saved.clone()));
-    let unnamed = Pod::unnamed("b".into(), QosClass::Guaranteed, false);
+    let unnamed = Pod::unnamed("b".into(), QosClass::Guaranteed);
     let pod = Arc::new(unnamed);
     assert_eq!(node.step(EventKind::PodApplied { pod }), NOTHING);
     assert_eq!(node.runs("b"), NOTHING);

@@ -34,7 +34,7 @@ use crate::host::lock::{LockError, StateLock};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::LOCK_FILE;
-use crate::host::state_dir::{DAMAGED, INTENTS_FILE, ROOM_FILE};
+use crate::host::state_dir::{CRITICAL_FILE, DAMAGED, INTENTS_FILE, ROOM_FILE};
 use crate::input::manifests::admission::ADMITTED;
 use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
@@ -425,6 +425,7 @@ fn is_agent_file(name: &str) -> bool {
         PLACEMENT_TURN,
         ADMITTED,
         INTENTS_FILE,
+        CRITICAL_FILE,
         FOREIGN,
     ]
     .contains(&name)

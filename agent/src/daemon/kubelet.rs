@@ -20,7 +20,7 @@ use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
-use crate::source::cluster::ClusterLink;
+use crate::source::cluster::{ClusterLink, LeftBehind};
 use crate::source::node_topology::TopologySource;
 
 /// In this time the API server has to take the report of an eviction for a soft threshold; then the agent ends the pod itself.
@@ -69,6 +69,8 @@ pub struct KubeletWork {
     topology: Option<TopologySource>,
     holds: Option<Holds>,
     evicted: BTreeMap<PodUid, Evicted>,
+    /// Pods that the API server called critical before this agent started.
+    critical: BTreeSet<PodUid>,
     /// Held on the way to a kill, and not noted yet.
     newly_held: Vec<PodUid>,
     /// When the API server was last known to answer, nanoseconds.
@@ -88,18 +90,20 @@ pub struct KubeletWork {
 }
 
 impl KubeletWork {
-    /// Reports through `link`; `held`: pods that an agent before has left held, and those whose eviction is not settled.
+    /// Reports through `link`; `held`: pods that an agent before has left held.
     pub fn new(
         link: Option<ClusterLink>,
         holds: Option<Holds>,
         held: Vec<PodUid>,
-        unsettled: BTreeSet<PodUid>,
+        left: LeftBehind,
         lost: Vec<String>,
     ) -> Self {
         let at_ns = now_ns();
         let mut evicted: BTreeMap<PodUid, Evicted> = BTreeMap::new();
-        for uid in unsettled {
-            evicted.entry(uid).or_default();
+        for uid in left.unsettled {
+            // On v1 nothing holds it: what runs in it now was started again.
+            let is_killed = left.killed.contains(&uid);
+            evicted.entry(uid).or_default().is_killed = is_killed;
         }
         for uid in held {
             let pod = evicted.entry(uid).or_default();
@@ -112,6 +116,7 @@ impl KubeletWork {
             link,
             topology: None,
             lift_again_ns: has_more.then_some(at_ns),
+            critical: left.critical,
             holds,
             evicted,
             newly_held: Vec::with_capacity(HELD_AT_ONCE),

@@ -293,7 +293,7 @@ impl Start<'_> {
             }
         };
         tracing::info!(kubepods = %tree.kubepods(), driver = tree.driver().name(), "beside a kubelet");
-        let (link, events, unsettled) = ClusterLink::start(&ClusterSettings {
+        let (link, events, left) = ClusterLink::start(&ClusterSettings {
             socket: args.kubelet.cluster_socket.clone(),
             user: args.kubelet.cluster_uid,
             state_dir: args.state_dir.clone(),
@@ -310,7 +310,7 @@ impl Start<'_> {
         conflicts.into_iter().for_each(|text| self.warn(text));
         // The loop writes to it.
         let ledger = self.plan.ledger(HOLDS_LEDGER).map(Ledger::without_waiting);
-        let taken_up = ledger.and_then(|ledger| Holds::take_up(ledger, &unsettled));
+        let taken_up = ledger.and_then(|ledger| Holds::take_up(ledger, &left.unsettled));
         let (holds, held) = self
             .without(
                 "holding evicted pods, which their kubelet starts again",
@@ -318,7 +318,7 @@ impl Start<'_> {
             )
             .map_or((None, Vec::new()), |(holds, held)| (Some(holds), held));
         let lost = self.lost.clone();
-        let work = KubeletWork::new(Some(link), holds, held, unsettled, lost);
+        let work = KubeletWork::new(Some(link), holds, held, left, lost);
         Ok(Some(work.with_topology(topology.flatten())))
     }
 

@@ -42,6 +42,7 @@ use crate::kernel::Generation;
 use crate::kernel::decode::decode;
 use crate::pods::kill::{HOLD_FILE, KillThread, What};
 use crate::pods::names::KubeletTree;
+use crate::source::cluster::LeftBehind;
 use crate::source::cluster::{ClusterChange, ClusterEvent};
 use crate::storage::reclaim::Reclaimed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
@@ -131,7 +132,7 @@ fn pod(index: usize) -> Pod {
 }
 
 /// Of the containers, and of the sandboxes.
-fn container_id(digit: char) -> String {
+pub(super) fn container_id(digit: char) -> String {
     std::iter::repeat_n(digit, 64).collect()
 }
 
@@ -229,8 +230,8 @@ impl Node {
             true => {
                 let ledger = Ledger::open(&host, dir.path().join(HOLDS_LEDGER)).unwrap();
                 let (holds, held) = Holds::take_up(ledger, &BTreeSet::new()).unwrap();
-                let (held_before, lost) = (BTreeSet::new(), Vec::new());
-                let work = KubeletWork::new(None, Some(holds), held, held_before, lost);
+                let (left, lost) = (LeftBehind::default(), Vec::new());
+                let work = KubeletWork::new(None, Some(holds), held, left, lost);
                 (pods.beside_kubelet(tree()), Some(work))
             }
         };

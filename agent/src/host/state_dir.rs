@@ -41,6 +41,8 @@ pub const ROOM_FILE: &str = "room";
 const ROOM_BYTES: usize = 64 << 10;
 /// The file of evictions that are to be reported to the API server.
 pub const INTENTS_FILE: &str = "intents.jsonl";
+/// The file of pods that the API server said are critical.
+pub const CRITICAL_FILE: &str = "critical-pods.json";
 /// Damaged files that are kept of each file, at most.
 pub const DAMAGED_MAX: u32 = 1000;
 /// What follows the name of a file that was set aside, before its number.

@@ -558,6 +558,20 @@ impl Pods {
         killed.map(|_| ())
     }
 
+    /// Whether the first process of some container of the pod, as of the last refresh, has this `oom_score_adj`. Not for the hot path.
+    pub fn has_oom_score_adj(&self, uid: &PodUid, adj: i32) -> bool {
+        let Some(open) = self.open(uid) else {
+            return false;
+        };
+        open.kill.first_processes().any(|pid| {
+            let file = self
+                .host
+                .procfs(format!("{}/oom_score_adj", pid.as_raw_nonzero()));
+            // One that has ended has none.
+            read_text(file).is_ok_and(|text| text.trim_end().parse() == Ok(adj))
+        })
+    }
+
     /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and [`Pods::kill`], because it waits for no lock
     /// of the kernel. Allocates nothing.
     pub fn kill_first_processes(&self, uid: &PodUid) {

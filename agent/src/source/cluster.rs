@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod book;
+mod critical;
 mod intents;
 mod peer;
 mod topology;
@@ -39,8 +40,9 @@ use tokio::sync::mpsc;
 
 use crate::host::clock::now_ns;
 use crate::host::shown::{Show as _, line};
-use crate::host::state_dir::INTENTS_FILE;
+use crate::host::state_dir::{CRITICAL_FILE, INTENTS_FILE};
 use book::Book;
+use critical::CriticalPods;
 use intents::Intents;
 use peer::{Peer, frame};
 
@@ -225,21 +227,41 @@ pub struct ClusterLink {
     socket: PathBuf,
 }
 
+/// What an agent before has left on the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LeftBehind {
+    /// Pods whose eviction is not settled.
+    pub unsettled: BTreeSet<PodUid>,
+    /// Those of them that were killed without grace.
+    pub killed: BTreeSet<PodUid>,
+    /// Pods that the API server said are critical.
+    pub critical: BTreeSet<PodUid>,
+}
+
 /// What the thread says.
 pub type ClusterEvents = mpsc::Receiver<ClusterEvent>;
 
 impl ClusterLink {
-    /// Listens. Also returns the pods whose eviction is not settled, by an agent before.
+    /// Listens. Also returns what an agent before has left.
     ///
     /// # Errors
     /// [`ClusterError`].
     pub fn start(
         settings: &ClusterSettings,
-    ) -> Result<(Self, ClusterEvents, BTreeSet<PodUid>), ClusterError> {
+    ) -> Result<(Self, ClusterEvents, LeftBehind), ClusterError> {
         let path = settings.state_dir.join(INTENTS_FILE);
         let intents =
             Intents::open(path.clone()).map_err(|source| ClusterError::Intents { path, source })?;
-        let unsettled = intents.iter().map(|intent| intent.uid.clone()).collect();
+        let critical = CriticalPods::open(settings.state_dir.join(CRITICAL_FILE));
+        let uids = |is_counted: fn(&EvictionIntent) -> bool| {
+            let counted = intents.iter().filter(|intent| is_counted(intent));
+            counted.map(|intent| intent.uid.clone()).collect()
+        };
+        let left = LeftBehind {
+            unsettled: uids(|_| true),
+            killed: uids(|intent| intent.grace_s == 0),
+            critical: critical.uids().clone(),
+        };
         let failed = |what: &'static str| {
             let path = settings.socket.clone();
             move |source: io::Error| ClusterError::Io { path, what, source }
@@ -261,6 +283,7 @@ impl ClusterLink {
             peer: None,
             book: Book::default(),
             intents,
+            critical,
             conditions: Vec::new(),
             withheld_bytes: 0,
             newest: topology.clone(),
@@ -280,7 +303,7 @@ impl ClusterLink {
             thread: Some(thread),
             socket: settings.socket.clone(),
         };
-        Ok((link, received, unsettled))
+        Ok((link, received, left))
     }
 
     /// What the thread has counted so far.
@@ -400,6 +423,7 @@ struct Work {
     peer: Option<Peer>,
     book: Book,
     intents: Intents,
+    critical: CriticalPods,
     conditions: Vec<NodeConditionReport>,
     withheld_bytes: u64,
     newest: TopologySlot,
@@ -660,7 +684,13 @@ impl Work {
                 let list = book::overused(namespaces, valid_ms, now_ns())?;
                 Ok(Some(ClusterEvent::Overused(Arc::new(list))))
             }
-            other => Ok(self.book.take(other, bytes)?.map(ClusterEvent::Change)),
+            other => {
+                let change = self.book.take(other, bytes)?;
+                if let Some(change) = &change {
+                    self.critical.note(change);
+                }
+                Ok(change.map(ClusterEvent::Change))
+            }
         }
     }
 

@@ -410,10 +410,10 @@ impl Pod {
         self.metadata.annotations.contains_key(SHORTENED_ANNOTATION)
     }
 
-    /// A pod of which only the cgroup is known: no requests, no priority.
-    pub fn unnamed(uid: PodUid, class: QosClass, is_static: bool) -> Self {
+    /// A pod of which only the cgroup is known: no requests, no priority. Its UID tells whether it is static.
+    pub fn unnamed(uid: PodUid, class: QosClass) -> Self {
         let mut annotations = BTreeMap::from([(UNNAMED_ANNOTATION.to_owned(), String::new())]);
-        if is_static {
+        if uid.is_static() {
             annotations.insert(CONFIG_SOURCE_ANNOTATION.to_owned(), "file".to_owned());
         }
         Self {

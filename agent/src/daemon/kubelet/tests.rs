@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::report::{losses_in_short, only_container};
 use super::*;
-use crate::daemon::tests::{Cgroup, Node, VICTIM, pod_dir};
+use crate::daemon::tests::{Cgroup, Node, VICTIM, container_id, pod_dir};
 use crate::pods::kill::HOLD_FILE;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
@@ -287,4 +287,31 @@ fn what_the_kubelet_ends_is_waited_for_and_a_soft_eviction_once() {
         .unwrap();
     assert!(node.agent.engine.state().pods[&uid].leaving.is_some());
     assert_eq!(work(&mut node).at_ns(), None, "acknowledged: no SIGTERM");
+}
+
+/// On v1 nothing holds it, and its kubelet starts its containers again while the API server is away.
+#[test]
+fn what_an_agent_before_has_killed_is_killed_again() {
+    let mut node = Node::with(Cgroup::V2, true);
+    node.timer();
+    node.rest();
+    let [killed, soft] = [VICTIM, VICTIM + 1].map(|at| PodUid::new(format!("uid-{at}")));
+    let left = LeftBehind {
+        unsettled: [killed.clone(), soft.clone()].into(),
+        killed: [killed].into(),
+        ..LeftBehind::default()
+    };
+    *work(&mut node) = KubeletWork::new(None, None, Vec::new(), left, Vec::new());
+    node.agent.follow_up_kubelet();
+    node.wait_for_kill();
+    let kill = |at| {
+        pod_dir(&node.host, Cgroup::V2, at)
+            .join(container_id('1'))
+            .join("cgroup.kill")
+    };
+    let written = |at| fs::read_to_string(kill(at)).unwrap();
+    assert_eq!(
+        (written(VICTIM), written(VICTIM + 1)),
+        ("1".into(), "".into())
+    );
 }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod::{Pod, SYSTEM_CRITICAL_PRIORITY};
+use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::oom::score::GUARANTEED_ADJ;
 
 use super::{NAMES_WITHIN_NS, PODS_MAX};
 use crate::daemon::{Agent, now_ns};
+use crate::pods::names::PodCgroup;
 
 impl Agent {
     /// Whether the API server has named the pods that are there, or has had its time.
@@ -46,12 +49,10 @@ impl Agent {
                 refused += 1;
                 continue;
             }
-            let is_static = pod.uid.is_static();
-            if !has_names && !is_static {
+            if !has_names && !pod.uid.is_static() {
                 continue;
             }
-            let unnamed = Pod::unnamed(pod.uid, pod.class, is_static);
-            self.apply(Arc::new(unnamed), "");
+            self.apply_unnamed(pod);
         }
         if refused > 0
             && self
@@ -64,6 +65,26 @@ impl Agent {
             ));
         }
         self.make_room();
+    }
+
+    /// A pod that the API server has not named: critical where it said so before this agent started, or where the kubelet has treated it so.
+    fn apply_unnamed(&mut self, cgroup: PodCgroup) {
+        let PodCgroup { uid, class, .. } = cgroup;
+        let unnamed = Pod::unnamed(uid.clone(), class);
+        let mut critical = unnamed.clone();
+        critical.spec.priority = Some(SYSTEM_CRITICAL_PRIORITY);
+        let work = self.kubelet.as_ref();
+        if work.is_some_and(|work| work.critical.contains(&uid)) {
+            return self.apply(Arc::new(critical), "");
+        }
+        self.apply(Arc::new(unnamed), "");
+        // The kubelet gives it to Guaranteed pods, and to those of the class system-node-critical (`GetContainerOOMScoreAdjust`). A process needs
+        // CAP_SYS_RESOURCE to lower its own.
+        let is_node_critical =
+            class != QosClass::Guaranteed && self.pods.has_oom_score_adj(&uid, GUARANTEED_ADJ);
+        if is_node_critical {
+            self.apply(Arc::new(critical), "");
+        }
     }
 
     /// A pod is in no list any more.

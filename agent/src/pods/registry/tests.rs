@@ -229,6 +229,29 @@ fn first_processes_die_before_the_kernel_takes_the_kill() {
 }
 
 #[test]
+fn a_pods_score_is_that_of_a_containers_first_process() {
+    let (_dir, host, mut pods) = with_kill_thread(|file, what| file.write(what.text()));
+    let mut first = std::process::Command::new("sleep")
+        .arg("100000")
+        .spawn()
+        .unwrap();
+    let pid = first.id().to_string();
+    let proc = host.procfs(&pid);
+    std::fs::create_dir(&proc).unwrap();
+    std::fs::copy(format!("/proc/{pid}/stat"), proc.join("stat")).unwrap();
+    std::fs::write(proc.join("oom_score_adj"), "-997\n").unwrap();
+    let container = host.path(POD).join("c");
+    make_cgroup_in(&container, "1");
+    std::fs::write(container.join("cgroup.procs"), format!("{pid}\n")).unwrap();
+    look(&mut pods);
+    let uid = PodUid::new("a");
+    assert!(pods.has_oom_score_adj(&uid, -997) && !pods.has_oom_score_adj(&uid, 1000));
+    assert!(!pods.has_oom_score_adj(&PodUid::new("other"), -997));
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+#[test]
 fn a_kill_that_finds_no_place_is_done_at_once() {
     let (let_go, held) = channel::<()>();
     let (_dir, host, mut pods) = with_kill_thread(move |_, _| {

@@ -17,8 +17,8 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let (link, events, unsettled) = start(dir.path());
-        assert!(unsettled.is_empty());
+        let (link, events, left) = start(dir.path());
+        assert_eq!(left, LeftBehind::default());
         let link = Some(link);
         Self { dir, link, events }
     }
@@ -67,7 +67,7 @@ impl Scene {
     }
 }
 
-fn start(dir: &Path) -> (ClusterLink, ClusterEvents, BTreeSet<PodUid>) {
+fn start(dir: &Path) -> (ClusterLink, ClusterEvents, LeftBehind) {
     let settings = ClusterSettings {
         socket: dir.join("cluster.sock"),
         user: rustix::process::geteuid().as_raw(),
@@ -393,8 +393,10 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     assert_eq!(scene.counts()[0], 1);
     // The agent is replaced.
     scene.link = None;
-    let (link, events, unsettled) = start(scene.dir.path());
-    assert_eq!(unsettled, [PodUid::from("a")].into());
+    let (link, events, left) = start(scene.dir.path());
+    assert_eq!(left.unsettled, [PodUid::from("a")].into());
+    // Without grace: what runs in it now was started again.
+    assert_eq!(left.killed, left.unsettled);
     (scene.link, scene.events) = (Some(link), events);
     let (mut client, heard) = scene.introduced();
     assert_eq!(heard[0]["type"], "hello");
@@ -410,8 +412,8 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     };
     assert_eq!(scene.next(), settled);
     scene.link = None;
-    let (_link, _events, unsettled) = start(scene.dir.path());
-    assert_eq!(unsettled, [PodUid::from("b")].into());
+    let (_link, _events, left) = start(scene.dir.path());
+    assert_eq!(left.unsettled, [PodUid::from("b")].into());
 }
 
 #[test]

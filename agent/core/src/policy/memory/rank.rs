@@ -286,7 +286,7 @@ pub(crate) mod tests {
         use crate::kube::pod::Pod;
         use crate::kube::qos::QosClass;
         let unnamed = |uid: &str, class, usage| {
-            let pod = Pod::unnamed(PodUid::from(uid), class, false);
+            let pod = Pod::unnamed(PodUid::from(uid), class);
             RankRow::memory(&pod, Some(usage))
         };
         for ranking in [Ranking::Memory, Ranking::Pids] {
