@@ -48,7 +48,7 @@ const IDLE_CYCLE_MS: u64 = 10_000;
 const SETTLED_MS: u64 = 5_000;
 /// Where Events and other writes wait, every so-many-th write is an Event.
 const EVENT_EVERY: u32 = 10;
-/// So often an eviction asks for the version that was seen; then for the same pod in any version.
+/// So often an eviction asks for a version that was seen, each time a newer one; then for the same pod in any version.
 const HITS_BY_VERSION: u32 = 2;
 /// What was written is seen by then, or it is written again.
 const SEEN_AFTER_MS: u64 = 5_000;
@@ -445,21 +445,17 @@ impl Arbiter {
 
     /// Grace periods of pods whose Consumer names one.
     fn graces(&self, usual_ms: u64) -> BTreeMap<String, u64> {
-        let mut by_namespace = BTreeMap::new();
-        for (_, consumer) in self.store.consumers.iter() {
-            if let Ok(spec) = &consumer.spec
-                && let (Some(namespace), Some(ms)) = (&spec.namespace, spec.grace_period_ms)
-                && ms != usual_ms
-            {
-                by_namespace.entry(namespace.as_str()).or_insert(ms);
-            }
-        }
+        let consumers = judge::consumers(&self.store).into_iter();
+        let by_namespace: BTreeMap<String, u64> = consumers
+            .filter_map(|(namespace, (_, spec))| Some((namespace, spec.grace_period_ms?)))
+            .filter(|(_, ms)| *ms != usual_ms)
+            .collect();
         if by_namespace.is_empty() {
             return BTreeMap::new();
         }
         let pods = self.store.pods.iter();
         pods.filter_map(|(uid, pod)| {
-            let ms = by_namespace.get(pod.namespace.as_str())?;
+            let ms = by_namespace.get(&pod.namespace)?;
             Some((uid.clone(), *ms))
         })
         .collect()
@@ -772,16 +768,18 @@ impl Arbiter {
         if let Some((victim, for_pod)) = self.reclaims.next_trial(ms, begins, is_kept) {
             let pod: &SeenPod = pods.get(&victim)?;
             let call = writes::eviction(&victim, pod, version, true, true);
-            self.reclaims.tries(&victim, &for_pod, ms);
+            self.reclaims
+                .tries(&victim, &pod.resource_version, &for_pod, ms);
             return Some((Target::Try(victim), call));
         }
         let (victim, hole) = self.reclaims.next(ms, begins, is_kept)?;
         let pod: &SeenPod = pods.get(&victim)?;
         // Its owner changes it faster than it can be hit. What was judged is what the watch last showed of it.
-        let is_any_version = self.reclaims.conflicts(&victim) >= HITS_BY_VERSION;
+        let is_any_version = self.reclaims.old_versions(&victim) >= HITS_BY_VERSION;
         let call = writes::eviction(&victim, pod, version, is_any_version, is_dry);
         self.evictions.count(ms);
-        self.reclaims.sent(&victim, &hole, ms);
+        self.reclaims
+            .sent(&victim, &pod.resource_version, &hole, ms);
         Some((Target::Evict(victim), call))
     }
 }

@@ -205,6 +205,8 @@ impl ApiOwner {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Containers {
+    /// Of the whole pod, with overhead: from 1.35 on.
+    allocated_resources: Option<ResourceList>,
     container_statuses: Option<Vec<ApiContainerStatus>>,
     init_container_statuses: Option<Vec<ApiContainerStatus>>,
     ephemeral_container_statuses: Option<Vec<ApiContainerStatus>>,
@@ -421,6 +423,16 @@ fn reduced(mut spec: PodSpec, status: &Containers) -> PodSpec {
             }
         }
     }
+    if let (Some(asked), Some(allocated)) = (&mut spec.resources, &status.allocated_resources) {
+        for (name, quantity) in &mut asked.requests {
+            if let Some(allocated) = allocated.get(name) {
+                quantity.clone_from(allocated);
+                if let Some(overhead) = spec.overhead.get(name) {
+                    *quantity -= overhead;
+                }
+            }
+        }
+    }
     spec.volumes.retain(|volume| {
         volume.host_path.is_some()
             || volume.git_repo.is_some()
@@ -473,6 +485,23 @@ pub(crate) mod tests {
             Ok(ToAgent::Pod { pod, .. }) => *pod,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// A resize that the kubelet has not allocated changes no ranking.
+    #[test]
+    fn requests_of_the_whole_pod_are_those_that_are_allocated() {
+        let mut pod = api_pod("u", "1");
+        pod["spec"]["resources"] =
+            json!({"requests": {"memory": "100Gi"}, "limits": {"memory": "200Gi"}});
+        pod["spec"]["overhead"] = json!({"memory": "1Mi"});
+        pod["status"]["allocatedResources"] = json!({"memory": "65Mi", "cpu": "1"});
+        let pod = pod_of(&read(&pod).unwrap());
+        let requests = pod.spec.resources.unwrap().requests;
+        let requests: Vec<_> = requests
+            .iter()
+            .map(|(name, quantity)| (name.as_str(), quantity.value()))
+            .collect();
+        assert_eq!(requests, [("memory", 64 << 20)]);
     }
 
     #[test]

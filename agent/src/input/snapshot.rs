@@ -12,7 +12,8 @@ use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::leaving::Leaving;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::counted;
-use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
+use plimsoll_core::arbitration::units::{self, Rounding};
+use plimsoll_core::kube::admission::pod_object::MoreStatus;
 use plimsoll_core::kube::budget::{
     DisruptionBudget, LabelSelector, OF_A_NAMESPACE_MAX, SELECTOR_BYTES_MAX,
 };
@@ -330,8 +331,7 @@ impl Reader {
             self.wrong(line, field, what);
         });
         for (name, quantity) in given {
-            let name = canonical_name(name);
-            amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
+            units::insert(&mut amounts, name, &quantity, rounding);
         }
         amounts
     }
@@ -385,14 +385,26 @@ impl Reader {
         if matches!(text("status", "phase"), Some("Succeeded" | "Failed")) {
             return;
         }
-        let requests = counted(&pod);
+        let node = text("spec", "nodeName").filter(|node| !node.is_empty());
+        let node = node.map(str::to_owned);
+        let requests = match (&node, document.get("status")) {
+            (Some(_), Some(status)) => match serde_json::from_value::<MoreStatus>(status.to_json())
+            {
+                // A resize that has not been done yet, or cannot be: as the scheduler counts it.
+                Ok(status) => counted(&status.effective(&pod)),
+                Err(error) => {
+                    let what = format!("{error}; correct it, or leave the status out");
+                    self.wrong(status.line, &format!("Pod {name}: status"), what);
+                    return;
+                }
+            },
+            _ => counted(&pod),
+        };
         let since = |stamp: Option<&str>| {
             stamp
                 .and_then(seconds_since_1970)
                 .map_or(LONG_S, |stamp| self.now_s.saturating_sub(stamp))
         };
-        let node = text("spec", "nodeName").filter(|node| !node.is_empty());
-        let node = node.map(str::to_owned);
         let gates = part("spec", "schedulingGates").map(Node::items);
         // A gate holds it back: it asks for nothing.
         if node.is_none() && gates.is_some_and(|gates| !gates.is_empty()) {
@@ -568,7 +580,7 @@ pub(super) fn quantities<'list>(
 
 /// In thousandths for CPU, else in whole units; from 0.
 pub(crate) fn in_canonical_units(name: &str, quantity: &Quantity) -> u64 {
-    canonical(name, quantity, Rounding::Up)
+    units::canonical(name, quantity, Rounding::Up)
 }
 
 /// Of a time stamp as the API server writes it, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.

@@ -286,7 +286,7 @@ fn note_steps<'a>(
 }
 
 /// Consumers of namespaces, by namespace; of two for the same one the first by name.
-fn consumers(store: &Store) -> OfNamespaces<'_> {
+pub(super) fn consumers(store: &Store) -> OfNamespaces<'_> {
     let mut consumers = BTreeMap::new();
     for (name, consumer) in store.consumers.iter() {
         if let Ok(spec) = &consumer.spec

@@ -99,6 +99,7 @@ pub struct ApiPlacement {
     volumes: Option<Vec<Volume>>,
     resource_claims: Option<Vec<IgnoredAny>>,
     containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
     scheduler_name: Option<String>,
 }
 
@@ -144,9 +145,10 @@ struct Volume {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Container {
     ports: Option<Vec<Port>>,
+    restart_policy: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -175,8 +177,11 @@ impl ApiPlacement {
         });
         let mut spreads = self.topology_spread_constraints.iter().flatten();
         let mut volumes = self.volumes.iter().flatten();
-        let mut ports = self.containers.iter().flatten();
-        let mut ports = ports.by_ref().flat_map(|it| it.ports.iter().flatten());
+        // Of init containers, those that go on running.
+        let sidecars = self.init_containers.iter().flatten();
+        let sidecars = sidecars.filter(|it| it.restart_policy.as_deref() == Some("Always"));
+        let containers = self.containers.iter().flatten().chain(sidecars);
+        let mut ports = containers.flat_map(|it| it.ports.iter().flatten());
         if needs_pods {
             Some("required affinity to pods")
         } else if spreads.any(|it| it.when_unsatisfiable != "ScheduleAnyway") {
@@ -213,14 +218,20 @@ impl Placement {
             tolerations: spec.tolerations.unwrap_or_default(),
             unknown,
         };
-        let (entries, bytes) = placement.size();
-        if bytes + 16 * entries > BYTES_MAX {
+        if placement.bytes() > BYTES_MAX {
             return Self {
                 unknown: Some(TOO_LARGE),
                 ..Self::default()
             };
         }
         placement
+    }
+
+    /// The bytes that it is kept in, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let (entries, bytes) = self.size();
+        bytes + 16 * entries
     }
 
     /// Entries, and the bytes of their texts.
@@ -379,6 +390,10 @@ mod tests {
             ),
             (
                 json!({"containers": [{"ports": [{"hostPort": 80}]}]}),
+                "a host port",
+            ),
+            (
+                json!({"initContainers": [{"restartPolicy": "Always", "ports": [{"hostPort": 80}]}]}),
                 "a host port",
             ),
             (

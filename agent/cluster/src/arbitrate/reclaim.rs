@@ -65,10 +65,23 @@ impl Notice {
     }
 }
 
+/// That a pod had changed when it was to go.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Conflicts {
+    /// How often in a row.
+    times: u32,
+    /// How many versions of it were asked for.
+    versions: u32,
+    /// The newest of these.
+    version: String,
+}
+
 /// An eviction that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
     for_pod: String,
+    /// The pod's version that was seen.
+    version: String,
     node: String,
     /// Victims of the same hole that come after it.
     left: usize,
@@ -84,6 +97,7 @@ struct Asked {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Trial {
     for_pod: String,
+    version: String,
     at_ms: u64,
     is_on_its_way: bool,
 }
@@ -186,8 +200,7 @@ pub struct Reclaims {
     pub notices: BTreeMap<String, Notice>,
     /// Notices that the newest plans do not name, and since when.
     gaps: BTreeMap<String, (Notice, u64)>,
-    /// Conflicts in a row.
-    conflicts: BTreeMap<String, u32>,
+    conflicts: BTreeMap<String, Conflicts>,
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
     asked: BTreeMap<String, Asked>,
@@ -284,10 +297,11 @@ impl Reclaims {
         }
     }
 
-    /// How often in a row the pod had changed when it was to go.
+    /// How many versions of the pod, one after the other, were old when it was to go. A watch that is late shows the same one again, and says nothing new.
     #[must_use]
-    pub fn conflicts(&self, victim: &str) -> u32 {
-        self.conflicts.get(victim).copied().unwrap_or(0)
+    pub fn old_versions(&self, victim: &str) -> u32 {
+        let conflicts = self.conflicts.get(victim);
+        conflicts.map_or(0, |conflicts| conflicts.versions)
     }
 
     /// Pods with notice.
@@ -546,9 +560,10 @@ impl Reclaims {
     }
 
     /// A trial is on its way.
-    pub fn tries(&mut self, victim: &str, for_pod: &str, mono_ms: u64) {
+    pub fn tries(&mut self, victim: &str, version: &str, for_pod: &str, mono_ms: u64) {
         let trial = Trial {
             for_pod: for_pod.to_owned(),
+            version: version.to_owned(),
             at_ms: mono_ms,
             is_on_its_way: true,
         };
@@ -561,20 +576,21 @@ impl Reclaims {
         let Some(trial) = self.tried.get_mut(victim) else {
             return (outcome, String::new());
         };
-        let for_pod = trial.for_pod.clone();
+        let (for_pod, version) = (trial.for_pod.clone(), trial.version.clone());
         if outcome == Outcome::Evicted {
             (trial.at_ms, trial.is_on_its_way) = (mono_ms, false);
         } else {
             self.tried.remove(victim);
-            self.not_done(victim, outcome, answer, mono_ms);
+            self.not_done(victim, &version, outcome, answer, mono_ms);
         }
         (outcome, for_pod)
     }
 
     /// The call is on its way.
-    pub fn sent(&mut self, victim: &str, hole: &Reclaim, mono_ms: u64) {
+    pub fn sent(&mut self, victim: &str, version: &str, hole: &Reclaim, mono_ms: u64) {
         let asked = Asked {
             for_pod: hole.pod.clone(),
+            version: version.to_owned(),
             node: hole.node.clone(),
             left: hole.victims.len().saturating_sub(1),
             at_ms: mono_ms,
@@ -604,6 +620,7 @@ impl Reclaims {
         asked.is_done = outcome == Outcome::Evicted;
         asked.at_ms = mono_ms;
         let (for_pod, node, left) = (asked.for_pod.clone(), asked.node.clone(), asked.left);
+        let version = asked.version.clone();
         if !matches!(outcome, Outcome::Evicted | Outcome::Unclear) {
             self.begun_ms = asked.begun_before_ms;
         }
@@ -626,33 +643,48 @@ impl Reclaims {
                     let claim = self.claims.entry(for_pod.clone()).or_default();
                     claim.opens(node, victim, left, mono_ms);
                 }
-                self.not_done(victim, outcome, answer, mono_ms);
+                self.not_done(victim, &version, outcome, answer, mono_ms);
             }
             _ => {
                 self.asked.remove(victim);
-                self.not_done(victim, outcome, answer, mono_ms);
+                self.not_done(victim, &version, outcome, answer, mono_ms);
             }
         }
         (outcome, for_pod)
     }
 
     /// What follows of an eviction, or a trial of one, that the API server did not take: a pause for all, or another victim.
-    fn not_done(&mut self, victim: &str, outcome: Outcome, answer: &Answer, mono_ms: u64) {
+    fn not_done(
+        &mut self,
+        victim: &str,
+        version: &str,
+        outcome: Outcome,
+        answer: &Answer,
+        mono_ms: u64,
+    ) {
         match outcome {
-            Outcome::Unclear => self.pause_until_ms = mono_ms + self.backoff.wait_ms(),
+            Outcome::Unclear => {
+                let wait_ms = self.backoff.wait_ms();
+                self.pause_until(mono_ms + wait_ms);
+            }
             Outcome::Later => {
                 let asks_ms = match answer {
                     Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
                     _ => 0,
                 };
-                self.pause_until_ms = mono_ms + asks_ms.max(self.backoff.wait_ms());
+                let wait_ms = asks_ms.max(self.backoff.wait_ms());
+                self.pause_until(mono_ms + wait_ms);
             }
             // Seen anew by the watch before it is planned again.
             Outcome::Changed => {
-                self.pause_until_ms = mono_ms + 1_000;
+                self.pause_until(mono_ms + 1_000);
                 let conflicts = self.conflicts.entry(victim.to_owned()).or_default();
-                *conflicts += 1;
-                if *conflicts >= CONFLICTS_MAX {
+                conflicts.times += 1;
+                if conflicts.version != version {
+                    conflicts.versions += 1;
+                    version.clone_into(&mut conflicts.version);
+                }
+                if conflicts.times >= CONFLICTS_MAX {
                     self.conflicts.remove(victim);
                     self.leave_alone(victim, mono_ms);
                 }
@@ -660,6 +692,11 @@ impl Reclaims {
             Outcome::Budget | Outcome::Refused => self.leave_alone(victim, mono_ms),
             Outcome::Evicted => {}
         }
+    }
+
+    /// Nothing is begun before that. What another answer has asked for stays.
+    fn pause_until(&mut self, until_ms: u64) {
+        self.pause_until_ms = self.pause_until_ms.max(until_ms);
     }
 
     /// The API server does not take this pod's eviction, or the notice on it: others are looked for, for a while that doubles each time.

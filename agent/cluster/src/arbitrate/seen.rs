@@ -10,7 +10,7 @@ pub mod quota;
 use std::collections::BTreeMap;
 
 use plimsoll_core::arbitration::named::Named;
-use plimsoll_core::arbitration::units::{Rounding, canonical, canonical_name};
+use plimsoll_core::arbitration::units::{self, Rounding};
 use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::quantity::Quantity;
 use serde::Deserialize;
@@ -47,8 +47,7 @@ fn amounts(quantities: Option<BTreeMap<String, Value>>, rounding: Rounding) -> N
             _ => continue,
         };
         if let Ok(quantity) = Quantity::parse(&text) {
-            let name = canonical_name(&name);
-            amounts.insert(name.to_owned(), canonical(name, &quantity, rounding));
+            units::insert(&mut amounts, &name, &quantity, rounding);
         }
     }
     amounts

@@ -24,6 +24,8 @@ pub use plimsoll_core::kube::budget::OF_A_NAMESPACE_MAX;
 
 /// Pending pods of a namespace. Those beyond are not known, and so not asked for.
 const PENDING_MAX: usize = 100_000;
+/// For each so many bytes that its owner has written, a pod counts once more: people write some hundred.
+const POD_BYTES: usize = 1024;
 /// Without doubt about all, a kind is listed for what was left out only so often, milliseconds: each list holds evictions back for some seconds.
 const LIST_FOR_ONE_EVERY_MS: u64 = 600_000;
 /// With doubt about all.
@@ -171,7 +173,7 @@ impl Store {
         let most = kind.most();
         if !watch.is_listed {
             None
-        } else if watch.beyond > 0 && self.len(kind) < most.in_all {
+        } else if watch.beyond > 0 && self.weight(kind) < most.in_all {
             Some(LIST_EVERY_MS)
         } else {
             let has_room = match kind {
@@ -196,6 +198,14 @@ impl Store {
             Kind::Budgets => self.budgets.len(),
             Kind::Quotas => self.quotas.len(),
             Kind::Allocations => self.allocations.len(),
+        }
+    }
+
+    /// As how many objects those of a kind count.
+    fn weight(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Pods => self.pods.weight(),
+            _ => self.len(kind),
         }
     }
 
@@ -375,6 +385,10 @@ impl Borne<String> for SeenPod {
     fn bearer<'a>(&'a self, _: &'a String) -> Option<&'a str> {
         let runs = self.node.is_some() && self.started_unix_ms.is_some();
         (!runs).then_some(&*self.namespace)
+    }
+
+    fn weight(&self) -> usize {
+        1 + self.bytes() / POD_BYTES
     }
 }
 

@@ -461,6 +461,7 @@ fn a_quota_below_hard_counts_and_is_said() {
 #[test]
 fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
     let mut world = World::full(false);
+    world.consumer("a", &json!({"namespace": "a", "hard": {"cpu": "8"}}));
     let node = |pressure: &str, annotations: Value| {
         json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"allocatable": {"cpu": "10", "pods": "110"},
             "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": pressure}]}})
@@ -476,6 +477,7 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
     assert_eq!(lists.len(), 3, "renewed before it is void");
     // A dry run sends none: the node would evict others for it.
     let mut dry = World::full(true);
+    dry.consumer("a", &json!({"namespace": "a", "hard": {"cpu": "8"}}));
     dry.see(Kind::Nodes, &node("True", json!({})));
     let calls = dry.run(60, true, |_| None);
     let is_list = |(target, _): &(Target, Call)| *target == Target::Overused("n".into());
@@ -487,6 +489,7 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
     )
     .unwrap();
     assert_eq!(list["at"], "2026-11-22T10:00:00Z");
+    assert_eq!(list["namespaces"], json!({"a": 200}));
     // Gone with the pressure.
     world.see(
         Kind::Nodes,
@@ -498,6 +501,40 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
         .find(|(target, _)| *target == Target::Overused("n".into()))
         .unwrap();
     assert!(String::from_utf8_lossy(&gone.1.body).contains("null"));
+}
+
+#[test]
+fn a_node_hears_nothing_where_nobody_uses_too_much() {
+    let node = |annotations: Value| {
+        json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"allocatable": {"cpu": "10", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": "True"}]}})
+    };
+    let mut world = World::new(false);
+    world.pod("a", "a0", Some("n"));
+    world.see(Kind::Nodes, &node(json!({})));
+    let lists = |calls: Vec<(Target, Call)>| -> Vec<String> {
+        let lists = calls.into_iter();
+        let lists = lists.filter(|(target, _)| *target == Target::Overused("n".into()));
+        lists
+            .map(|(_, call)| String::from_utf8(call.body).unwrap())
+            .collect()
+    };
+    assert_eq!(lists(world.run(60, true, |_| None)), [""; 0]);
+    // What an earlier list says holds no more.
+    world.see(Kind::Nodes, &node(json!({"plimsoll.dev/overused": "{}"})));
+    assert!(lists(world.run(3, true, |_| None))[0].contains("null"));
+}
+
+/// Of two Consumers for one namespace the first by name counts, with all its times.
+#[test]
+fn the_grace_of_a_consumer_that_is_ignored_counts_for_nothing() {
+    let mut world = World::full(false);
+    let ignored = json!({"namespace": "a", "reclaim": {"gracePeriod": "0s"}});
+    world.consumer("z", &ignored);
+    world.consumer("a", &json!({"namespace": "a"}));
+    let calls = world.run(29, true, |_| None);
+    assert!(evictions(&calls).is_empty(), "the usual grace is 30 s");
+    assert_eq!(evictions(&world.run(5, true, |_| None)), ["a0"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use serde_json::{Value, json};
 
+use super::seen::node::SeenNode;
 use super::seen::pod::{EVICT_AFTER, ROOM_ON, SeenPod};
 use super::status::{Difference, Status};
 use super::{Arbiter, SEEN_AFTER_MS, Target};
@@ -384,7 +385,8 @@ impl Arbiter {
         let mut due = Vec::new();
         // What was judged before is not stamped as if it were new.
         if self.store.stale().is_none() && self.broken.is_none() && !self.settings.is_dry {
-            for (name, namespaces) in &self.judgement.overused_on {
+            let lists = self.judgement.overused_on.iter();
+            for (name, namespaces) in lists.filter(|(_, namespaces)| !namespaces.is_empty()) {
                 let target = Target::Overused(name.clone());
                 let last = self.overused_at.get(name);
                 let is_due = last.is_none_or(|last| ms >= last + RENEWED_EVERY_MS);
@@ -394,9 +396,16 @@ impl Arbiter {
                 }
             }
         }
-        // No pressure any more: no list.
+        // No pressure any more, or nobody on the list: no list.
+        let is_empty = |name: &str| {
+            let list = self.judgement.overused_on.get(name);
+            list.is_some_and(BTreeMap::is_empty)
+        };
         let nodes = self.store.nodes.iter();
-        for (name, _) in nodes.filter(|(_, node)| node.overused.is_some() && !node.has_pressure) {
+        let is_over = |(name, node): &(&String, &SeenNode)| {
+            node.overused.is_some() && (!node.has_pressure || is_empty(name))
+        };
+        for (name, _) in nodes.filter(is_over) {
             due.push((Target::Overused(name.clone()), overused(name, None)));
         }
         due

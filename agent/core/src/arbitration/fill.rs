@@ -101,6 +101,8 @@ struct Filling<'a> {
     claimants: &'a [Claimant<'a>],
     /// What shares are measured against; 0 of what no share is counted of.
     whole: Box<[Fixed]>,
+    /// What a group's `hard` gives of what no node has, for claimants that ask for nothing else; 0 elsewhere.
+    given_alone: Box<[Fixed]>,
     /// What there is to give.
     given: &'a [Option<u64>],
     floors: Table<u64>,
@@ -143,14 +145,13 @@ impl<'a> Filling<'a> {
             sums.row_mut(needs.len()).copy_from_slice(&class.amounts);
             needs.push(class.needs);
         }
-        // A group's `hard` can bound what no node has: then shares of it are measured against that, so that it is shared as well.
-        let measures = room.whole.iter().zip(room.given);
-        let measures = measures.map(|(whole, given)| whole.filter(|whole| *whole > 0).or(*given));
+        let given_alone = room.whole.iter().zip(room.given);
+        let given_alone = given_alone.map(|(whole, given)| given.filter(|_| whole.is_none()));
+        let of = |amount: Option<u64>| amount.map_or(0, Fixed::from);
         let mut filling = Self {
             claimants,
-            whole: measures
-                .map(|measure| measure.map_or(0, Fixed::from))
-                .collect(),
+            whole: room.whole.iter().map(|whole| of(*whole)).collect(),
+            given_alone: given_alone.map(of).collect(),
             given: room.given,
             floors,
             shortage,

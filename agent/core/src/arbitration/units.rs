@@ -1,5 +1,6 @@
 //! Quantities as amounts: the units in which the arbitrator counts (`docs/reference/arbitrator.md`, "Words").
 
+use super::named::Named;
 use crate::kube::quantity::Quantity;
 
 /// Which way what is not whole goes.
@@ -19,6 +20,18 @@ pub fn canonical_name(name: &str) -> &str {
 
 fn is_cpu(name: &str) -> bool {
     matches!(name, "cpu" | "limits.cpu")
+}
+
+/// Takes in an amount under its canonical name. Of two for one resource (`cpu` and `requests.cpu`) the one counts that promises less: the lesser of what there
+/// is, the greater of what is asked for.
+pub fn insert(amounts: &mut Named, name: &str, quantity: &Quantity, rounding: Rounding) {
+    let name = canonical_name(name);
+    let amount = canonical(name, quantity, rounding);
+    let known = amounts.entry(name.to_owned()).or_insert(amount);
+    *known = match rounding {
+        Rounding::Up => amount.max(*known),
+        Rounding::Down => amount.min(*known),
+    };
 }
 
 /// In thousandths for CPU, else in whole units; what is below 0 is 0.
@@ -80,6 +93,21 @@ mod tests {
             let quantity = Quantity::parse(text).unwrap();
             assert_eq!(canonical(name, &quantity, Rounding::Up), amount, "{text}");
             assert_eq!(quantity_of(name, amount), shown);
+        }
+        // Whichever comes first.
+        for names in [["cpu", "requests.cpu"], ["requests.cpu", "cpu"]] {
+            for (rounding, counted) in [(Rounding::Down, 3000), (Rounding::Up, 4000)] {
+                let mut amounts = Named::new();
+                for (name, text) in names.iter().zip(["4", "3"]) {
+                    insert(
+                        &mut amounts,
+                        name,
+                        &Quantity::parse(text).unwrap(),
+                        rounding,
+                    );
+                }
+                assert_eq!(amounts, Named::from([("cpu".to_owned(), counted)]));
+            }
         }
         let odd = Quantity::parse("0.0001").unwrap();
         assert_eq!(canonical("cpu", &odd, Rounding::Up), 1);

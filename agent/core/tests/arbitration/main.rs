@@ -15,7 +15,7 @@ mod rules;
 
 use generate::{Bounded, Case, FLAT, PLAIN, TREE, cases, clusters};
 use plimsoll_core::arbitration::amounts::Amounts;
-use plimsoll_core::arbitration::demand::Demand;
+use plimsoll_core::arbitration::demand::{Counting, Demand};
 use plimsoll_core::arbitration::fill::ONE;
 use plimsoll_core::arbitration::groups::{Ask, Consumer, Deserved, deserve};
 use proptest::prelude::*;
@@ -253,31 +253,65 @@ mod without_bounds {
         }
     }
 
+    fn consumer(parent: Option<usize>) -> Consumer {
+        Consumer {
+            parent,
+            weight: 1,
+            hard: [None, None].into(),
+            reserved: [0, 0].into(),
+            unlimited: false,
+        }
+    }
+
+    fn ask(requests: [u64; 2], count: u64, capacity: &[Option<u64>]) -> Ask {
+        let mut counting = Counting::new(&[None, None], capacity);
+        counting.add(&requests, count);
+        let (demand, passed_over) = counting.finish();
+        Ask {
+            demand,
+            used: [0, 0].into(),
+            passed_over,
+        }
+    }
+
+    /// A group's `hard` bounds what no node has, and is no measure of shares.
+    #[test]
+    fn shares_are_of_what_nodes_have() {
+        let capacity = [Some(100_000), None];
+        let mut consumers = vec![consumer(Some(2)), consumer(Some(2)), consumer(None)];
+        consumers[2].hard[1] = Some(10_000);
+        let ask = |requests| ask(requests, 10, &capacity);
+        let asks = [ask([1000, 1000]), ask([1000, 10_000]), ask([0, 0])];
+        let amounts = deserve(&consumers, &asks, &capacity).amounts;
+        assert_eq!(amounts[..2], [[910, 909].into(), [910, 9091].into()]);
+    }
+
+    /// Who asks for nothing is not among those by whose weights a group's is divided.
+    #[test]
+    fn the_weight_of_who_asks_for_nothing_is_divided_by_that_of_others() {
+        let capacity = [Some(10_000), Some(110)];
+        // A group in a group in a group, and in each a namespace that asks.
+        let mut consumers = vec![consumer(None)];
+        let mut asks = vec![ask([1000, 1], 1, &capacity)];
+        for group in 0..3_usize {
+            let parent = group.checked_sub(1).map(|before| 2 * before + 1);
+            let mut heavy = consumer(parent);
+            (heavy.weight, heavy.hard[0]) = (1_000_000, Some(0));
+            consumers.extend([heavy, consumer(Some(2 * group + 1))]);
+            asks.extend([ask([0, 0], 0, &capacity), ask([1000, 1], 1, &capacity)]);
+        }
+        let amounts = deserve(&consumers, &asks, &capacity).amounts;
+        assert_eq!(amounts[0], [1000, 1].into());
+        assert!(amounts[1..].iter().all(|amounts| amounts[0] == 0));
+    }
+
     /// More nodes can cost somebody a share (NSDI 2011, table 2): so it is not promised.
     #[test]
     fn more_nodes_can_cost_a_share() {
-        let consumers: Vec<Consumer> = (0..2)
-            .map(|_| Consumer {
-                parent: None,
-                weight: 1,
-                hard: [None, None].into(),
-                reserved: [0, 0].into(),
-                unlimited: false,
-            })
-            .collect();
+        let consumers = [consumer(None), consumer(None)];
         let asks = |capacity: [u64; 2]| -> Vec<Amounts> {
-            let bounds: Vec<Option<u64>> = capacity.map(Some).into();
-            let ask = |requests: [u64; 2]| {
-                let mut counting =
-                    plimsoll_core::arbitration::demand::Counting::new(&[None, None], &bounds);
-                counting.add(&requests, 10_000);
-                let (demand, passed_over) = counting.finish();
-                Ask {
-                    demand,
-                    used: [0, 0].into(),
-                    passed_over,
-                }
-            };
+            let bounds = capacity.map(Some);
+            let ask = |requests| ask(requests, 10_000, &bounds);
             deserve(&consumers, &[ask([10, 20]), ask([20, 10])], &bounds).amounts
         };
         let few = asks([6000, 6000]);

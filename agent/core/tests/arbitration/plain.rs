@@ -48,7 +48,7 @@ fn phi(claim: &Claim, floor: &[u64], state: &State, r: usize) -> u128 {
 }
 
 /// Moves a claim along its path of this phase up to a level; at the end of the path it stays. Returns the level at which the path ends.
-fn walk(claim: &Claim, state: &mut State, whole: &[u128], level: u128) -> u128 {
+fn walk(claim: &Claim, state: &mut State, whole: &[Vec<u128>; 2], level: u128) -> u128 {
     let mut start = 0;
     while state.is_open.contains(&true) {
         let total = |r: usize| -> u128 {
@@ -68,8 +68,11 @@ fn walk(claim: &Claim, state: &mut State, whole: &[u128], level: u128) -> u128 {
             let cap = state.cap[r].filter(|_| total(r) > 0)?;
             Some(state.x.max(cap.saturating_sub(closed(r)) / total(r)))
         };
-        let resources = 0..whole.len();
+        let resources = 0..whole[0].len();
         let next = resources.clone().filter_map(limit).fold(ONE, u128::min);
+        // What no node has counts only for who asks for nothing else.
+        let is_asked = |whole: &&Vec<u128>| (0..whole.len()).any(|r| whole[r] > 0 && total(r) > 0);
+        let whole = whole.iter().find(is_asked).unwrap_or(&whole[0]);
         let mut dominant: Option<usize> = None;
         for r in resources.clone().filter(|r| whole[*r] > 0 && total(*r) > 0) {
             if dominant.is_none_or(|d| total(r) * whole[d] > total(d) * whole[r]) {
@@ -105,10 +108,14 @@ fn walk(claim: &Claim, state: &mut State, whole: &[u128], level: u128) -> u128 {
 fn fill(claims: &[Claim], whole: &[Option<u64>], given: &[Option<u64>]) -> Filled {
     let resources = given.len();
     let floors = scaled_floors(claims, given);
-    let measure = |r: usize| whole[r].filter(|whole| *whole > 0).or(given[r]);
-    let measures: Vec<u128> = (0..resources)
-        .map(|r| measure(r).map_or(0, u128::from))
-        .collect();
+    let all = |measure: &dyn Fn(usize) -> Option<u64>| -> Vec<u128> {
+        let measures = (0..resources).map(measure);
+        measures
+            .map(|measure| measure.map_or(0, u128::from))
+            .collect()
+    };
+    let given_alone = |r: usize| given[r].filter(|_| whole[r].is_none());
+    let measures = [all(&|r| whole[r]), all(&given_alone)];
     let mut used_up: Vec<bool> = given.iter().map(|given| *given == Some(0)).collect();
     let mut states: Vec<State> = claims
         .iter()

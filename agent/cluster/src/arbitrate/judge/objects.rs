@@ -232,8 +232,8 @@ fn named_pod(
             || spec.is_none()
             || memory.left_alone.contains(uid),
         nodes: None,
-        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it.
-        budgets: if has_many_budgets || leaving == Leaving::Later {
+        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it. One that waits is no victim.
+        budgets: if has_many_budgets || leaving == Leaving::Later || pod.node.is_none() {
             BTreeSet::new()
         } else {
             selecting(budgets, &pod.labels)

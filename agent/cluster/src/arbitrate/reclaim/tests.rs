@@ -35,7 +35,7 @@ fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
     reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
     reclaims.read(|_, _| true);
     while let Some((victim, for_pod)) = reclaims.next_trial(ms, ALL, |_, _| true) {
-        reclaims.tries(&victim, &for_pod, ms);
+        reclaims.tries(&victim, "1", &for_pod, ms);
         let next = reclaims.next(ms, ALL, |_, _| true);
         assert!(next.is_none_or(|(next, _)| next != victim), "untried");
         reclaims.note_trial(&victim, &Answer::Done(Vec::new()), ms);
@@ -45,7 +45,7 @@ fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
 }
 
 fn sent(reclaims: &mut Reclaims, ms: u64) {
-    reclaims.sent("v", &reclaim("p", &["v"]), ms);
+    reclaims.sent("v", "1", &reclaim("p", &["v"]), ms);
 }
 
 #[test]
@@ -130,6 +130,46 @@ fn a_pod_that_changes_again_and_again_is_left_alone() {
     assert_eq!(reclaims.left_alone(5_000), ["v".to_owned()].into());
 }
 
+/// A watch that is late shows the same version again.
+#[test]
+fn only_versions_that_are_seen_to_change_count_as_old() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"])];
+    for (second, version, old) in [(0, "7", 1), (1, "7", 1)] {
+        let ms = second * 2_000;
+        due(&mut reclaims, &plan, ms);
+        reclaims.sent("v", version, &plan[0], ms);
+        reclaims.answered("v", &refused(409, None), false, ms);
+        assert_eq!(reclaims.old_versions("v"), old, "{second}");
+    }
+    let mut reclaims = Reclaims::new(1);
+    for (second, version) in [(0, "7"), (1, "8")] {
+        due(&mut reclaims, &plan, second * 2_000);
+        reclaims.sent("v", version, &plan[0], second * 2_000);
+        reclaims.answered("v", &refused(409, None), false, second * 2_000);
+    }
+    assert_eq!(reclaims.old_versions("v"), 2);
+}
+
+/// Several calls are on their way at once.
+#[test]
+fn no_answer_shortens_the_pause_that_another_has_asked_for() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"]), reclaim("q", &["w"])];
+    due(&mut reclaims, &plan, 0);
+    due(&mut reclaims, &plan, 30_000);
+    reclaims.sent("v", "1", &plan[0], 30_000);
+    reclaims.sent("w", "1", &plan[1], 30_000);
+    let mut later = refused(429, None);
+    if let Answer::Refused(refusal) = &mut later {
+        refusal.retry_after_ms = Some(30_000);
+    }
+    reclaims.answered("v", &later, false, 30_000);
+    reclaims.answered("w", &refused(409, None), false, 30_000);
+    let next = |ms| reclaims.next(ms, ALL, |_, _| true).is_some();
+    assert!(!next(59_999) && next(90_000));
+}
+
 #[test]
 fn an_eviction_that_is_not_carried_out_begins_no_hole() {
     for (answer, begun_ms) in [
@@ -175,7 +215,7 @@ fn holes_that_may_not_be_begun_wait_and_those_that_are_go_on() {
     assert_eq!(holes(&reclaims, Some(2)), ["p", "q"]);
     assert_eq!(next(&reclaims, 1).as_deref(), Some("v"));
     assert_eq!(reclaims.begun_ms(), None);
-    reclaims.sent("v", &plan[0], 30_000);
+    reclaims.sent("v", "1", &plan[0], 30_000);
     assert_eq!(reclaims.begun_ms(), Some(30_000));
     assert_eq!(next(&reclaims, 0), None);
     reclaims.answered("v", &Answer::Done(Vec::new()), false, 30_000);
@@ -206,7 +246,7 @@ fn who_needs_another_hole_has_missed_the_one_before() {
     let mut reclaims = Reclaims::new(1);
     let mut evicted = |victims: &[&str], ms| {
         let hole = reclaim("p", victims);
-        reclaims.sent(victims[0], &hole, ms);
+        reclaims.sent(victims[0], "1", &hole, ms);
         reclaims.answered(victims[0], &Answer::Done(Vec::new()), false, ms);
         reclaims.look(ms + 1, |_| true, |_| true, |_| true);
         reclaims.unserved(ms + 2).len()
@@ -221,7 +261,7 @@ fn who_needs_another_hole_has_missed_the_one_before() {
 #[test]
 fn a_hole_has_an_end_also_where_nothing_is_seen() {
     let mut reclaims = Reclaims::new(1);
-    reclaims.sent("v", &reclaim("p", &["v"]), 0);
+    reclaims.sent("v", "1", &reclaim("p", &["v"]), 0);
     reclaims.answered("v", &Answer::Done(Vec::new()), false, 0);
     reclaims.look(1, |_| true, |_| false, |_| true);
     for ms in (0..KEPT_MAX_MS).step_by(10_000) {

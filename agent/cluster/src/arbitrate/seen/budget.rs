@@ -58,7 +58,7 @@ impl SeenBudget {
     }
 }
 
-/// Names of budgets of the pod's namespace that select it.
+/// Names of budgets of the pod's namespace that select it, two at most: the Eviction API refuses a pod that several select.
 pub fn selecting<'a>(
     budgets: impl Iterator<Item = (&'a (String, String), &'a SeenBudget)>,
     labels: &Texts,
@@ -69,6 +69,7 @@ pub fn selecting<'a>(
             selector.is_some_and(|selector| selector.matches(labels))
         })
         .map(|((_, name), _)| name.clone())
+        .take(2)
         .collect()
 }
 

@@ -4,6 +4,7 @@ use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
 use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
+use plimsoll_core::kube::admission::pod_object::MoreStatus;
 use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::pod::Pod;
 use serde::Deserialize;
@@ -27,8 +28,11 @@ const TIME_MAX: usize = 32;
 const LABEL_BYTES_MAX: usize = 4096;
 /// Resources that a pod requests: more than a cluster can have.
 const REQUESTS_MAX: usize = RESOURCES_MAX;
+/// Bytes of their names.
+const REQUEST_BYTES_MAX: usize = 4096;
 /// Why a pod with more has no room made for it.
-pub const TOO_MANY_RESOURCES: &str = "requests of more than 128 resources";
+pub const TOO_MANY_RESOURCES: &str =
+    "requests of more than 128 resources, or with names of more than 4 KiB";
 
 /// A grace; API servers before 1.27 take ones below 0.
 fn seconds(grace: Option<i64>) -> u64 {
@@ -95,6 +99,15 @@ impl SeenPod {
             && self.nominated != before.nominated;
         let is_done = self.node.is_some() || is_tried || took_back;
         before.node.is_none() && !before.has_own_scheduler && is_done
+    }
+
+    /// About how many bytes of it its owner has written.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let requests: usize = self.requests.keys().map(String::len).sum();
+        let labels = self.labels.iter();
+        let labels: usize = labels.map(|(key, value)| key.len() + value.len()).sum();
+        requests + labels + self.placement.bytes()
     }
 
     /// Whether it leaves within the time that a pod may take for it.
@@ -175,7 +188,10 @@ impl SeenPod {
         if has_ended || is_gated {
             return Ok(PodRead::Idle(metadata.uid));
         }
-        let core = core_pod(object)?;
+        let mut core = core_pod(object)?;
+        if node.is_some() {
+            core = with_resize(core, object);
+        }
         let mut requests = counted(&core);
         // Schedulers and kubelets pass over what is 0 and no node has: a pod runs with any number of such names, and they hide no other.
         let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
@@ -189,14 +205,16 @@ impl SeenPod {
         };
         let has_own_scheduler = bound_by.has_own_scheduler();
         let mut placement = Placement::of(bound_by);
-        if requests.len() > REQUESTS_MAX {
+        let bytes: usize = requests.keys().map(String::len).sum();
+        if requests.len() > REQUESTS_MAX || bytes > REQUEST_BYTES_MAX {
             requests.retain(|name, _| usual.contains(&name.as_str()));
             placement.unknown = Some(TOO_MANY_RESOURCES);
         }
         let mut labels = core.metadata.labels;
         let bytes: usize = labels.iter().map(|(key, it)| key.len() + it.len()).sum();
-        if bytes > LABEL_BYTES_MAX {
-            labels.clear();
+        // Budgets select what runs.
+        if bytes > LABEL_BYTES_MAX || node.is_none() {
+            labels = Texts::new();
         }
         let mut conditions = status.conditions.into_iter().flatten();
         let scheduled = conditions.find(|it| it.r#type == "PodScheduled");
@@ -238,6 +256,20 @@ fn core_pod(object: &[u8]) -> Result<Pod, String> {
     match read(object) {
         Ok(pod) => Ok(pod),
         Err(_) => read::<CountedPod>(object).map(Pod::from),
+    }
+}
+
+/// A pod on a node with what its containers have, where a resize has not been done yet or cannot be: so the scheduler counts it.
+fn with_resize(pod: Pod, object: &[u8]) -> Pod {
+    #[derive(Deserialize, Default)]
+    #[serde(default)]
+    struct ApiPod {
+        status: MoreStatus,
+    }
+    match read::<ApiPod>(object) {
+        Ok(read) => read.status.effective(&pod).into_owned(),
+        // Only the kubelet writes it, and what it says of a pod that was not resized is what the specification says.
+        Err(_) => pod,
     }
 }
 
@@ -388,6 +420,21 @@ mod tests {
         let below = json!({"spec": {"nodeName": "n", "terminationGracePeriodSeconds": -1, "containers": []}});
         let seen = pod(&json!({"deletionGracePeriodSeconds": -1}), &below);
         assert_eq!((seen.grace_s, seen.leaving_grace_s), (0, 0));
+    }
+
+    #[test]
+    fn a_resize_counts_as_the_scheduler_counts_it() {
+        let resized = |asked: &str, has: &str, reason: &str| {
+            let object = json!({"spec": {"nodeName": "n", "containers": [{"name": "c", "resources": {"requests": {"cpu": asked}}}]},
+                "status": {"containerStatuses": [{"name": "c", "allocatedResources": {"cpu": has}, "resources": {"requests": {"cpu": has}}}],
+                    "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
+            pod(&json!({}), &object).requests["cpu"]
+        };
+        // It never gets that.
+        assert_eq!(resized("1000", "10m", "Infeasible"), 10);
+        assert_eq!(resized("2", "1", "Deferred"), 2000);
+        // It still has it.
+        assert_eq!(resized("1", "2", "Deferred"), 2000);
     }
 
     #[test]

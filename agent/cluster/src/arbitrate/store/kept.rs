@@ -3,18 +3,18 @@
 //! Problem: what is kept has to be bounded, and objects of some kinds a tenant can make without an end: pending pods, disruption budgets. With one bound for all together one namespace uses it up,
 //! and then nothing is known of the objects of the others.
 //!
-//! Approach: an object that can be left out at the cost of its own namespace alone has a *bearer*, that namespace. A namespace bears so many objects at most; where there is no room for an object of
-//! any kind, one of the namespace that bears most gives way. Of what was left out it is known in which namespace, until all are listed anew. An object without a bearer (a node, a pod that
+//! Approach: an object that can be left out at the cost of its own namespace alone has a *bearer*, that namespace. A namespace bears so many objects at most, of which a large one counts as
+//! several; where there is no room for an object of any kind, one of the namespace that bears most gives way. Of what was left out it is known in which namespace, until all are listed anew. An object without a bearer (a node, a pod that
 //! runs) is never left out but where nothing else gives way: then all is in doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many objects are kept.
+/// How much is kept, as [weights](Borne::weight).
 #[derive(Debug, Clone, Copy)]
 pub struct Most {
     /// Of all namespaces together.
     pub in_all: usize,
-    /// Of those that one namespace bears.
+    /// Of what one namespace bears.
     pub of_each: usize,
 }
 
@@ -22,6 +22,11 @@ pub struct Most {
 pub trait Borne<K> {
     /// The namespace that bears the cost if the object is left out; nothing: all would.
     fn bearer<'a>(&'a self, key: &'a K) -> Option<&'a str>;
+
+    /// As how many objects it counts, by the memory that it takes.
+    fn weight(&self) -> usize {
+        1
+    }
 }
 
 /// Objects of a kind.
@@ -31,14 +36,23 @@ pub struct Kept<K, V> {
     listing: Option<BTreeSet<K>>,
     /// While a list is on its way: keys of objects with a bearer that it has not shown so far, by namespace.
     not_shown: BTreeMap<String, BTreeSet<K>>,
-    /// Keys of objects with a bearer, by namespace.
-    borne: BTreeMap<String, BTreeSet<K>>,
-    /// How many each namespace bears, least first.
+    /// What all weigh.
+    weight: usize,
+    /// Keys of objects with a bearer, and what they weigh, by namespace.
+    borne: BTreeMap<String, Part<K>>,
+    /// How much each namespace bears, least first.
     sizes: BTreeSet<(usize, String)>,
     /// Objects that were left out since the last list began, by namespace.
     left_out: BTreeMap<String, u64>,
     /// Those that were left out before it, until it is whole.
     left_out_before: BTreeMap<String, u64>,
+}
+
+/// What a namespace bears.
+#[derive(Debug, Clone)]
+struct Part<K> {
+    keys: BTreeSet<K>,
+    weight: usize,
 }
 
 impl<K, V> Default for Kept<K, V> {
@@ -47,6 +61,7 @@ impl<K, V> Default for Kept<K, V> {
             all: BTreeMap::new(),
             listing: None,
             not_shown: BTreeMap::new(),
+            weight: 0,
             borne: BTreeMap::new(),
             sizes: BTreeSet::new(),
             left_out: BTreeMap::new(),
@@ -80,6 +95,12 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         self.all.len()
     }
 
+    /// What all of them weigh.
+    #[must_use]
+    pub const fn weight(&self) -> usize {
+        self.weight
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -105,18 +126,21 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
     /// Whether a list would find objects that were left out and have room now.
     pub(super) fn has_room_again(&self, most: Most) -> bool {
         let mut namespaces = self.left_out.keys();
-        self.all.len() < most.in_all && namespaces.any(|it| self.borne_by(it) < most.of_each)
+        self.weight < most.in_all && namespaces.any(|it| self.borne_by(it) < most.of_each)
     }
 
-    /// How many objects the namespace bears.
+    /// What the objects weigh that the namespace bears.
     #[must_use]
     pub fn borne_by(&self, namespace: &str) -> usize {
-        self.borne.get(namespace).map_or(0, BTreeSet::len)
+        self.borne.get(namespace).map_or(0, |part| part.weight)
     }
 
     pub(super) fn list(&mut self) {
         self.listing = Some(BTreeSet::new());
-        self.not_shown.clone_from(&self.borne);
+        let borne = self.borne.iter();
+        self.not_shown = borne
+            .map(|(namespace, part)| (namespace.clone(), part.keys.clone()))
+            .collect();
         // The one before may not have come to its end.
         for (namespace, count) in std::mem::take(&mut self.left_out) {
             let before = self.left_out_before.entry(namespace).or_default();
@@ -144,7 +168,10 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
     /// Whether something changed; nothing: there are too many, and nothing gives way.
     pub(in crate::arbitrate) fn put(&mut self, key: K, value: V, most: Most) -> Option<bool> {
         let before = self.all.get(&key);
-        let stays = before.is_some_and(|before| before.bearer(&key) == value.bearer(&key));
+        let weight = value.weight();
+        let stays = before.is_some_and(|before| {
+            before.bearer(&key) == value.bearer(&key) && before.weight() == weight
+        });
         if stays {
             let changed = before != Some(&value);
             if let Some(keys) = value.bearer(&key).and_then(|it| self.not_shown.get_mut(it)) {
@@ -157,31 +184,37 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         let bearer = value.bearer(&key).map(str::to_owned);
         // It counts otherwise from now on.
         self.take_out(&key);
-        let of_bearer = bearer.as_deref().map(|it| self.borne_by(it));
-        if let (Some(bearer), Some(count)) = (&bearer, of_bearer)
-            && count >= most.of_each
+        let of_bearer = |kept: &Self| bearer.as_deref().map(|it| kept.borne_by(it));
+        while let (Some(bearer), Some(borne)) = (&bearer, of_bearer(self))
+            && borne + weight > most.of_each
         {
             match self.not_listed_of(bearer) {
                 Some(other) => self.take_out(&other),
                 None => return self.leave_out(bearer.clone(), most),
             };
         }
-        if self.all.len() >= most.in_all {
+        while self.weight + weight > most.in_all {
+            let own = of_bearer(self);
             let gives_way =
-                |(count, _): &&(usize, String)| of_bearer.is_none_or(|borne| *count > borne + 1);
-            match (self.sizes.last().filter(gives_way).cloned(), bearer) {
+                |(borne, _): &&(usize, String)| own.is_none_or(|own| *borne > own + weight);
+            match (self.sizes.last().filter(gives_way).cloned(), &bearer) {
                 (Some((_, other)), _) => self.give_way(other, most)?,
-                (None, Some(bearer)) => return self.leave_out(bearer, most),
+                (None, Some(bearer)) => return self.leave_out(bearer.clone(), most),
                 (None, None) => return None,
             };
         }
         self.note_listed(&key);
-        if let Some(bearer) = value.bearer(&key) {
-            let keys = self.borne.entry(bearer.to_owned()).or_default();
-            keys.insert(key.clone());
-            let count = keys.len();
-            self.sizes.remove(&(count - 1, bearer.to_owned()));
-            self.sizes.insert((count, bearer.to_owned()));
+        self.weight += weight;
+        if let Some(bearer) = bearer {
+            let part = self.borne.entry(bearer.clone()).or_insert_with(|| Part {
+                keys: BTreeSet::new(),
+                weight: 0,
+            });
+            part.keys.insert(key.clone());
+            let before = part.weight;
+            part.weight += weight;
+            self.sizes.remove(&(before, bearer.clone()));
+            self.sizes.insert((before + weight, bearer));
         }
         self.all.insert(key, value);
         Some(true)
@@ -203,8 +236,7 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         if let Some(key) = self.not_listed_of(&namespace) {
             return Some(self.take_out(&key));
         }
-        let keys = self.borne.get(&namespace)?;
-        let key = keys.last()?.clone();
+        let key = self.borne.get(&namespace)?.keys.last()?.clone();
         self.take_out(&key);
         self.leave_out(namespace, most)
     }
@@ -233,22 +265,26 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
         let Some((key, value)) = self.all.remove_entry(key) else {
             return false;
         };
+        let weight = value.weight();
+        self.weight -= weight;
         let bearer = value.bearer(&key);
         if let Some(keys) = bearer.and_then(|it| self.not_shown.get_mut(it)) {
             keys.remove::<K>(&key);
         }
         if let Some(bearer) = bearer
-            && let Some(keys) = self.borne.get_mut(bearer)
+            && let Some(part) = self.borne.get_mut(bearer)
         {
-            keys.remove::<K>(&key);
-            let count = keys.len();
-            if count == 0 {
+            part.keys.remove::<K>(&key);
+            let before = part.weight;
+            part.weight -= weight;
+            let left = part.weight;
+            if left == 0 {
                 self.borne.remove(bearer);
             }
             let bearer = bearer.to_owned();
-            self.sizes.remove(&(count + 1, bearer.clone()));
-            if count > 0 {
-                self.sizes.insert((count, bearer));
+            self.sizes.remove(&(before, bearer.clone()));
+            if left > 0 {
+                self.sizes.insert((left, bearer));
             }
         }
         true
@@ -267,6 +303,39 @@ mod tests {
         fn bearer<'a>(&'a self, _: &'a u32) -> Option<&'a str> {
             self.0
         }
+    }
+
+    /// Of namespace `.0`, as many objects as `.1`.
+    #[derive(Debug, Clone, PartialEq)]
+    struct Large(&'static str, usize);
+
+    impl Borne<u32> for Large {
+        fn bearer<'a>(&'a self, _: &'a u32) -> Option<&'a str> {
+            Some(self.0)
+        }
+
+        fn weight(&self) -> usize {
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_large_object_counts_as_several() {
+        let mut kept = Kept::default();
+        assert_eq!(kept.put(0, Large("flood", 5), MOST), Some(true));
+        assert_eq!(kept.put(1, Large("flood", 3), MOST), Some(true));
+        assert_eq!(kept.put(2, Large("flood", 1), MOST), Some(true), "left out");
+        assert_eq!((kept.weight(), kept.left_out_of("flood")), (8, 1));
+        // It has become smaller, and makes room.
+        assert_eq!(kept.put(0, Large("flood", 4), MOST), Some(true));
+        assert_eq!(kept.put(2, Large("flood", 1), MOST), Some(true));
+        assert_eq!((kept.weight(), kept.borne_by("flood")), (8, 8));
+        // One large object of another namespace costs the flood several.
+        assert_eq!(kept.put(10, Large("quiet", 4), MOST), Some(true));
+        assert_eq!((kept.borne_by("flood"), kept.borne_by("quiet")), (4, 4));
+        assert_eq!(kept.sizes.len(), 2);
+        assert!(kept.remove(&0) && kept.remove(&10));
+        assert_eq!((kept.weight(), kept.sizes.len()), (0, 0));
     }
 
     const MOST: Most = Most {

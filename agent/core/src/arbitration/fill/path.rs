@@ -88,7 +88,9 @@ impl Paths {
                 rate: 0,
                 total: 1,
             };
-            if let Some((whole, total)) = totals.dominant(&filling.whole) {
+            let dominant = totals.dominant(&filling.whole);
+            if let Some((whole, total)) = dominant.or_else(|| totals.dominant(&filling.given_alone))
+            {
                 segment.rate = whole * weight;
                 segment.total = total;
                 segment.end = level.saturating_add(((next - x) * total).div_ceil(segment.rate));

@@ -161,10 +161,9 @@ impl Tree<'_> {
             let parent = self.consumers[*at].parent;
             let above = parent.map_or(WHOLE_WEIGHT, |parent| weights[parent]);
             let siblings = sums[parent.unwrap_or(self.cluster())];
-            weights[*at] = (above * self.consumers[*at].weight)
-                .checked_div(siblings)
-                .unwrap_or(1)
-                .max(1);
+            // Who asks for nothing is not among the siblings, and may weigh more than all of them.
+            let part = above.saturating_mul(self.consumers[*at].weight);
+            weights[*at] = part.checked_div(siblings).unwrap_or(1).max(1);
         }
         weights
     }

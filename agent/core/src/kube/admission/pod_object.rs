@@ -347,26 +347,32 @@ impl PodObject {
         self.more.spec.affinity.crosses_namespaces()
     }
 
+    /// [`MoreStatus::effective`].
+    pub fn with_effective_resources(&self) -> std::borrow::Cow<'_, Pod> {
+        self.more.status.effective(&self.pod)
+    }
+}
+
+impl MoreStatus {
     /// The pod with the larger of what its containers ask for and what they have, where the kubelet says what they have
     /// (`UseStatusResources`).
-    pub fn with_effective_resources(&self) -> std::borrow::Cow<'_, Pod> {
-        let status = &self.more.status;
-        let statuses: BTreeMap<&str, &ContainerStatus> = status
+    pub fn effective<'pod>(&self, pod: &'pod Pod) -> std::borrow::Cow<'pod, Pod> {
+        let statuses: BTreeMap<&str, &ContainerStatus> = self
             .container_statuses
             .iter()
-            .chain(&status.init_container_statuses)
+            .chain(&self.init_container_statuses)
             .filter(|status| status.resources.is_some())
             .map(|status| (status.name.as_str(), status))
             .collect();
         if statuses.is_empty() {
-            return std::borrow::Cow::Borrowed(&self.pod);
+            return std::borrow::Cow::Borrowed(pod);
         }
-        let infeasible = status
+        let infeasible = self
             .conditions
             .iter()
             .find(|condition| condition.kind == "PodResizePending")
             .is_some_and(|condition| condition.reason == "Infeasible");
-        let mut pod = self.pod.clone();
+        let mut pod = pod.clone();
         let sidecars = pod
             .spec
             .init_containers
