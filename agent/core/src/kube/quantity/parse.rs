@@ -146,11 +146,7 @@ pub(super) fn parse(text: &str) -> Result<Quantity, QuantityError> {
     let scale = interpret(scanned.suffix).ok_or_else(|| QuantityError::UnknownSuffix {
         text: text.to_owned(),
     })?;
-    if let Scale::Ten { exponent, .. } = scale
-        && exponent > i64::from(MAX_EXPONENT)
-    {
-        return Err(QuantityError::TooLarge);
-    }
+    let scale = bounded(scale, &scanned)?;
     if let Some(quantity) = parse_small(text, &scanned, &scale) {
         return Ok(quantity);
     }
@@ -160,6 +156,24 @@ pub(super) fn parse(text: &str) -> Result<Quantity, QuantityError> {
         });
     }
     parse_big(&scanned, &scale).ok_or_else(malformed)
+}
+
+/// The scale of something that can be computed with. Of zero a smaller one does, which has the same value.
+fn bounded(scale: Scale, scanned: &Scanned<'_>) -> Result<Scale, QuantityError> {
+    let most = i64::from(MAX_EXPONENT);
+    match scale {
+        Scale::Ten { exponent, format } if exponent > most => {
+            let digits = [scanned.whole, scanned.fraction];
+            let is_zero = digits
+                .iter()
+                .all(|digits| digits.bytes().all(|byte| byte == b'0'));
+            let exponent = most;
+            is_zero
+                .then_some(Scale::Ten { exponent, format })
+                .ok_or(QuantityError::TooLarge)
+        }
+        scale => Ok(scale),
+    }
 }
 
 /// The way for numbers that surely fit 64 bits.

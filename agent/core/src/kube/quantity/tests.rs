@@ -99,6 +99,28 @@ fn names_what_is_wrong() {
     assert_eq!(quantity("1e-2000000000").canonical(), "1e-9");
 }
 
+/// The answers are those of `ParseQuantity` of 1.36.2.
+#[test]
+fn zero_may_have_any_exponent() {
+    for (text, is_big) in [
+        ("0e99999", false),
+        ("0e10001", false),
+        ("0e-99999", true),
+        ("0.00000000000000000000e20000", true),
+    ] {
+        let zero = quantity(text);
+        assert!(zero.is_zero() && zero == Quantity::default(), "{text}");
+        assert_eq!((zero.to_string(), zero.is_big()), ("0".to_owned(), is_big));
+        assert_eq!(zero.format(), Format::DecimalExponent);
+    }
+    // Zero times infinity.
+    assert!(quantity("0e99999").approximate_f64().is_nan());
+    assert_eq!(quantity("1e-20000").canonical(), "1e-9");
+    let mut sum = quantity("0e99999");
+    sum += &quantity("1.5");
+    assert_eq!(sum.to_string(), "1500m");
+}
+
 #[test]
 fn zero_takes_the_format_of_what_is_added() {
     let mut sum = Quantity::default();
