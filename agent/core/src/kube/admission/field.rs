@@ -152,16 +152,25 @@ pub fn quoted(text: &str) -> String {
             '\u{c}' => quoted.push_str("\\f"),
             // Writing to a String cannot fail.
             _ if c.is_ascii_control() => write!(quoted, "\\x{:02x}", u32::from(c)).unwrap_or(()),
-            // Go prints letters, marks, numbers, symbols and the ASCII space; Rust's control and white space are the rest
-            // of what names contain.
-            _ if c.is_control() || (c.is_whitespace() && c != ' ') || c == '\u{feff}' => {
-                write!(quoted, "\\u{:04x}", u32::from(c)).unwrap_or(());
+            _ if is_printed(c) => quoted.push(c),
+            _ if u32::from(c) > 0xffff => {
+                write!(quoted, "\\U{:08x}", u32::from(c)).unwrap_or(());
             }
-            _ => quoted.push(c),
+            _ => write!(quoted, "\\u{:04x}", u32::from(c)).unwrap_or(()),
         }
     }
     quoted.push('"');
     quoted
+}
+
+/// Go's `strconv.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. Rust escapes all else, too, and a
+/// mark only where it is the first.
+fn is_printed(c: char) -> bool {
+    let mut buffer = [b'x', 0, 0, 0, 0];
+    let bytes = 1 + c.encode_utf8(&mut buffer[1..]).len();
+    let text = std::str::from_utf8(&buffer[..bytes]);
+    // Its escaped quotes are printed.
+    c == '\'' || text.is_ok_and(|text| text.escape_debug().nth(1) == Some(c))
 }
 
 /// A text as Go's `json.Marshal` writes it: with `<`, `>` and `&` escaped.
@@ -216,6 +225,18 @@ mod tests {
     #[test]
     fn texts_are_quoted_as_go_does() {
         assert_eq!(quoted("a\"b\\c\n\u{1}é "), "\"a\\\"b\\\\c\\n\\x01é \"");
+        // As `strconv.Quote` of Go 1.27 has them.
+        for (text, expected) in [
+            ("\0\u{1b}\u{7f}", "\"\\x00\\x1b\\x7f\""),
+            ("\u{80}\u{ad}\u{a0}", "\"\\u0080\\u00ad\\u00a0\""),
+            ("\u{202e}\u{2028}\u{200b}", "\"\\u202e\\u2028\\u200b\""),
+            ("\u{feff}\u{e000}\u{378}", "\"\\ufeff\\ue000\\u0378\""),
+            ("\u{3000}\u{e0001}", "\"\\u3000\\U000e0001\""),
+            // A mark, what stands for broken UTF-8, a symbol.
+            ("\u{301}\u{fffd}\u{1f600}'", "\"\u{301}\u{fffd}\u{1f600}'\""),
+        ] {
+            assert_eq!(quoted(text), expected);
+        }
         assert_eq!(
             json_text("a<b>&\n\u{1}"),
             "\"a\\u003cb\\u003e\\u0026\\n\\u0001\""
