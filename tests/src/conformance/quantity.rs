@@ -4,8 +4,6 @@
 //! wrong way; from 10²¹ it loses the decimal suffix. Ours are clamped, exact and complete. Such a line counts as a known upstream defect only if our number follows from
 //! the printed text *and* upstream's is what that defect makes of it; anything unexplained is a failure.
 
-use num_bigint::BigInt;
-use num_traits::{Signed, ToPrimitive};
 use plimsoll_core::kube::quantity::{Format, Quantity, QuantityError};
 use serde::Deserialize;
 use serde_json::Value;
@@ -179,18 +177,19 @@ fn same_text(
     ours: String,
     upstream: &str,
 ) -> Result<Option<String>, String> {
-    let (digits, exponent) = actual.mantissa_and_exponent();
-    let digits = format!(
-        "{digits}{}",
-        "0".repeat(usize::try_from(exponent).unwrap_or(0))
+    let (mantissa, own) = actual.mantissa_and_exponent();
+    let digits = mantissa.to_string();
+    // Upstream moves all factors of ten into the exponent, and some back to make it a multiple of three.
+    let significant = digits.trim_end_matches('0');
+    let zeros = i32::try_from(digits.len() - significant.len()).unwrap_or(i32::MAX);
+    let exponent = own.saturating_add(zeros);
+    let back = exponent.rem_euclid(3);
+    let stripped = format!(
+        "{significant}{}",
+        &"00"[..usize::try_from(back).unwrap_or(0)]
     );
-    let mut stripped = digits.as_str();
-    while let Some(shorter) = stripped.strip_suffix("000") {
-        stripped = shorter;
-    }
     // 10¹⁸ is the largest that has a suffix; upstream prints larger powers as nothing.
-    let lost =
-        actual.format() == Format::DecimalSI && exponent >= 0 && digits.len() - stripped.len() > 18;
+    let lost = actual.format() == Format::DecimalSI && exponent - back > 18;
     if lost && upstream == stripped {
         return Ok(Some(format!(
             "{what}: upstream has {upstream}, without the suffix of {ours}"
@@ -219,63 +218,12 @@ fn same_value(
     }
     same(
         what,
-        &upstream_value(actual, exponent).to_string().as_str(),
+        &actual.wrapping_scaled_value(exponent).to_string().as_str(),
         &upstream,
     )?;
     Ok(Some(format!(
         "{what}: upstream has {upstream}, exact is {ours}"
     )))
-}
-
-/// What 1.36 returns for `ScaledValue`, defects included.
-fn upstream_value(actual: &Quantity, exponent: i32) -> i64 {
-    let (mantissa, own) = actual.mantissa_and_exponent();
-    let low_bits = |big: &BigInt| {
-        let magnitude = (big.magnitude() & num_bigint::BigUint::from(u64::MAX))
-            .to_u64()
-            .unwrap_or(0)
-            .cast_signed();
-        if big.is_negative() {
-            magnitude.wrapping_neg()
-        } else {
-            magnitude
-        }
-    };
-    let places = own - exponent;
-    let power = BigInt::from(10).pow(places.unsigned_abs());
-    if places == 0 {
-        return low_bits(&mantissa);
-    }
-    if !actual.is_big() {
-        // `positiveScaleInt64` wraps around for these powers and gives up with zero for others.
-        let exact = mantissa * power;
-        return if exact.to_i64().is_some() || matches!(places, 1 | 2 | 3 | 6 | 9) {
-            low_bits(&exact)
-        } else {
-            0
-        };
-    }
-    if places > 0 {
-        // `int64(math.Pow10(n))` saturates at the smallest integer on amd64.
-        return low_bits(&mantissa).wrapping_mul(power.to_i64().unwrap_or(i64::MIN));
-    }
-    // `scaledValue` adds one for any remainder, whatever the sign, and divides the low bits if the number is short.
-    if mantissa < BigInt::from(i64::MAX) && places > -19 {
-        let (bits, power) = (low_bits(&mantissa), power.to_i64().unwrap_or(i64::MAX));
-        return bits / power + i64::from(bits % power != 0);
-    }
-    let quotient = div_floor(&mantissa, &power);
-    let exact = &quotient * &power == mantissa;
-    low_bits(&quotient).wrapping_add(i64::from(!exact))
-}
-
-fn div_floor(a: &BigInt, b: &BigInt) -> BigInt {
-    let quotient = a / b;
-    if (a % b).is_negative() {
-        quotient - 1
-    } else {
-        quotient
-    }
 }
 
 /// The value of a canonical text in units of `10^unit`, rounded away from zero and clamped to an `i64`.
@@ -404,6 +352,37 @@ mod tests {
             parse("100000E", "10", "0", true),
             Verdict::Fail { .. }
         ));
+        // A big decimal is in nanos; these are the texts of `CanonicalizeBytes` of 1.36.2.
+        for (text, upstream) in [
+            ("10000000000000000000000000", "10"),
+            (
+                "1234567890123456789000000000000000000000",
+                "1234567890123456789",
+            ),
+            ("100000000000000000000000000000m", "100"),
+            ("-10000000000000000000000000", "-10"),
+            ("2500000000000000000000000", "2500"),
+        ] {
+            let quantity = Quantity::parse(text).unwrap();
+            let compared = |upstream| same_text("text", &quantity, quantity.canonical(), upstream);
+            assert!(matches!(compared(upstream), Ok(Some(_))), "{text}");
+            assert!(compared("7").is_err(), "{text}");
+        }
+        let quantity = Quantity::parse("1234567890123456789000").unwrap();
+        let ours = quantity.canonical();
+        assert_eq!(
+            same_text("text", &quantity, ours, "1234567890123456789k"),
+            Ok(None)
+        );
+        assert!(
+            same_text(
+                "text",
+                &quantity,
+                quantity.canonical(),
+                "1234567890123456789"
+            )
+            .is_err()
+        );
         // A wrong value, and one that no defect explains.
         assert!(matches!(
             parse("100000E", "100000E", "7", true),

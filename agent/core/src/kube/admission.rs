@@ -40,7 +40,8 @@ pub mod standing;
 /// 4. every status update of a claim is handled, whether or not its size changes;
 /// 5. "conflicting scopes" of a scope selector shows the value of `scopes`;
 /// 6. an error about `default` of a LimitRange shows the value of `min` or `max`;
-/// 7. the ratio of limit to request is compared as a float.
+/// 7. the ratio of limit to request is compared as a float;
+/// 8. LimitRanger compares amounts beyond 64 bits as what wraps around, or as 0, and large ones in whole units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admission {
     /// As the API server of Kubernetes 1.36 answers.

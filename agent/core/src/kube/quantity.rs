@@ -5,7 +5,7 @@
 //!
 //! Approach: a quantity is `mantissa × 10^exponent` plus the notation it was written in. The mantissa is an `i64` where
 //! the text allows and an arbitrary integer otherwise, decided by the same rules as upstream. No value passes through a
-//! float. Where upstream's integers wrap around, ours saturate.
+//! float. Where upstream's integers wrap around, ours saturate, unless the answer is to be upstream's.
 //!
 //! Source: `k8s.io/apimachinery/pkg/api/resource` of Kubernetes 1.36 (`quantity.go`, `amount.go`, `suffix.go`).
 //!
@@ -13,6 +13,7 @@
 //! suffix that needs no fraction; *rounding up* is always away from zero.
 
 mod parse;
+mod wrapping;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -380,7 +381,8 @@ impl Quantity {
         parse::parse(text)
     }
 
-    /// The value rounded away from zero to a whole number, clamped to an `i64` (upstream `Value`, which wraps around).
+    /// The value rounded away from zero to a whole number, clamped to an `i64` (upstream `Value`, which wraps around:
+    /// [`Self::wrapping_scaled_value`]).
     pub fn value(&self) -> i64 {
         self.scaled_value(0)
     }

@@ -243,7 +243,7 @@ pub fn causes(object: &Object, range: &LimitRange, admission: Admission) -> Vec<
             .collect(),
         Object::Claim(claim) => items
             .filter(|item| item.kind == CLAIM)
-            .flat_map(|item| bounds::of_claim(item, &claim.spec.resources.requests))
+            .flat_map(|item| bounds::of_claim(item, &claim.spec.resources.requests, admission))
             .collect(),
         _ => Vec::new(),
     };

@@ -111,13 +111,9 @@ pub fn amount_errors(
     }
 }
 
-/// Whether an amount in thousandths, as the API keeps it, is a whole number.
+/// Whether an amount in thousandths, as the API keeps it, is a whole number. Beyond 64 bits it is what wraps around.
 fn is_whole(amount: &Quantity) -> bool {
-    let mut kept = amount.clone();
-    kept.round_up(-3);
-    let mut whole = kept.clone();
-    whole.round_up(0);
-    kept == whole
+    amount.wrapping_scaled_value(-3) % 1000 == 0
 }
 
 /// What is wrong with requests and limits.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bounds::MILLI_VALUE_MAX;
+use super::bounds::{MILLI_VALUE_MAX, thousandths, whole};
 use super::{CLAIM, CONTAINER, POD};
 use crate::kube::admission::Admission;
 use crate::kube::admission::field::{FieldError, float_text, json_text};
@@ -192,21 +192,18 @@ impl<'a> Values<'a> {
         };
         let fits = [ratio, min, max]
             .iter()
-            .all(|amount| amount.value() < MILLI_VALUE_MAX);
+            .all(|amount| whole(amount) < MILLI_VALUE_MAX);
         #[expect(
             clippy::cast_precision_loss,
             reason = "upstream compares these as floats, and shows one"
         )]
         let (ratio_value, ratio_limit) = if fits {
             (
-                ratio.milli_value() as f64 / 1000.0,
-                max.milli_value() as f64 / min.milli_value() as f64,
+                thousandths(ratio) as f64 / 1000.0,
+                thousandths(max) as f64 / thousandths(min) as f64,
             )
         } else {
-            (
-                ratio.value() as f64,
-                max.value() as f64 / min.value() as f64,
-            )
+            (whole(ratio) as f64, whole(max) as f64 / whole(min) as f64)
         };
         if ratio_value > ratio_limit {
             let what = format!(
