@@ -30,6 +30,21 @@ pub fn is_huge_pages(name: &str) -> bool {
     name.starts_with(HUGE_PAGES_PREFIX)
 }
 
+/// Whether an amount is whole pages of the size in the name, which is a whole number of bytes (`IsHugePageResourceValueDivisible`).
+/// The amount is rounded up to bytes first.
+pub fn is_multiple_of_page(name: &str, amount: &Quantity) -> bool {
+    let size = name
+        .strip_prefix(HUGE_PAGES_PREFIX)
+        .and_then(|size| Quantity::parse(size).ok());
+    size.is_some_and(|size| {
+        let bytes = size.wrapping_scaled_value(0);
+        size.sign() > 0
+            && size.wrapping_scaled_value(-3) % 1000 == 0
+            // Upstream divides by zero where a size is beyond 64 bits.
+            && amount.wrapping_scaled_value(0).checked_rem(bytes) == Some(0)
+    })
+}
+
 /// Whether the resource can be set for the pod as a whole (`IsSupportedPodLevelResource`).
 pub fn is_pod_level_resource(name: &str) -> bool {
     matches!(name, CPU | MEMORY) || is_huge_pages(name)
@@ -211,6 +226,28 @@ mod tests {
         let limits = pod_limits(&pod, Scope::ALL);
         assert_eq!(limits[CPU].value(), 2);
         assert!(!limits.contains_key(MEMORY));
+    }
+
+    #[test]
+    fn pages_are_counted_in_whole_bytes() {
+        for (name, amount, expected) in [
+            ("hugepages-2Mi", "4Mi", true),
+            ("hugepages-2Mi", "3Mi", false),
+            // Rounded up to 2097152 and 2097153.
+            ("hugepages-2Mi", "2097151500m", true),
+            ("hugepages-2Mi", "2097152001m", false),
+            ("hugepages-2Mi", "0", true),
+            ("hugepages-1500m", "3", false),
+            ("hugepages-999999999n", "3", true),
+            ("hugepages-0", "0", false),
+            ("hugepages--2Mi", "2Mi", false),
+            ("hugepages-x", "2Mi", false),
+            ("hugepages-10E", "0", false),
+        ] {
+            let quantity = Quantity::parse(amount).unwrap();
+            let is_multiple = is_multiple_of_page(name, &quantity);
+            assert_eq!(is_multiple, expected, "{amount} of {name}");
+        }
     }
 
     #[test]

@@ -2,8 +2,7 @@
 //!
 //! Source: `k8s.io/apimachinery/pkg/api/validate/content`, `pkg/util/validation` and `pkg/apis/core/helper` of 1.36.
 
-use crate::kube::quantity::Quantity;
-use crate::kube::resources::{CPU, EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, MEMORY, is_huge_pages};
+use crate::kube::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, is_huge_pages};
 
 /// The longest name part of a qualified name, and the longest label value, in bytes.
 const NAME_BYTES_MAX: usize = 63;
@@ -212,18 +211,6 @@ pub fn is_standard(name: &str) -> bool {
 /// Whether a container may request it (`IsStandardContainerResourceName`).
 pub fn is_standard_for_container(name: &str) -> bool {
     matches!(name, CPU | MEMORY | EPHEMERAL_STORAGE) || is_huge_pages(name)
-}
-
-/// Whether an amount is whole pages of the size in the name (`IsHugePageResourceValueDivisible`).
-pub fn is_multiple_of_page(name: &str, amount: &Quantity) -> bool {
-    let size = name
-        .strip_prefix(HUGE_PAGES_PREFIX)
-        .and_then(|size| Quantity::parse(size).ok());
-    size.is_some_and(|size| {
-        let whole = size.nanos() % 1_000_000_000 == 0;
-        // A whole number of pages of at least a byte; the amount is rounded to bytes first, as upstream does.
-        size.sign() > 0 && whole && i128::from(amount.value()) % (size.nanos() / 1_000_000_000) == 0
-    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use super::pod_object::{
 use super::resource_rules::{self, Options, Owner};
 use crate::kube::pod::{CONFIG_MIRROR_ANNOTATION, Container, Resources};
 use crate::kube::qos::QosClass;
-use crate::kube::resources::{self, CPU, MEMORY, ResourceList, is_huge_pages};
+use crate::kube::resources::{self, CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page};
 
 /// The policies that a pod may have.
 const PREEMPTION_POLICIES: [&str; 2] = [super::object::PREEMPT_LOWER_PRIORITY, "Never"];
@@ -241,7 +241,7 @@ fn has_parts_of_huge_pages(pod: &PodObject) -> bool {
     lists
         .chain([&pod.pod.spec.overhead])
         .flatten()
-        .any(|(name, amount)| is_huge_pages(name) && !names::is_multiple_of_page(name, amount))
+        .any(|(name, amount)| is_huge_pages(name) && !is_multiple_of_page(name, amount))
 }
 
 /// What may change in a pod.

@@ -11,7 +11,8 @@ use super::pod_object::{ClaimReference, RESTART_CONTAINER, ResizePolicy};
 use crate::kube::pod::Resources;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{
-    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_pod_level_resource,
+    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page,
+    is_pod_level_resource,
 };
 
 /// The resize policies that there are.
@@ -134,7 +135,7 @@ pub fn requirement_errors(
                 Owner::Pod => pod_name_errors(name, path, errors),
             }
             amount_errors(name, amount, path, errors);
-            let is_part = is_huge_pages(name) && !names::is_multiple_of_page(name, amount);
+            let is_part = is_huge_pages(name) && !is_multiple_of_page(name, amount);
             if is_part && !options.parts_of_huge_pages {
                 let what = format!("{amount} is not positive integer multiple of {name}");
                 errors.push(FieldError::invalid(

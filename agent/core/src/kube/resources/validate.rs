@@ -9,7 +9,7 @@
 use std::fmt;
 
 use super::{
-    CPU, EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, MEMORY, ResourceList, is_huge_pages,
+    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page,
     is_pod_level_resource,
 };
 use crate::kube::pod::{Pod, Resources};
@@ -184,9 +184,9 @@ impl Errors {
                     self.add(field.clone(), Problem::UnknownResource);
                 }
                 if quantity.sign() < 0 {
-                    self.add(field, Problem::Negative(quantity.clone()));
+                    self.add(field.clone(), Problem::Negative(quantity.clone()));
                 } else if is_extended(name) && !is_whole(quantity) {
-                    self.add(field, Problem::Fraction(quantity.clone()));
+                    self.add(field.clone(), Problem::Fraction(quantity.clone()));
                 }
                 if list_name == "requests" {
                     self.request(path, name, quantity, resources.limits.get(name));
@@ -194,7 +194,7 @@ impl Errors {
                 if is_huge_pages(name) {
                     huge_pages = true;
                     if !is_multiple_of_page(name, quantity) {
-                        self.add(path.to_owned(), Problem::PartOfPage(quantity.clone()));
+                        self.add(field, Problem::PartOfPage(quantity.clone()));
                     }
                 }
                 cpu_or_memory |= matches!(name.as_str(), CPU | MEMORY);
@@ -274,14 +274,6 @@ impl Errors {
     }
 }
 
-fn is_multiple_of_page(name: &str, quantity: &Quantity) -> bool {
-    let size = name
-        .strip_prefix(HUGE_PAGES_PREFIX)
-        .and_then(|size| Quantity::parse(size).ok());
-    // A size that is no quantity, or none at all, is not a multiple of anything.
-    size.is_some_and(|size| size.nanos() > 0 && quantity.nanos() % size.nanos() == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,7 +319,7 @@ mod tests {
             ),
             (
                 r#"{"limits":{"hugepages-2Mi":"3Mi","cpu":"1"}}"#,
-                Some("resources: 3Mi is not a multiple"),
+                Some("resources.limits[hugepages-2Mi]: 3Mi is not a multiple"),
             ),
         ] {
             let errors = errors(&format!(
