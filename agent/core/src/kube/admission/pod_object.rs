@@ -49,6 +49,9 @@ pub struct MoreSpec {
     /// When its containers start again; empty for `Always`.
     #[serde(deserialize_with = "null_as_default")]
     pub restart_policy: String,
+    /// The node that it runs on; empty: none so far.
+    #[serde(deserialize_with = "null_as_default")]
+    pub node_name: String,
     /// Which pods it wants to be near to, or far from.
     #[serde(deserialize_with = "null_as_default")]
     pub affinity: Affinity,

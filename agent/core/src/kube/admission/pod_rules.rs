@@ -63,9 +63,10 @@ impl Kept {
     }
 }
 
-/// Names, resources and priority of a pod.
+/// Names, resources and priority of a pod, and that it has a node if it is the mirror of a static one.
 fn spec_errors(pod: &PodObject, kept: Kept, errors: &mut Vec<FieldError>) {
     let (spec, more) = (&pod.pod.spec, &pod.more.spec);
+    errors.extend(mirror_without_node(pod));
     let pod_claims: Vec<String> = more
         .resource_claims
         .iter()
@@ -151,6 +152,36 @@ fn spec_errors(pod: &PodObject, kept: Kept, errors: &mut Vec<FieldError>) {
             pod_level_errors(pod, level, options, errors);
         }
     }
+}
+
+/// The annotation that makes a pod the mirror of a static one.
+fn mirror_annotation(pod: &PodObject) -> Option<&String> {
+    pod.meta().annotations.get(CONFIG_MIRROR_ANNOTATION)
+}
+
+/// The path of that annotation.
+fn mirror_path() -> String {
+    format!("metadata.annotations[{CONFIG_MIRROR_ANNOTATION}]")
+}
+
+/// Only a kubelet makes mirror pods, and each on its own node (`ValidatePodSpecificAnnotations`).
+fn mirror_without_node(pod: &PodObject) -> Option<FieldError> {
+    let value = mirror_annotation(pod).filter(|_| pod.more.spec.node_name.is_empty())?;
+    let what = "must set spec.nodeName if mirror pod annotation is set";
+    Some(FieldError::invalid(mirror_path(), &quoted(value), what))
+}
+
+/// A pod stays a mirror pod, or none (`ValidatePodSpecificAnnotationUpdates`, which then asks for the node once more).
+fn mirror_update_errors(pod: &PodObject, old: &PodObject, errors: &mut Vec<FieldError>) {
+    let what = match (mirror_annotation(old), mirror_annotation(pod)) {
+        (Some(old), new) if new != Some(old) => {
+            Some("may not remove or update mirror pod annotation")
+        }
+        (None, Some(_)) => Some("may not add mirror pod annotation"),
+        _ => None,
+    };
+    errors.extend(what.map(|what| FieldError::forbidden(mirror_path(), what)));
+    errors.extend(mirror_without_node(pod));
 }
 
 /// A container that ends before the pod's others start is not restarted by a resize.
@@ -252,6 +283,7 @@ const UPDATABLE: &str = "pod updates may not change fields other than `spec.cont
 pub fn update_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
     let mut errors = pod.meta().update_errors(old.meta());
     spec_errors(pod, Kept::of(old), &mut errors);
+    mirror_update_errors(pod, old, &mut errors);
     let mut lines = Vec::new();
     let text = |value: &str| quoted(value);
     let number =
@@ -562,4 +594,55 @@ fn others_differ(new: &Resources, old: &Resources) -> bool {
             .collect::<ResourceList>()
     };
     others(&new.requests) != others(&old.requests) || others(&new.limits) != others(&old.limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(mirror: Option<&str>, node: &str) -> PodObject {
+        let annotations = mirror.map_or_else(String::new, |value| {
+            format!(r#""annotations":{{"{CONFIG_MIRROR_ANNOTATION}":"{value}"}},"#)
+        });
+        let text = format!(
+            r#"{{"metadata":{{{annotations}"name":"p","namespace":"n","resourceVersion":"1"}},"spec":{{"nodeName":"{node}"}}}}"#
+        );
+        PodObject::new(
+            serde_json::from_str(&text).unwrap(),
+            serde_json::from_str(&text).unwrap(),
+        )
+    }
+
+    fn texts(errors: &[FieldError]) -> Vec<String> {
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    /// The sentences are those of `ValidatePodSpecificAnnotations` and `ValidatePodSpecificAnnotationUpdates` of 1.36.
+    #[test]
+    fn a_mirror_pod_has_a_node_and_stays_one() {
+        let path = "metadata.annotations[kubernetes.io/config.mirror]";
+        let no_node = format!(
+            "{path}: Invalid value: \"x\": must set spec.nodeName if mirror pod annotation is set"
+        );
+        let changed = format!("{path}: Forbidden: may not remove or update mirror pod annotation");
+        let added = format!("{path}: Forbidden: may not add mirror pod annotation");
+        assert_eq!(
+            texts(&create_errors(&pod(Some("x"), ""))),
+            [no_node.clone()]
+        );
+        for (mirror, node) in [(Some("x"), "a"), (None, ""), (None, "a")] {
+            assert_eq!(create_errors(&pod(mirror, node)), []);
+        }
+        for (old, new, node, expected) in [
+            (Some("x"), Some("x"), "a", vec![]),
+            (None, None, "", vec![]),
+            (Some("x"), Some("y"), "a", vec![changed.clone()]),
+            (Some("x"), None, "a", vec![changed]),
+            (None, Some("x"), "a", vec![added.clone()]),
+            (None, Some("x"), "", vec![no_node.clone(), added, no_node]),
+        ] {
+            let errors = update_errors(&pod(new, node), &pod(old, node));
+            assert_eq!(texts(&errors), expected, "{old:?} to {new:?}");
+        }
+    }
 }
