@@ -524,6 +524,21 @@ mod tests {
         assert_eq!(Amount::Fraction(1_022_739_087).of(101), 3);
     }
 
+    /// As `Value` of 1.36 rounds. An observation is a whole number, so that it is below the one if it is below the other.
+    #[test]
+    fn part_of_a_byte_is_rounded_up() {
+        for (text, bytes) in [
+            ("100.5Mi", 105_381_888),
+            ("0.1", 1),
+            ("0.0001", 1),
+            ("1.1Ki", 1127),
+            ("1n", 1),
+        ] {
+            let thresholds = parse(&hard(&[("memory.available", text)])).unwrap();
+            assert_eq!(thresholds[0].value, Amount::Absolute(bytes), "{text}");
+        }
+    }
+
     #[test]
     fn zero_and_full_percentage_switch_off() {
         assert_eq!(parse(&hard(&[("memory.available", "0%")])), Ok(vec![]));
