@@ -429,17 +429,23 @@ pub fn is_pod_hidden(host: &HostRoot) -> bool {
 /// # Errors
 /// When the cgroups of this process cannot be read.
 pub fn pods_of_this_process(host: &HostRoot) -> Result<Vec<PodUid>, FileError> {
-    let text = read_text(host.procfs("self/cgroup"))?;
-    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let named = std::env::var(POD_UID_VARIABLE).ok();
     let named = named.filter(|uid| !uid.is_empty()).map(PodUid::new);
-    let mut pods: Vec<PodUid> = paths
-        .flat_map(|path| pods_of(Path::new(path)))
-        .chain(named)
-        .collect();
+    let mut pods = pods_of_process(host, "self")?;
+    pods.extend(named);
     pods.sort();
     pods.dedup();
     Ok(pods)
+}
+
+/// The pods that a process of `/proc` runs in, by its cgroups: of each hierarchy, unsorted.
+///
+/// # Errors
+/// When its cgroups cannot be read.
+pub fn pods_of_process(host: &HostRoot, process: &str) -> Result<Vec<PodUid>, FileError> {
+    let text = read_text(host.procfs(format!("{process}/cgroup")))?;
+    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    Ok(paths.flat_map(|path| pods_of(Path::new(path))).collect())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
 use crate::host::file::read_text;
 use crate::host::shown::Show as _;
+use crate::pods::names::pods_of_process;
 
 /// The kubelet's state files: the policy with which it writes cpusets, and the field that says so.
 const FILES: [(&str, &str, &str); 2] = [
@@ -209,19 +210,53 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
     Some(found.policy_name)
 }
 
-/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes.
+/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes; what a unit or a container outside of pods is called makes no pod of it.
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
         .take(PROCESSES_MAX)
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let is_in_pod = |pid: &u32| {
-        let cgroups = read_text(host.procfs(format!("{pid}/cgroup")));
-        cgroups.is_ok_and(|cgroups| cgroups.contains("kubepods"))
+        let pods = pods_of_process(host, &pid.to_string());
+        pods.is_ok_and(|pods| !pods.is_empty())
     };
     let is_kubelet = |pid: &u32| {
         let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
         comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet") && !is_in_pod(pid)
     };
     pids.filter(is_kubelet).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kubelet_is_no_process_of_a_pod_and_may_be_anywhere_else() {
+        let found = |comm: &str, cgroup: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let host = HostRoot::new(dir.path());
+            let process = host.procfs("77");
+            std::fs::create_dir_all(&process).unwrap();
+            std::fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
+            std::fs::write(process.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+            running_kubelet(&host).is_some()
+        };
+        for elsewhere in [
+            "/system.slice/kubelet.service",
+            "/system.slice/kubepods-tools.service",
+            "/docker/kubepods/kubelet",
+            "/kubepods.service",
+        ] {
+            assert!(found("kubelet", elsewhere), "{elsewhere}");
+        }
+        assert!(!found("kubelets", "/system.slice/kubelet.service"));
+        for pod in [
+            "/kubepods/burstable/pod1b2c/3f00",
+            "/kubepods.slice/kubepods-pod1b2c_9a.slice/cri-containerd-77.scope",
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1b2c.slice",
+        ] {
+            assert!(!found("kubelet", pod), "{pod}");
+        }
+    }
 }
