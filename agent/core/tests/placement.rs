@@ -12,10 +12,10 @@ use plimsoll_core::model::event::{Event, EventKind, PlacementStart, Sample};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::device::GivenDevices;
+use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
-use plimsoll_core::policy::placement::may_resize;
+use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize};
 use serde_json::json;
 
 /// One NUMA node of `cpus` cores with one thread each.
@@ -87,8 +87,12 @@ impl Node {
 
     /// What is decided about placement.
     fn step(&mut self, kind: EventKind) -> Vec<String> {
+        self.step_at(1, kind)
+    }
+
+    fn step_at(&mut self, at_ns: u64, kind: EventKind) -> Vec<String> {
         let mut decisions = Vec::new();
-        self.0.step(&Event { at_ns: 1, kind }, &mut decisions);
+        self.0.step(&Event { at_ns, kind }, &mut decisions);
         let about_placement = decisions.iter().filter(|decision| {
             matches!(
                 decision,
@@ -364,8 +368,8 @@ fn with_device(name: &str) -> Arc<Pod> {
     Arc::new(pod)
 }
 
-/// The kubelet has a device that is near to node 1, and has given it to these.
-fn devices(given_to: &[&str]) -> EventKind {
+/// The kubelet, which was asked at this time, has a device that is near to node 1, and has given it to these.
+fn devices(asked_at_ns: u64, given_to: &[&str]) -> EventKind {
     let gpu = || Devices {
         resource: "x/gpu".to_owned(),
         ids: vec!["g".to_owned()],
@@ -388,7 +392,7 @@ fn devices(given_to: &[&str]) -> EventKind {
             .collect(),
     };
     EventKind::DevicesGiven {
-        devices: Some(Arc::new(GivenDevices::of(&resources))),
+        devices: Some(Arc::new(ListedDevices::of(asked_at_ns, &resources))),
     }
 }
 
@@ -406,7 +410,7 @@ fn beside_a_kubelet_a_container_is_placed_near_to_the_devices_that_it_was_given(
         apply(&mut node, "a"),
         ["shared pool 0,3-7; a/main CPUs 1-2"]
     );
-    assert_eq!(node.step(devices(&["a"])), NOTHING, "it is not moved");
+    assert_eq!(node.step(devices(2, &["a"])), NOTHING, "it is not moved");
     // From here on it is waited for.
     assert_eq!(apply(&mut node, "b"), NOTHING);
     assert_eq!(apply(&mut node, "c"), NOTHING);
@@ -418,7 +422,7 @@ fn beside_a_kubelet_a_container_is_placed_near_to_the_devices_that_it_was_given(
     let mut again = Node(Engine::resume(config, serde_json::from_str(&text).unwrap()));
     for node in [&mut node, &mut again] {
         assert_eq!(
-            node.step(devices(&["a", "b"])),
+            node.step(devices(2, &["a", "b"])),
             ["shared pool 0,6-7; a/main CPUs 1-2; b/main CPUs 4-5; plain/main CPUs 3"]
         );
     }
@@ -435,6 +439,38 @@ fn beside_a_kubelet_a_container_is_placed_near_to_the_devices_that_it_was_given(
     assert_eq!(
         node.step(EventKind::DevicesGiven { devices: None }),
         ["shared pool 0; a/main CPUs 1-2; b/main CPUs 4-5; c/main CPUs 6-7; plain/main CPUs 3"]
+    );
+}
+
+/// The kubelet lists names. What it said of a pod is not that of one that was made again with the name.
+#[test]
+fn a_pod_that_is_made_again_has_no_devices_of_the_one_before() {
+    let mut node = Node::beside_kubelet();
+    node.step(EventKind::PlacementStarted(Box::new(two_nodes())));
+    let apply = |node: &mut Node, uid: &str| {
+        let mut pod = (*with_device("a")).clone();
+        pod.metadata.uid = Some(uid.into());
+        node.step(EventKind::PodApplied { pod: pod.into() });
+        node.runs(uid)
+    };
+    node.step(devices(0, &[]));
+    assert_eq!(apply(&mut node, "old"), NOTHING);
+    // It is admitted at 1. A kubelet that was asked before may have meant another.
+    assert_eq!(node.step(devices(1, &["a"])), NOTHING);
+    assert!(is_waiting_for_devices(node.0.state()));
+    assert_eq!(
+        node.step(devices(2, &["a"])),
+        ["shared pool 0-3,6-7; old/main CPUs 4-5"]
+    );
+    assert!(!is_waiting_for_devices(node.0.state()));
+    node.is_removed("old");
+    node.is_empty("old");
+    node.step_at(3, EventKind::PlacementDue);
+    assert_eq!(apply(&mut node, "new"), NOTHING, "it is another pod");
+    assert_eq!(node.step(devices(3, &["a"])), NOTHING);
+    assert_eq!(
+        node.step(devices(4, &["a"])),
+        ["shared pool 0-3,6-7; new/main CPUs 4-5"]
     );
 }
 
@@ -562,7 +598,7 @@ fn events_and_decisions_read_as_they_were_written() {
         EventKind::PodsListed,
         EventKind::PlacementDue,
         EventKind::RoomSought,
-        devices(&["a"]),
+        devices(2, &["a"]),
         EventKind::DevicesGiven { devices: None },
         EventKind::ContainerEnded {
             uid: "a".into(),

@@ -9,8 +9,8 @@ use tonic::transport::Channel;
 use crate::connection::{ANSWER_BYTES_MAX, CallError, call, connect};
 use crate::interface::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use crate::interface::pod_resources::{
-    AllocatableResourcesRequest, ContainerDevices, ContainerMemory, GetPodResourcesRequest,
-    ListPodResourcesRequest, PodResources, TopologyInfo,
+    AllocatableResourcesRequest, ContainerDevices, ContainerMemory, ListPodResourcesRequest,
+    PodResources, TopologyInfo,
 };
 
 /// Where the kubelet listens.
@@ -22,8 +22,6 @@ const WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Kubelet {
     client: PodResourcesListerClient<Channel>,
-    /// It answers about one pod (1.36; from 1.27 with the gate KubeletPodResourcesGet).
-    has_get: bool,
 }
 
 impl Kubelet {
@@ -34,50 +32,7 @@ impl Kubelet {
     pub async fn open(socket: &Path) -> Result<Self, CallError> {
         let client = PodResourcesListerClient::new(connect(socket).await?);
         let client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
-        Ok(Self {
-            client,
-            has_get: true,
-        })
-    }
-
-    /// Asks what one pod has got (`namespace/pod`), which `known` then has. Where the kubelet does not answer about one pod, or not about this one, all are asked for.
-    ///
-    /// # Errors
-    /// [`CallError`].
-    pub async fn with_pod(
-        &mut self,
-        pod: &str,
-        known: &NodeResources,
-    ) -> Result<NodeResources, CallError> {
-        let Some((namespace, name)) = pod.split_once('/').filter(|_| self.has_get) else {
-            return self.resources().await;
-        };
-        let request = GetPodResourcesRequest {
-            pod_name: name.to_owned(),
-            pod_namespace: namespace.to_owned(),
-        };
-        let answer = self.client.get(request);
-        let answer = match call("Get", WITHIN, answer).await {
-            Ok(answer) => answer.pod_resources,
-            Err(error) => {
-                // A gate that is off is an error without a code of its own.
-                let is_off = |error: &CallError| matches!(error, CallError::Refused { message, .. } if message.contains("disabled"));
-                self.has_get = !(error.is(tonic::Code::Unimplemented) || is_off(&error));
-                None
-            }
-        };
-        let Some(answer) = answer.filter(|of| of.name == name && of.namespace == namespace) else {
-            return self.resources().await;
-        };
-        let mut resources = known.clone();
-        let before = format!("{pod}/");
-        resources
-            .given
-            .retain(|given| !given.container.starts_with(&before));
-        resources.pods.retain(|known| known != pod);
-        take_in(&mut resources, answer);
-        sort(&mut resources);
-        Ok(resources)
+        Ok(Self { client })
     }
 
     /// Asks.

@@ -24,7 +24,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
-use plimsoll_core::policy::placement::{may_resize, waiting_for_devices};
+use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize};
 
 use self::in_force::InForce;
 use self::made::Made;
@@ -56,9 +56,6 @@ use crate::record::tally::PlacementTally;
 
 /// cpuManagerReconcilePeriod where it is zero; the kubelet's default.
 const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
-
-/// Pods of which the kubelet is asked at one time; the others have their turn with all.
-const ASKED_AT_ONCE: usize = 8;
 
 /// What the loop needs for placement.
 #[derive(Debug)]
@@ -595,15 +592,14 @@ impl Agent {
         self.ask_for_devices();
     }
 
-    /// Its kubelet is asked about pods that wait for nothing else.
+    /// Its kubelet is asked for pods that wait for nothing else.
     pub(super) fn ask_for_devices(&self) {
         let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
         let Some(source) = source.filter(|_| self.placing.is_some()) else {
             return;
         };
-        let waiting = waiting_for_devices(self.engine.state());
-        for pod in waiting.take(ASKED_AT_ONCE) {
-            source.ask(pod);
+        if is_waiting_for_devices(self.engine.state()) {
+            source.ask();
         }
     }
 

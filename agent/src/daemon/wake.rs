@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::model::event::Cause;
-use plimsoll_core::placement::device::GivenDevices;
+use plimsoll_core::placement::device::ListedDevices;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
@@ -81,7 +81,7 @@ pub(super) enum Wake {
     /// `plimsoll-runtime nri` has said something.
     Nri(FromNri),
     /// What the kubelet says of devices that it has given to containers; `None`: it does not say any more.
-    Devices(Option<Arc<GivenDevices>>),
+    Devices(Option<Arc<ListedDevices>>),
     /// The threads that look after disks.
     Storage(StorageEvent),
     /// The thread for remedies.
@@ -242,7 +242,7 @@ pub struct Sources {
     manifest_watch: Option<ManifestWatch>,
     cluster: Option<ClusterEvents>,
     nri: Option<NriEvents>,
-    devices: Option<mpsc::Receiver<Option<Arc<GivenDevices>>>>,
+    devices: Option<mpsc::Receiver<Option<Arc<ListedDevices>>>>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
     pub(super) remedies: Option<remedies::Reports>,
     pub(super) placement: Option<placement::Reports>,
@@ -677,7 +677,7 @@ impl Sources {
     }
 
     /// Listens to what the kubelet says of devices too.
-    pub fn watch_devices(&mut self, given: mpsc::Receiver<Option<Arc<GivenDevices>>>) {
+    pub fn watch_devices(&mut self, given: mpsc::Receiver<Option<Arc<ListedDevices>>>) {
         self.devices = Some(given);
     }
 

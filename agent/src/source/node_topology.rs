@@ -4,7 +4,7 @@
 //! **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a
 //! process that this thread starts, and kills when it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory
 //! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). The loop has no part in that. To a loop that places containers it also sends which devices they have,
-//! as that changes; a pod that waits for it is asked for at once ([`TopologySource::ask`]).
+//! as that changes; and, where a pod waits for it, what the kubelet has said since then, at once ([`TopologySource::ask`]).
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -13,18 +13,20 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
 use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources, ToKubelet};
-use plimsoll_core::placement::device::GivenDevices;
+use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::node_topology::{Doubt, Survey, survey};
 
 use tokio::sync::mpsc;
 
 use crate::host::HostRoot;
 use crate::host::boundary;
+use crate::host::clock::now_ns;
 use crate::host::shown::line;
 use crate::host::topology::read_machine;
 use crate::source::cluster::TopologySlot;
@@ -38,6 +40,8 @@ const LOOK: Duration = Duration::from_secs(10);
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 512 << 10;
+/// Later than anything the kubelet says.
+const NOT_AWAITED: u64 = u64::MAX;
 
 /// Whom to ask.
 #[derive(Debug, Clone)]
@@ -54,7 +58,7 @@ pub struct Outlets {
     /// Where zones are put.
     pub zones: Option<TopologySlot>,
     /// Where devices are sent to; `None` while it is not known who has them.
-    pub devices: Option<mpsc::Sender<Option<Arc<GivenDevices>>>>,
+    pub devices: Option<mpsc::Sender<Option<Arc<ListedDevices>>>>,
 }
 
 /// Reads the kubelet's topology policy, where it is known.
@@ -68,9 +72,9 @@ pub fn once(settings: &ResourceSettings) -> Result<NodeResources, String> {
     let mut connection = started(settings).map_err(|error| error.to_string())?;
     connection.greet()?;
     match connection.read()? {
-        FromKubelet::Resources { resources } => Ok(*resources),
+        FromKubelet::Resources { resources, .. } => Ok(*resources),
         FromKubelet::Failed { why } => Err(why),
-        FromKubelet::Hello { .. } | FromKubelet::Same => Err(connection::nonsense()),
+        FromKubelet::Hello { .. } | FromKubelet::Same { .. } => Err(connection::nonsense()),
     }
 }
 
@@ -93,6 +97,7 @@ pub fn look(
 #[derive(Debug)]
 pub struct TopologySource {
     stopper: Arc<Stopper>,
+    awaited: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -111,9 +116,10 @@ impl TopologySource {
         Self::started_by(start, host, alignment, outlets)
     }
 
-    /// Has the kubelet asked at once what this pod has got (`namespace/pod`). Does not wait; where it cannot be said now, the pod has its turn with all.
-    pub fn ask(&self, pod: String) {
-        self.stopper.send(&ToKubelet::Pod { pod });
+    /// Has the kubelet asked at once. What it says from now on is sent once, although it may be the same as before. Does not wait; where the question finds no way, that is what it says within a second.
+    pub fn ask(&self) {
+        self.awaited.store(now_ns(), Ordering::SeqCst);
+        self.stopper.send(&ToKubelet::Ask);
     }
 
     fn started_by(
@@ -123,12 +129,14 @@ impl TopologySource {
         outlets: Outlets,
     ) -> io::Result<Self> {
         let stopper = Arc::new(Stopper::default());
+        let awaited = Arc::new(AtomicU64::new(NOT_AWAITED));
         let work = Work {
             start,
             host,
             alignment,
             outlets,
             devices: None,
+            awaited: Arc::clone(&awaited),
             stopper: Arc::clone(&stopper),
             resources: None,
             looked: None,
@@ -142,6 +150,7 @@ impl TopologySource {
             .spawn(move || work.run())?;
         Ok(Self {
             stopper,
+            awaited,
             thread: Some(thread),
         })
     }
@@ -165,7 +174,9 @@ struct Work {
     alignment: ReadAlignment,
     outlets: Outlets,
     /// What was last sent to the loop.
-    devices: Option<Arc<GivenDevices>>,
+    devices: Option<Arc<ListedDevices>>,
+    /// Since when the loop waits for what the kubelet says, or [`NOT_AWAITED`].
+    awaited: Arc<AtomicU64>,
     stopper: Arc<Stopper>,
     /// What the kubelet last said.
     resources: Option<NodeResources>,
@@ -206,19 +217,23 @@ impl Work {
             if self.stopper.is_stopped() {
                 return Ok(());
             }
-            match heard? {
+            let asked_at_ns = match heard? {
                 FromKubelet::Hello { .. } => return Err(connection::nonsense()),
-                FromKubelet::Resources { resources } => {
+                FromKubelet::Resources {
+                    asked_at_ns,
+                    resources,
+                } => {
                     (self.resources, self.looked) = (Some(*resources), None);
+                    asked_at_ns
                 }
-                FromKubelet::Same => {}
+                FromKubelet::Same { asked_at_ns } => asked_at_ns,
                 FromKubelet::Failed { why } => {
                     self.fail(why);
                     continue;
                 }
-            }
+            };
             *again = AGAIN_FIRST;
-            self.tell_devices();
+            self.tell_devices(asked_at_ns);
             self.look();
         }
     }
@@ -229,7 +244,7 @@ impl Work {
         self.send_devices(None);
     }
 
-    fn tell_devices(&mut self) {
+    fn tell_devices(&mut self, asked_at_ns: u64) {
         let resources = self.resources.as_ref();
         let Some(resources) = resources.filter(|_| self.outlets.devices.is_some()) else {
             return;
@@ -238,23 +253,40 @@ impl Work {
             let pods = resources.pods.len();
             return self.fail(format!("it lists {pods} pods, more than are taken"));
         }
-        let given = boundary::guard(|| GivenDevices::of(resources));
+        let given = boundary::guard(|| ListedDevices::of(asked_at_ns, resources));
         match given {
             Ok(given) => self.send_devices(Some(given)),
             Err(panicked) => self.fail(panicked.to_string()),
         }
     }
 
-    /// Sent if it is something else than before. What finds no room is sent with the next word of the other end.
-    fn send_devices(&mut self, given: Option<GivenDevices>) {
+    /// Sent if it is something else than before, or is waited for. What finds no room is sent with the next word of the other end.
+    fn send_devices(&mut self, given: Option<ListedDevices>) {
         let Some(listener) = &self.outlets.devices else {
             return;
         };
-        if self.devices.as_deref() == given.as_ref() {
+        let awaited = self.awaited.load(Ordering::SeqCst);
+        let is_same = match (&self.devices, &given) {
+            (Some(before), Some(given)) => {
+                before.says_the_same(given) && given.asked_at_ns <= awaited
+            }
+            (before, given) => before.is_none() && given.is_none(),
+        };
+        if is_same {
             return;
         }
         let given = given.map(Arc::new);
         if listener.try_send(given.clone()).is_ok() {
+            if given
+                .as_ref()
+                .is_some_and(|given| given.asked_at_ns > awaited)
+            {
+                // Unless it waits for something later by now.
+                let order = Ordering::SeqCst;
+                self.awaited
+                    .compare_exchange(awaited, NOT_AWAITED, order, order)
+                    .ok();
+            }
             self.devices = given;
         }
     }

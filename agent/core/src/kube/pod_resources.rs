@@ -1,7 +1,8 @@
 //! What a kubelet says of exclusive CPUs, memory of NUMA nodes and devices (`PodResourcesLister`, v1), and how it comes from `plimsoll-runtime` to the agent.
 //!
 //! **Problem.** The kubelet has no watch for it, and answers over gRPC, which stays out of the agent. **Approach.** `plimsoll-runtime resources` asks every
-//! [`ASKED_EVERY_MS`], and at once about a pod that the agent names ([`ToKubelet`]), and sends a frame each time: what has changed as a whole, or that nothing has. A peer that is silent hangs.
+//! [`ASKED_EVERY_MS`], and at once when the agent wants to know ([`ToKubelet`]), and sends a frame each time: what has changed as a whole, or that nothing has. A peer that is silent hangs.
+//! The kubelet names pods, and says no UID (1.36): so each answer has the time at which it was asked for, by which it is known whose it can be.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ use crate::kube::cluster_link::PODS_MAX;
 use crate::kube::framing::Framing;
 
 /// The version of these frames.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Of all frames. 1024 pods, half of which have CPUs, memory and a device, have some 15,000 values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 1 << 20,
@@ -29,11 +30,16 @@ pub enum FromKubelet {
     },
     /// What the kubelet says now.
     Resources {
+        /// Before the kubelet was asked: CLOCK_MONOTONIC, nanoseconds.
+        asked_at_ns: u64,
         /// All of it.
         resources: Box<NodeResources>,
     },
     /// What it has said before still holds.
-    Same,
+    Same {
+        /// As in [`Self::Resources`].
+        asked_at_ns: u64,
+    },
     /// It does not answer, or says what cannot be used. What it has said before is not known to hold.
     Failed {
         /// Why, for people.
@@ -45,11 +51,8 @@ pub enum FromKubelet {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToKubelet {
-    /// What has this pod got? It is asked at once, and the answer is as always.
-    Pod {
-        /// `namespace/pod`.
-        pod: String,
-    },
+    /// The kubelet is to be asked at once; the answer is as always.
+    Ask,
 }
 
 /// Devices of one kind on the same NUMA nodes.

@@ -20,7 +20,7 @@ use crate::model::remedy::Stage;
 use crate::model::swap::CompressedSwap;
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
-use crate::placement::device::GivenDevices;
+use crate::placement::device::ListedDevices;
 use crate::placement::machine::Machine;
 use crate::placement::node::PlacementSettings;
 
@@ -96,7 +96,7 @@ pub enum EventKind {
     /// The kubelet beside the agent says which devices it has given to containers. Takes the place of what it said before; `None`: it does not say any more.
     DevicesGiven {
         /// All of them.
-        devices: Option<Arc<GivenDevices>>,
+        devices: Option<Arc<ListedDevices>>,
     },
     /// There is time to try more of the pods that wait for CPUs or memory, since some of it was given back.
     RoomSought,

@@ -192,6 +192,9 @@ pub struct PodState {
     /// Whether the API shows its end, or its deletion: once its processes have ended, it does not run again.
     #[serde(default)]
     pub ending: bool,
+    /// When it was first known that its kubelet has admitted it, nanoseconds.
+    #[serde(default)]
+    pub admitted_at_ns: Option<u64>,
     /// The newest reading; `None` until its cgroup has been read, and when it vanished.
     pub memory: Option<PodReading>,
     /// Set while it is on its way out.
@@ -217,6 +220,11 @@ pub struct PodState {
 }
 
 impl PodState {
+    /// Its kubelet may refuse a pod. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
+    pub fn is_admitted(&self) -> bool {
+        self.running || self.pod.status.containers().next().is_some()
+    }
+
     /// Why evictions skip it, if they do.
     pub fn exemption(&self) -> Option<Exemption> {
         let by_manifest = self.pod.exemption();
@@ -416,7 +424,10 @@ impl NodeState {
     pub(crate) fn observe(&mut self, event: &Event, config: &EngineConfig) {
         self.now_ns = self.now_ns.max(event.at_ns);
         match &event.kind {
-            EventKind::PodApplied { pod } => self.apply(pod, config),
+            EventKind::PodApplied { pod } => {
+                self.apply(pod, config);
+                self.note_admission(&pod.uid());
+            }
             EventKind::PodRemoved { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.removed = true;
@@ -438,6 +449,7 @@ impl NodeState {
                         leaving.empty_at_ns = None;
                     }
                 }
+                self.note_admission(uid);
             }
             EventKind::PodEmpty { uid } => {
                 let now_ns = self.now_ns;
@@ -501,6 +513,7 @@ impl NodeState {
                 running: known.is_some_and(|old| old.running),
                 removed: false,
                 ending: known.is_some_and(|old| old.ending),
+                admitted_at_ns: known.and_then(|old| old.admitted_at_ns),
                 memory: known.and_then(|old| old.memory),
                 leaving: known.and_then(|old| old.leaving),
                 stuck: known.is_some_and(|old| old.stuck),
@@ -512,6 +525,15 @@ impl NodeState {
                 remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),
             },
         );
+    }
+
+    fn note_admission(&mut self, uid: &PodUid) {
+        let now_ns = self.now_ns;
+        if let Some(pod) = self.pods.get_mut(uid)
+            && pod.is_admitted()
+        {
+            pod.admitted_at_ns.get_or_insert(now_ns);
+        }
     }
 
     fn sample(&mut self, sample: &Sample, config: &EngineConfig) {

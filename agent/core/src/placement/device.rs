@@ -27,7 +27,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use given::GivenDevices;
+pub use given::{GivenDevices, ListedDevices};
 pub use inventory::{
     AllocatableDevices, ApiNode, ApiTopology, Device, Inventory, InventoryError, PluginDevice,
     Preference, Resource,

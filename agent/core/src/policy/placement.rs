@@ -19,7 +19,7 @@
 //! A node that is short of memory does not wait for any of that: an urgent event, such as a sample, only notes which pods give something up. It is given back, and to those who
 //! wait for it, with the next event that is not urgent; [`EventKind::PlacementDue`] is for where there would be none.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::kube::pod::{Container, Pod};
@@ -30,7 +30,7 @@ use crate::model::event::{Event, EventKind, PlacementStart};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
-use crate::placement::device::GivenDevices;
+use crate::placement::device::{GivenDevices, ListedDevices};
 use crate::placement::node::{NodePlacement, Placed};
 
 /// Why the resources of a pod that runs are not changed.
@@ -282,28 +282,41 @@ fn awaits_devices(placement: &NodePlacement, pod: &Pod) -> bool {
         .is_some_and(|given| given.are_awaited(pod))
 }
 
-/// Pods that are admitted, and are placed when their kubelet has said which devices it has given to them, `namespace/pod`.
-pub fn waiting_for_devices(state: &NodeState) -> impl Iterator<Item = String> {
-    let placement = state.placement.as_ref();
-    let pods = placement.into_iter().flat_map(|placement| {
-        let pods = state.pods.iter();
-        pods.filter(|(uid, pod)| {
-            is_to_run(pod)
-                && is_admitted(pod)
-                && awaits_devices(placement, &pod.pod)
-                && placement.placed(uid) == Placed::Not
-        })
-    });
-    pods.map(|(_, pod)| format!("{}/{}", pod.pod.namespace(), pod.pod.metadata.name))
+/// Whether a pod is admitted, and is placed when its kubelet has said which devices it has given to it.
+pub fn is_waiting_for_devices(state: &NodeState) -> bool {
+    let Some(placement) = &state.placement else {
+        return false;
+    };
+    state.pods.iter().any(|(uid, pod)| {
+        is_to_run(pod)
+            && pod.is_admitted()
+            && awaits_devices(placement, &pod.pod)
+            && placement.placed(uid) == Placed::Not
+    })
+}
+
+/// Who has which of the listed devices: of the pods with a name the one that is to run, and was known to be admitted when the kubelet was asked; of several the newest, for the kubelet knows no other.
+fn owned(state: &NodeState, listed: &ListedDevices) -> GivenDevices {
+    let mut owners: BTreeMap<&str, (u64, &PodUid)> = BTreeMap::new();
+    for (uid, pod) in state.pods.iter().filter(|(_, pod)| is_to_run(pod)) {
+        let admitted = pod.admitted_at_ns;
+        if let Some(at_ns) = admitted.filter(|at_ns| *at_ns < listed.asked_at_ns) {
+            let owner = owners.entry(&pod.name).or_insert((at_ns, uid));
+            *owner = (*owner).max((at_ns, uid));
+        }
+    }
+    let owners = owners.into_iter().map(|(name, (_, uid))| (name, uid));
+    listed.given_to(owners)
 }
 
 /// Who was waited for is placed.
 fn devices_given(
     config: &EngineConfig,
     state: &mut NodeState,
-    devices: Option<&Arc<GivenDevices>>,
+    devices: Option<&Arc<ListedDevices>>,
     decisions: &mut Vec<Decision>,
 ) -> bool {
+    let given = devices.map(|listed| Arc::new(owned(state, listed)));
     let Some(placement) = &mut state.placement else {
         return false;
     };
@@ -313,15 +326,10 @@ fn devices_given(
         .filter(|(_, pod)| awaits_devices(placement, &pod.pod))
         .map(|(uid, _)| uid.clone())
         .collect();
-    placement.set_given(devices.cloned());
+    placement.set_given(given);
     waited.iter().fold(false, |changed, uid| {
         admit(config, state, uid, decisions) | changed
     })
-}
-
-/// Its kubelet may refuse a pod. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
-fn is_admitted(pod: &PodState) -> bool {
-    pod.running || pod.pod.status.containers().next().is_some()
 }
 
 fn is_to_run(pod: &PodState) -> bool {
@@ -344,7 +352,7 @@ fn admit(
     let before = placement.placed(uid);
     // Of one that is shortened it is not known which containers want what.
     let may_be_placed =
-        || is_admitted(pod) && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod);
+        || pod.is_admitted() && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod);
     if config.beside_kubelet && before == Placed::Not && !may_be_placed() {
         return false;
     }

@@ -1,4 +1,4 @@
-//! What the kubelet has given to containers, asked every second and when the agent wants to know it of a pod, and sent to the agent as it changes, over the socket that is standard input.
+//! What the kubelet has given to containers, asked every second and when the agent wants to know it, and sent to the agent as it changes, over the socket that is standard input.
 
 use std::io;
 use std::path::Path;
@@ -8,6 +8,7 @@ use plimsoll_core::kube::framing::FrameError;
 use plimsoll_core::kube::pod_resources::{
     ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL, ToKubelet,
 };
+use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -17,48 +18,55 @@ use crate::connection::CallError;
 use crate::frames::{cut, read};
 use crate::pod_resources::Kubelet;
 
-/// Pods that wait to be asked about. Those beyond have their turn with all.
-const QUESTIONS: usize = 64;
+/// One question that has not been put yet stands for all that come before it is.
+const QUESTIONS: usize = 1;
 
 /// Sends until the agent closes the socket.
 ///
 /// # Errors
 /// The system's, and frames that are none.
 pub async fn run(socket: &Path, agent: UnixStream) -> io::Result<()> {
+    run_every(Duration::from_millis(ASKED_EVERY_MS), socket, agent).await
+}
+
+async fn run_every(every: Duration, socket: &Path, agent: UnixStream) -> io::Result<()> {
     let (mut reader, mut writer) = agent.into_split();
     let (asked, questions) = mpsc::channel(QUESTIONS);
     let hearing = async {
-        while let Some(ToKubelet::Pod { pod }) = read(&mut reader).await? {
-            asked.try_send(pod).ok(); // full: all are asked for within a second
+        while let Some(ToKubelet::Ask) = read(&mut reader).await? {
+            asked.try_send(()).ok(); // full: that one is put after this was heard
         }
         Ok(())
     };
     tokio::select! {
-        sent = send_all(socket, &mut writer, questions) => sent,
+        sent = send_all(every, socket, &mut writer, questions) => sent,
         heard = hearing => heard,
     }
 }
 
 async fn send_all(
+    every: Duration,
     socket: &Path,
     writer: &mut (impl AsyncWrite + Unpin),
-    mut questions: mpsc::Receiver<String>,
+    mut questions: mpsc::Receiver<()>,
 ) -> io::Result<()> {
     send(writer, &FromKubelet::Hello { protocol: PROTOCOL }).await?;
-    let mut ticks = interval(Duration::from_millis(ASKED_EVERY_MS));
+    let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut kubelet, mut sent) = (None, None);
     loop {
-        let pod = tokio::select! {
-            _ = ticks.tick() => None,
-            pod = questions.recv() => pod,
+        tokio::select! {
+            _ = ticks.tick() => {}
+            Some(()) = questions.recv() => {}
         };
-        match ask(socket, &mut kubelet, pod.as_deref().zip(sent.as_ref())).await {
+        let asked_at_ns = now_ns();
+        match ask(socket, &mut kubelet).await {
             Ok(resources) if sent.as_ref() == Some(&resources) => {
-                send(writer, &FromKubelet::Same).await?;
+                send(writer, &FromKubelet::Same { asked_at_ns }).await?;
             }
             Ok(resources) => {
                 let message = FromKubelet::Resources {
+                    asked_at_ns,
                     resources: Box::new(resources.clone()),
                 };
                 sent = send(writer, &message).await?.then_some(resources);
@@ -72,20 +80,19 @@ async fn send_all(
     }
 }
 
-/// All, or in what is known anew what one pod has.
-async fn ask(
-    socket: &Path,
-    kubelet: &mut Option<Kubelet>,
-    pod: Option<(&str, &NodeResources)>,
-) -> Result<NodeResources, CallError> {
+async fn ask(socket: &Path, kubelet: &mut Option<Kubelet>) -> Result<NodeResources, CallError> {
     let kubelet = match kubelet {
         Some(kubelet) => kubelet,
         None => kubelet.insert(Kubelet::open(socket).await?),
     };
-    match pod {
-        Some((pod, known)) => kubelet.with_pod(pod, known).await,
-        None => kubelet.resources().await,
-    }
+    kubelet.resources().await
+}
+
+/// By the agent's clock: CLOCK_MONOTONIC, nanoseconds.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // It is never negative.
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 /// Whether it was sent as it is; one that is too large is a failure, which the agent hears.

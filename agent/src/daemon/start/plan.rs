@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use plimsoll_core::placement::device::GivenDevices;
+use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
 use crate::daemon::beside::alignment;
@@ -156,7 +156,7 @@ pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
 pub(super) fn topology_source(
     plan: &Plan<'_>,
     link: &ClusterLink,
-    devices: Option<mpsc::Sender<Option<Arc<GivenDevices>>>>,
+    devices: Option<mpsc::Sender<Option<Arc<ListedDevices>>>>,
 ) -> Option<io::Result<TopologySource>> {
     let args = &plan.args;
     let zones = args.kubelet.node_resource_topology;

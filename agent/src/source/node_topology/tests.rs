@@ -14,6 +14,8 @@ fn send(stream: &mut UnixStream, message: &FromKubelet) {
     let _gone = stream.write_all(&frame.unwrap());
 }
 
+const SAME: FromKubelet = FromKubelet::Same { asked_at_ns: 0 };
+
 fn hello(stream: &mut UnixStream) {
     send(stream, &FromKubelet::Hello { protocol: PROTOCOL });
 }
@@ -69,6 +71,7 @@ fn zones(slot: &TopologySlot) -> Value {
 /// No manager places anything, and these pods are listed.
 fn resources(pods: &[&str]) -> FromKubelet {
     FromKubelet::Resources {
+        asked_at_ns: 0,
         resources: Box::new(NodeResources {
             allocatable: Some(Given::default()),
             given: Vec::new(),
@@ -89,7 +92,7 @@ fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
     assert_eq!(first["alignment"]["scope"], "pod");
     assert_eq!(first["pods"][0]["name"], "a");
     // None of these puts anything.
-    send(&mut end, &FromKubelet::Same);
+    send(&mut end, &SAME);
     send(&mut end, &resources(&["n/a"]));
     let why = "away".to_owned();
     send(&mut end, &FromKubelet::Failed { why });
@@ -107,7 +110,7 @@ fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
 }
 
 #[test]
-fn devices_are_sent_as_they_change_and_a_pod_is_asked_for() {
+fn devices_are_sent_as_they_change_and_when_they_are_asked_for() {
     let (sender, mut devices) = mpsc::channel(1);
     let (source, ends) = source(Outlets {
         zones: None,
@@ -116,6 +119,7 @@ fn devices_are_sent_as_they_change_and_a_pod_is_asked_for() {
     let mut end = ends.recv().unwrap();
     hello(&mut end);
     let given = |pod: &str| FromKubelet::Resources {
+        asked_at_ns: 0,
         resources: Box::new(NodeResources {
             allocatable: None,
             given: vec![Given {
@@ -130,29 +134,35 @@ fn devices_are_sent_as_they_change_and_a_pod_is_asked_for() {
             pods: vec![format!("n/{pod}")],
         }),
     };
-    let pods = |sent: Option<Option<Arc<GivenDevices>>>| {
+    let pods = |sent: Option<Option<Arc<ListedDevices>>>| {
         let pods = sent.unwrap().map(|given| given.pods.clone());
         pods.map(|pods| pods.into_keys().collect::<Vec<_>>())
     };
     let said = |pod: &str| Some(vec![format!("n/{pod}")]);
     send(&mut end, &given("a"));
     assert_eq!(pods(devices.blocking_recv()), said("a"));
-    source.ask("n/b".to_owned());
+    source.ask();
     let mut question = vec![0; 4];
     io::Read::read_exact(&mut end, &mut question).unwrap();
     let length = u32::from_le_bytes(question[..].try_into().unwrap());
     question.resize(length as usize, 0);
     io::Read::read_exact(&mut end, &mut question).unwrap();
     let question: ToKubelet = serde_json::from_slice(&question).unwrap();
-    let pod = "n/b".to_owned();
-    assert_eq!(question, ToKubelet::Pod { pod });
+    assert_eq!(question, ToKubelet::Ask);
+    // The same is said once again, when it was asked for after the question.
+    send(&mut end, &SAME);
+    for asked_at_ns in [now_ns(), now_ns()] {
+        send(&mut end, &FromKubelet::Same { asked_at_ns });
+    }
+    let again = devices.blocking_recv().unwrap().unwrap();
+    assert!(again.asked_at_ns > 0 && again.pods.contains_key("n/a"));
     // The same is not said again; what finds no room is said with the next word.
     send(&mut end, &given("a"));
     send(&mut end, &given("b"));
     send(&mut end, &given("c"));
     send(&mut end, &given("c"));
     assert_eq!(pods(devices.blocking_recv()), said("b"));
-    send(&mut end, &FromKubelet::Same);
+    send(&mut end, &SAME);
     let mut newest = pods(devices.blocking_recv());
     while newest != said("c") {
         newest = pods(devices.blocking_recv());
@@ -201,6 +211,6 @@ fn what_is_no_answer_is_refused() {
     assert!(bytes(&[2, 0, 0, 0, b'{', b'}']).contains("no answer"));
     let other = |end: &mut UnixStream| send(end, &FromKubelet::Hello { protocol: 99 });
     assert!(refused(&other).contains("protocol 99"));
-    let no_hello = |end: &mut UnixStream| send(end, &FromKubelet::Same);
+    let no_hello = |end: &mut UnixStream| send(end, &SAME);
     assert!(refused(&no_hello).contains("no answer"));
 }

@@ -2,6 +2,10 @@
 //!
 //! Problem: the kubelet's device manager takes devices when it admits a pod, and no other program can say which. Approach: what it lists is a hint and nothing else: the NUMA nodes
 //! on which each device of a container is reached. Nothing is allocated here, nor refused.
+//!
+//! The kubelet finds devices by UID and lists them by name (`v1PodResourcesServer.List` in pkg/kubelet/apis/podresources/server_v1.go of 1.36; the messages have no UID), and a pod that was
+//! deleted and made again has the name of the one before. So a name is a pod's only in an answer that was asked for after the pod was known to be admitted: by then the kubelet has
+//! taken its devices, and has forgotten the other, for it hears of pods of one name in the order in which the API had them. From there on devices are a UID's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +14,43 @@ use serde::{Deserialize, Serialize};
 use super::reach;
 use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_resources::NodeResources;
+use crate::kube::pod_uid::PodUid;
 use crate::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints, Supply};
 use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// The nodes of each device, by resource; none where the device is near to none.
 type Near = BTreeMap<String, Vec<NumaMask>>;
 
-/// What a kubelet lists of devices.
+/// What a kubelet lists of devices, by the names of pods.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedDevices {
+    /// Before it was asked: CLOCK_MONOTONIC, nanoseconds.
+    pub asked_at_ns: u64,
+    /// Resources of which there are devices.
+    pub resources: BTreeSet<String>,
+    /// By pod (`namespace/pod`) and container what those have that have devices. Of two pods with one name neither is there.
+    pub pods: BTreeMap<String, BTreeMap<String, Near>>,
+}
+
+/// Which pods have which of a kubelet's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GivenDevices {
     /// Resources of which there are devices.
-    pub resources: BTreeSet<String>,
-    /// By pod (`namespace/pod`) and container what those have that have devices.
-    pub pods: BTreeMap<String, BTreeMap<String, Near>>,
+    resources: BTreeSet<String>,
+    /// By pod and container what those have that have devices.
+    pods: BTreeMap<PodUid, BTreeMap<String, Near>>,
 }
 
-impl GivenDevices {
+impl ListedDevices {
     /// From what the kubelet says. Nodes that no machine has are left out.
     #[must_use]
-    pub fn of(resources: &NodeResources) -> Self {
-        let mut all = Self::default();
+    pub fn of(asked_at_ns: u64, resources: &NodeResources) -> Self {
+        let mut all = Self {
+            asked_at_ns,
+            ..Self::default()
+        };
         let everywhere = resources.given.iter().chain(&resources.allocatable);
         for devices in everywhere.flat_map(|given| &given.devices) {
             all.resources.insert(devices.resource.clone());
@@ -59,13 +79,37 @@ impl GivenDevices {
                 of_pod.insert(container.to_owned(), near);
             }
         }
+        // Sorted by the kubelet's reader.
+        for names in resources.pods.windows(2) {
+            if names[0] == names[1] {
+                all.pods.remove(&names[0]);
+            }
+        }
         all
     }
 
+    /// Whether all is as in this one, but the time.
+    #[must_use]
+    pub fn says_the_same(&self, other: &Self) -> bool {
+        (&self.resources, &self.pods) == (&other.resources, &other.pods)
+    }
+
+    /// To these pods, each by its name (`namespace/pod`). They were known to be admitted when the kubelet was asked, and no two of them have one name.
+    #[must_use]
+    pub fn given_to<'a>(&self, pods: impl Iterator<Item = (&'a str, &'a PodUid)>) -> GivenDevices {
+        let pods = pods.filter_map(|(name, uid)| Some((uid.clone(), self.pods.get(name)?.clone())));
+        GivenDevices {
+            resources: self.resources.clone(),
+            pods: pods.collect(),
+        }
+    }
+}
+
+impl GivenDevices {
     /// Whether a container of the pod wants devices, and the kubelet has not said yet which it has. A pod may be listed before it has got any; init containers, which end, are not listed.
     #[must_use]
     pub fn are_awaited(&self, pod: &Pod) -> bool {
-        let of_pod = self.pods.get(&key(pod));
+        let of_pod = self.pods.get(&pod.uid());
         let mut listed = pod
             .all_containers()
             .filter(|container| !pod.is_plain_init(&container.name));
@@ -82,7 +126,7 @@ impl GivenDevices {
     /// Where a container reaches all of its devices, by resource.
     #[must_use]
     pub fn hints(&self, machine: NumaMask, pod: &Pod, container: &Container) -> ProviderHints {
-        let of_pod = self.pods.get(&key(pod));
+        let of_pod = self.pods.get(&pod.uid());
         let near = of_pod.and_then(|containers| containers.get(&container.name));
         hints(machine, near.into_iter().flatten())
     }
@@ -90,13 +134,9 @@ impl GivenDevices {
     /// Where a pod's containers reach all of their devices.
     #[must_use]
     pub fn pod_hints(&self, machine: NumaMask, pod: &Pod) -> ProviderHints {
-        let of_pod = self.pods.get(&key(pod)).into_iter();
+        let of_pod = self.pods.get(&pod.uid()).into_iter();
         hints(machine, of_pod.flat_map(BTreeMap::values).flatten())
     }
-}
-
-fn key(pod: &Pod) -> String {
-    format!("{}/{}", pod.namespace(), pod.metadata.name)
 }
 
 fn hints<'a>(
@@ -148,24 +188,29 @@ mod tests {
             devices,
             ..Given::default()
         };
-        GivenDevices::of(&NodeResources {
-            allocatable: Some(given("", vec![devices("x/gpu", &["g0", "g1"], &[0])])),
-            given: vec![
-                given(
-                    "n/p/main",
-                    vec![
-                        // One near to two nodes is listed twice.
-                        devices("x/nic", &["c0"], &[1]),
-                        devices("x/nic", &["c0"], &[2]),
-                        devices("x/nic", &["c1"], &[2]),
-                        devices("x/any", &["a"], &[]),
-                        devices("x/odd", &["o"], &[-1, 64, 99]),
-                    ],
-                ),
-                given("n/p/side", vec![devices("x/nic", &["c2"], &[0])]),
-            ],
-            pods: vec!["n/p".to_owned(), "n/early".to_owned()],
-        })
+        let listed = ListedDevices::of(
+            7,
+            &NodeResources {
+                allocatable: Some(given("", vec![devices("x/gpu", &["g0", "g1"], &[0])])),
+                given: vec![
+                    given(
+                        "n/p/main",
+                        vec![
+                            // One near to two nodes is listed twice.
+                            devices("x/nic", &["c0"], &[1]),
+                            devices("x/nic", &["c0"], &[2]),
+                            devices("x/nic", &["c1"], &[2]),
+                            devices("x/any", &["a"], &[]),
+                            devices("x/odd", &["o"], &[-1, 64, 99]),
+                        ],
+                    ),
+                    given("n/p/side", vec![devices("x/nic", &["c2"], &[0])]),
+                ],
+                pods: vec!["n/early".to_owned(), "n/p".to_owned()],
+            },
+        );
+        let pods = ["p", "early"].map(|name| (format!("n/{name}"), PodUid::from(name)));
+        listed.given_to(pods.iter().map(|(name, uid)| (&**name, uid)))
     }
 
     fn pod(name: &str, resource: &str) -> Pod {
@@ -204,6 +249,35 @@ mod tests {
         assert_eq!(fits(&main, 0b0010), (true, true));
         let none = super::tests::pod("early", "x/nic");
         assert!(all.pod_hints(machine, &none).is_empty());
+    }
+
+    #[test]
+    fn of_two_pods_with_one_name_neither_has_the_others_devices() {
+        let given = |container: &str, node| Given {
+            container: container.to_owned(),
+            devices: vec![devices("x/nic", &["c"], &[node])],
+            ..Given::default()
+        };
+        let listed = |pods: &[&str]| {
+            let listed = NodeResources {
+                given: vec![given("n/p/main", 0), given("n/p/side", 1)],
+                pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+                ..NodeResources::default()
+            };
+            ListedDevices::of(7, &listed)
+        };
+        assert!(listed(&["n/p", "n/p"]).pods.is_empty());
+        let (one, same) = (listed(&["n/p"]), listed(&["n/o", "n/p"]));
+        assert_eq!(one.pods.len(), 1);
+        assert!(one.says_the_same(&ListedDevices {
+            asked_at_ns: 8,
+            ..same
+        }));
+        assert!(!one.says_the_same(&listed(&["n/p", "n/p"])));
+        // Who is not named was not admitted when the kubelet was asked.
+        let uid = PodUid::from("other");
+        let given = one.given_to([("n/other", &uid)].into_iter());
+        assert!(given.are_awaited(&pod("p", "x/nic")));
     }
 
     #[test]

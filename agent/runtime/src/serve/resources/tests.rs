@@ -49,17 +49,19 @@ async fn each_change_is_sent_once_and_a_word_comes_all_the_same() {
         hear(&mut agent).await,
         FromKubelet::Hello { protocol: PROTOCOL }
     );
-    let FromKubelet::Resources { resources } = hear(&mut agent).await else {
+    let FromKubelet::Resources { resources, .. } = hear(&mut agent).await else {
         panic!("no resources");
     };
     assert_eq!(resources.allocatable.unwrap().cpus, [1, 2, 3]);
     assert_eq!(resources.pods, ["n/p0"]);
-    assert_eq!(hear(&mut agent).await, FromKubelet::Same);
+    let FromKubelet::Same { .. } = hear(&mut agent).await else {
+        panic!("nothing has changed");
+    };
     pods.store(2, Ordering::SeqCst);
     let changed = loop {
         match hear(&mut agent).await {
-            FromKubelet::Same => {}
-            FromKubelet::Resources { resources } => break resources,
+            FromKubelet::Same { .. } => {}
+            FromKubelet::Resources { resources, .. } => break resources,
             other => panic!("{other:?}"),
         }
     };
@@ -69,46 +71,23 @@ async fn each_change_is_sent_once_and_a_word_comes_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_pod_that_the_agent_asks_for_is_asked_for_at_once() {
-    let asked = Arc::new(AtomicU32::new(0));
-    let of_kubelet = Arc::clone(&asked);
-    let kubelet = StandIn::start(move |path, request| {
-        if !path.ends_with("/Get") {
-            return answer(path, 1);
-        }
-        of_kubelet.fetch_add(1, Ordering::SeqCst);
-        let request = <messages::GetPodResourcesRequest as prost::Message>::decode(request);
-        let request = request.unwrap();
-        let resources = messages::PodResources {
-            name: request.pod_name,
-            namespace: request.pod_namespace,
-            containers: vec![messages::ContainerResources {
-                name: "app".to_owned(),
-                cpu_ids: vec![7],
-                ..Default::default()
-            }],
-        };
-        sound(&messages::GetPodResourcesResponse {
-            pod_resources: Some(resources),
-        })
-    });
+async fn what_the_agent_asks_is_answered_at_once_by_what_the_kubelet_is_asked_after_it() {
+    let kubelet = StandIn::start(|path, _| answer(path, 1));
     let (mut agent, theirs) = UnixStream::pair().unwrap();
     let socket = kubelet.socket().to_owned();
-    tokio::spawn(async move { run(&socket, theirs).await });
+    // Of itself it asks but once.
+    let every = Duration::from_secs(3600);
+    tokio::spawn(async move { run_every(every, &socket, theirs).await });
     hear(&mut agent).await;
     hear(&mut agent).await;
-    let pod = "n/late".to_owned();
-    crate::tests::agent::say(&mut agent, &ToKubelet::Pod { pod }).await;
-    let resources = loop {
-        match hear(&mut agent).await {
-            FromKubelet::Same => {}
-            FromKubelet::Resources { resources } => break resources,
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(resources.pods, ["n/late", "n/p0"]);
-    assert_eq!(resources.given[0].cpus, [7]);
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    for _ in 0..3 {
+        let said_at_ns = now_ns();
+        crate::tests::agent::say(&mut agent, &ToKubelet::Ask).await;
+        let FromKubelet::Same { asked_at_ns } = hear(&mut agent).await else {
+            panic!("nothing has changed");
+        };
+        assert!(asked_at_ns > said_at_ns);
+    }
     // What is no question ends it.
     agent.write_all(&[2, 0, 0, 0, b'{', b'}']).await.unwrap();
     while agent.read_u8().await.is_ok() {}
