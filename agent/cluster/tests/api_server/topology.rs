@@ -1,5 +1,7 @@
 //! NodeResourceTopology against a real API server: written where the resource is installed, and never over another writer's.
 
+use std::time::{Duration, Instant};
+
 use plimsoll_core::kube::node_topology::{Alignment, Amounts, NodeTopology, Zone};
 
 use super::*;
@@ -37,8 +39,8 @@ fn resource() -> Value {
 
 fn frame(available: u64) -> ToCluster {
     let amounts = Amounts {
-        capacity: 8,
-        allocatable: 7,
+        capacity: 1000,
+        allocatable: 999,
         available,
     };
     ToCluster::NodeTopology {
@@ -74,11 +76,83 @@ async fn written_by_another(server: &Server, name: &str) {
     server.must(&call).await;
 }
 
+/// Until the object has what this frame or a later one says; what it has.
+async fn written(server: &Server, path: &str, at_least: u64) -> u64 {
+    until("the change", async || {
+        let text = available(&server.get(path).await?);
+        let now = text.as_str()?.parse().ok()?;
+        (now >= at_least).then_some(now)
+    })
+    .await
+}
+
 async fn is_so(program: &Program, of: &str) -> Option<()> {
     let is_so = program
         .metric("node_topology", &format!("of=\"{of}\""))
         .await;
     (is_so > 0.0).then_some(())
+}
+
+/// What a scheduler waits for at most, noted; and that it costs the API server a write in three seconds at most.
+#[test]
+fn a_change_is_soon_in_the_object_which_is_seldom_written() {
+    const PACE: Duration = Duration::from_secs(3);
+    const ALONE: u64 = 5;
+    const IN_A_ROW: u64 = 30;
+    run(async {
+        let Some(server) = Server::start().await else {
+            return;
+        };
+        let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        server.create(path, &resource()).await;
+        let option = ["--node-resource-topology"];
+        let (mut agent, _program) = beside(&server, "numa-aged", "v1.36.2", &option).await;
+        let path = format!("{OBJECTS}/numa-aged");
+        agent.send(&frame(1)).await;
+        written(&server, &path, 1).await;
+        let mut alone = Vec::new();
+        for change in 2..2 + ALONE {
+            tokio::time::sleep(PACE).await;
+            let sent = Instant::now();
+            agent.send(&frame(change)).await;
+            written(&server, &path, change).await;
+            alone.push(sent.elapsed());
+        }
+        let generation = async || {
+            let object = server.get(&path).await.unwrap();
+            object["metadata"]["generation"].as_u64().unwrap()
+        };
+        let (began, before) = (Instant::now(), generation().await);
+        let (mut waiting, mut in_a_row) = (Vec::new(), Vec::new());
+        for change in 100..100 + IN_A_ROW {
+            agent.send(&frame(change)).await;
+            waiting.push((change, Instant::now()));
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            let is = written(&server, &path, 0).await;
+            in_a_row.extend(
+                waiting
+                    .extract_if(.., |(change, _)| *change <= is)
+                    .map(|(_, sent)| sent.elapsed()),
+            );
+        }
+        written(&server, &path, 99 + IN_A_ROW).await;
+        in_a_row.extend(waiting.iter().map(|(_, sent)| sent.elapsed()));
+        let (writes, took) = (generation().await - before, began.elapsed());
+        for ages in [&mut alone, &mut in_a_row] {
+            ages.sort_unstable();
+        }
+        let median_and_longest = |ages: &[Duration]| (ages[ages.len() / 2], ages[ages.len() - 1]);
+        support::notes::note(format_args!(
+            "a change is in the NodeResourceTopology, median and longest, after {:?} alone, after {:?} of {IN_A_ROW} in a row in {took:?}, which were {writes} writes",
+            median_and_longest(&alone),
+            median_and_longest(&in_a_row)
+        ));
+        assert!(writes > 1);
+        assert!(
+            PACE * u32::try_from(writes - 1).unwrap() <= took,
+            "{writes} writes in {took:?}"
+        );
+    });
 }
 
 #[test]
