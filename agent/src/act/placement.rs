@@ -39,7 +39,7 @@ use tokio::sync::mpsc;
 pub use admission::Admission;
 pub use applier::{Applier, NodePaths, Options, Wanted};
 pub use outcome::{Failed, Offline, Outcome, Written};
-pub use owner::OtherOwner;
+pub use owner::{OtherOwner, running_kubelet};
 pub use quota::{PodQuotas, Quotas};
 
 use crate::host::HostRoot;

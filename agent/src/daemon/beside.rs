@@ -11,11 +11,17 @@ use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use serde_json::Value;
 
+use crate::act::placement::running_kubelet;
+use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::source::cluster::{SOCKET, USER};
 use crate::source::node_topology::{ReadAlignment, SOCKET as POD_RESOURCES};
 
+/// The kubelet's file in its directory, where many have it.
+pub(super) const KUBELET_CONFIG: &str = "config.yaml";
+/// More than any kubelet is started with.
+const COMMAND_LINE_BYTES_MAX: u64 = 64 << 10;
 /// More than any configuration has.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// Under which key `/configz` has it.
@@ -34,8 +40,8 @@ pub struct KubeletArgs {
     /// User that may connect there besides root (with --kubernetes)
     #[arg(long, value_name = "UID", requires = "kubernetes", default_value_t = USER)]
     pub cluster_uid: u32,
-    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes) [default: config.yaml
-    /// in --kubelet-dir, if it can be read]
+    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes) [default: what the kubelet
+    /// that runs was started with, or config.yaml in --kubelet-dir]
     #[arg(long, value_name = "FILE", requires = "kubernetes")]
     pub kubelet_config: Option<PathBuf>,
     /// Say what each NUMA node has left, for a scheduler that binds by it: plimsoll-runtime asks the kubelet, and plimsoll-cluster with the same option
@@ -52,10 +58,92 @@ pub struct KubeletArgs {
 /// # Errors
 /// It cannot be read, or is neither.
 pub fn kubelet_config(path: &Path) -> Result<Config, String> {
+    configuration(path, &EvictionFlags::default())
+}
+
+/// The configuration of the kubelet that runs, and what its command line names that is not in it. `given` is its file, where somebody said so.
+///
+/// # Errors
+/// It cannot be read, or is none. `Ok(None)`: no kubelet was found, nor a file where most have it.
+pub(super) fn running_config(
+    host: &HostRoot,
+    given: Option<&Path>,
+    kubelet_dir: &Path,
+) -> Result<Option<(Config, Option<PathBuf>)>, String> {
+    if let Some(given) = given {
+        return Ok(Some((kubelet_config(given)?, None)));
+    }
+    let usual = kubelet_dir.join(KUBELET_CONFIG);
+    // Where a program of another name runs it, as in k3s, only the file is left.
+    let Some(pid) = running_kubelet(host) else {
+        return match usual.exists() {
+            true => Ok(Some((kubelet_config(&usual)?, None))),
+            false => Ok(None),
+        };
+    };
+    let command = CommandLine::read(&host.procfs(format!("{pid}/cmdline")))?;
+    let path = match &command.config {
+        // As it sees it: the agent's own container has another root.
+        Some(path) => {
+            let path = path.strip_prefix("/").unwrap_or(path);
+            host.procfs(format!("{pid}/root")).join(path)
+        }
+        None => usual,
+    };
+    let config = if command.config.is_none() && !path.exists() {
+        let file = ConfigFile::parse("", None).map_err(|error| error.to_string())?;
+        Config::new(file, &command.flags).map_err(|error| error.to_string())?
+    } else {
+        configuration(&path, &command.flags)?
+    };
+    Ok(Some((config, command.config_dir)))
+}
+
+/// What a kubelet's command line says of its configuration.
+#[derive(Debug, Default)]
+struct CommandLine {
+    config: Option<PathBuf>,
+    config_dir: Option<PathBuf>,
+    flags: EvictionFlags,
+}
+
+impl CommandLine {
+    fn read(path: &Path) -> Result<Self, String> {
+        let mut text = Vec::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(COMMAND_LINE_BYTES_MAX).read_to_end(&mut text))
+            .map_err(|error| format!("{}: {error}", path.shown()))?;
+        Ok(Self::parse(&String::from_utf8_lossy(&text)))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut command = Self::default();
+        let mut words = text.split('\0').skip(1);
+        while let Some(word) = words.next() {
+            let (name, value) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (word, None),
+            };
+            let mut value = || value.or_else(|| words.next()).map(str::to_owned);
+            match name {
+                "--config" => command.config = value().map(PathBuf::from),
+                "--config-dir" => command.config_dir = value().map(PathBuf::from),
+                "--eviction-hard" => command.flags.eviction_hard = value(),
+                "--eviction-soft" => command.flags.eviction_soft = value(),
+                "--eviction-soft-grace-period" => {
+                    command.flags.eviction_soft_grace_period = value();
+                }
+                _ => {}
+            }
+        }
+        command
+    }
+}
+
+fn configuration(path: &Path, flags: &EvictionFlags) -> Result<Config, String> {
     let parsed = |text: &str| {
         let file = ConfigFile::parse(text, Some(path)).map_err(|error| error.to_string())?;
-        let config = Config::new(file, &EvictionFlags::default());
-        config.map_err(|error| error.to_string())
+        Config::new(file, flags).map_err(|error| error.to_string())
     };
     let mut text = String::new();
     std::fs::File::open(path)
@@ -146,6 +234,74 @@ mod tests {
         assert_eq!(says(&ours("500Mi"), &ours("50Mi")), 0);
         assert_eq!(says(&ours("500Mi"), &ours("500Mi")), 1);
         assert_eq!(says(&ours("500Mi"), &ours("5%")), 1);
+    }
+
+    #[test]
+    fn what_the_running_kubelet_was_started_with_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let kubelet_dir = dir.path().join("kubelet");
+        std::fs::create_dir_all(&kubelet_dir).unwrap();
+        let hard = || {
+            let found = running_config(&host, None, &kubelet_dir).unwrap();
+            found.map(|(config, drop_ins)| {
+                let memory = |one: &&Threshold| one.signal == Signal::MemoryAvailable;
+                let threshold = config.engine.thresholds.iter().find(memory);
+                (threshold.map(|one| one.amount(16 * GIB) >> 20), drop_ins)
+            })
+        };
+        assert_eq!(hard(), None);
+        let text = |hard: &str| {
+            format!(
+                "apiVersion: {API_VERSION}\nkind: KubeletConfiguration\nevictionHard: {{memory.available: {hard}}}\n"
+            )
+        };
+        std::fs::write(kubelet_dir.join(KUBELET_CONFIG), text("200Mi")).unwrap();
+        assert_eq!(
+            hard(),
+            Some((Some(200), None)),
+            "no process: its usual file"
+        );
+        let process = host.procfs("77");
+        std::fs::create_dir_all(process.join("root/etc")).unwrap();
+        std::fs::write(process.join("root/etc/kubelet.json"), text("300Mi")).unwrap();
+        std::fs::write(process.join("comm"), "kubelet\n").unwrap();
+        std::fs::write(process.join("cgroup"), "0::/system.slice/kubelet.service\n").unwrap();
+        for (words, expected, drop_ins) in [
+            (&["kubelet", "--v=2"][..], Some(200), None),
+            (
+                &["kubelet", "--config", "/etc/kubelet.json"],
+                Some(300),
+                None,
+            ),
+            (
+                &[
+                    "kubelet",
+                    "--config=/etc/kubelet.json",
+                    "--config-dir=/etc/more",
+                ],
+                Some(300),
+                Some(PathBuf::from("/etc/more")),
+            ),
+            (
+                &[
+                    "kubelet",
+                    "--config=/etc/kubelet.json",
+                    "--eviction-hard=memory.available<750Mi",
+                ],
+                Some(750),
+                None,
+            ),
+        ] {
+            std::fs::write(process.join("cmdline"), words.join("\0") + "\0").unwrap();
+            assert_eq!(hard(), Some((expected, drop_ins)), "{words:?}");
+        }
+        std::fs::write(process.join("cmdline"), "kubelet\0--config=/none\0").unwrap();
+        assert!(running_config(&host, None, &kubelet_dir).is_err());
+        // Without any file its own defaults hold.
+        std::fs::remove_file(kubelet_dir.join(KUBELET_CONFIG)).unwrap();
+        std::fs::write(process.join("cmdline"), "kubelet\0").unwrap();
+        assert_eq!(hard(), Some((Some(100), None)));
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::act::placement::NodePaths;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
-use crate::daemon::beside::{conflicts, kubelet_config};
+use crate::daemon::beside::{conflicts, running_config};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Observables};
 use crate::daemon::pod_meters::PodMeters;
@@ -40,6 +40,7 @@ use crate::daemon::{Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sour
 use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
+use crate::host::shown::Show as _;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::devices;
@@ -70,7 +71,7 @@ mod plan;
 
 pub use self::args::RunArgs;
 use self::ledgers::Ledgers;
-use self::plan::{Plan, disks, kubelet_config_path, nri_settings, topology_source};
+use self::plan::{Plan, disks, nri_settings, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
@@ -278,19 +279,26 @@ impl Start<'_> {
             sources.watch_manifests(&args.manifests, ground)?;
             return Ok(None);
         };
-        let conflicts = match kubelet_config(&kubelet_config_path(args)) {
-            Ok(kubelet) => {
+        let given = args.kubelet.kubelet_config.as_deref();
+        let conflicts = match running_config(&self.plan.host, given, &args.kubelet_dir) {
+            Ok(Some((kubelet, drop_ins))) => {
                 let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
-                conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes)
+                let mut lines = conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes);
+                lines.extend(drop_ins.map(|dir| {
+                    format!(
+                        "{}: the kubelet also takes settings from there, which were not compared: look for evictionHard and evictionSoft",
+                        dir.shown()
+                    )
+                }));
+                lines
             }
-            Err(error) if args.kubelet.kubelet_config.is_some() => {
-                vec![format!("--kubelet-config was not compared: {error}")]
-            }
-            // It has none there, or one of another release: nobody asked for it.
-            Err(error) => {
-                tracing::info!("the kubelet's configuration was not compared: {error}");
+            Ok(None) => {
+                tracing::info!("no kubelet's configuration was found to compare with");
                 Vec::new()
             }
+            Err(error) => vec![format!(
+                "the kubelet's configuration was not compared: {error}; say with --kubelet-config where it is"
+            )],
         };
         tracing::info!(kubepods = %tree.kubepods(), driver = tree.driver().name(), "beside a kubelet");
         let (link, events, left) = ClusterLink::start(&ClusterSettings {

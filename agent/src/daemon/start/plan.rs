@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
-use crate::daemon::beside::alignment;
+use crate::daemon::beside::{KUBELET_CONFIG, alignment};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{KnobError, Ledger};
@@ -28,9 +28,6 @@ use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
 
 use super::args::RunArgs;
-
-/// Where most kubelets have their configuration, below their root directory.
-const KUBELET_CONFIG: &str = "config.yaml";
 
 /// What the arguments, the configuration and the host say. Nothing has been changed yet.
 pub(super) struct Plan<'a> {

@@ -194,9 +194,10 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
             };
         }
         while self.weight + weight > most.in_all {
-            let own = of_bearer(self);
-            let gives_way =
-                |(borne, _): &&(usize, String)| own.is_none_or(|own| *borne > own + weight);
+            let of_bearer = of_bearer(self);
+            let gives_way = |(borne, _): &&(usize, String)| {
+                of_bearer.is_none_or(|of_bearer| *borne > of_bearer + weight)
+            };
             match (self.sizes.last().filter(gives_way).cloned(), &bearer) {
                 (Some((_, other)), _) => self.give_way(other, most)?,
                 (None, Some(bearer)) => return self.leave_out(bearer.clone(), most),
