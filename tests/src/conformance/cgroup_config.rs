@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
 use plimsoll_core::kube::cgroup_config::{
-    self, CgroupConfig, MemoryReservationPolicy, NodeCapacity, QosSettings, SwapBehavior,
+    self, CgroupConfig, MemoryReservationPolicy, NodeCapacity, QosSettings, SwapBehavior, Tiers,
 };
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
@@ -14,7 +14,7 @@ use plimsoll_core::policy::oom::score;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::pods::refused;
+use super::pods::{add_overhead_to_shared_limits, add_overhead_to_shared_requests, refused};
 use super::{Verdict, read, same};
 
 #[derive(Deserialize)]
@@ -244,7 +244,9 @@ pub(super) fn check(vector: &Value) -> Verdict {
             return pod(*vector).unwrap_or_else(|why| Verdict::Fail { why });
         }
         Ok(Vector::ContainerResources(vector)) => containers(*vector),
-        Ok(Vector::QosCgroups(vector)) => tiers(*vector),
+        Ok(Vector::QosCgroups(vector)) => {
+            return tiers(*vector).unwrap_or_else(|why| Verdict::Fail { why });
+        }
         Err(why) => Err(why),
     };
     Verdict::of(complaint)
@@ -259,32 +261,36 @@ fn pod(vector: PodVector) -> Result<Verdict, String> {
         ..QosSettings::default()
     };
     let pod = vector.pod.with_defaults();
-    same("qos", &pod.qos_class(), &vector.qos)?;
-    let actual = cgroup_config::pod_config(&pod, &settings, &NODE);
-    vector.expected.same_as("pod", &actual)?;
-    match refused(&pod, vector.resources_valid) {
-        Err(_) if refused(&with_overhead_in_big_requests(&pod), vector.resources_valid).is_ok() => {
-            Ok(Verdict::KnownUpstreamDefect(
-                "resources_valid is that of a pod whose request has overhead in a shared decimal"
-                    .to_owned(),
-            ))
-        }
-        result => result.map(|()| Verdict::Pass),
+    let judge = |qos: QosClass, pod: &Pod, checked: &Pod| {
+        same("qos", &qos, &vector.qos)?;
+        let actual = cgroup_config::pod_config(pod, &settings, &NODE);
+        vector.expected.same_as("pod", &actual)?;
+        refused(checked, vector.resources_valid)
+    };
+    let Err(why) = judge(pod.qos_class(), &pod, &pod) else {
+        return Ok(Verdict::Pass);
+    };
+    // Upstream looks at the class when it has added up, and was asked for `resources_valid` after that.
+    let after = after_totals(&pod);
+    let mut reclassified = pod.clone();
+    reclassified.status.qos_class = Some(after.qos_class());
+    let is_known = [pod.qos_class(), after.qos_class()]
+        .into_iter()
+        .any(|qos| judge(qos, &reclassified, &after).is_ok());
+    if after != pod && is_known {
+        Ok(Verdict::KnownUpstreamDefect(
+            "the pod has overhead in a shared decimal".to_owned(),
+        ))
+    } else {
+        Err(why)
     }
 }
 
-/// The pod after upstream has computed its cgroup: a pod-level request that is a big decimal is shared with the result, to which overhead
-/// is added in place. The vectors' `resources_valid` was asked after that.
-fn with_overhead_in_big_requests(pod: &Pod) -> Pod {
+/// The pod after upstream has computed its cgroup.
+fn after_totals(pod: &Pod) -> Pod {
     let mut pod = pod.clone();
-    let level = pod.spec.resources.iter_mut();
-    for (name, request) in level.flat_map(|level| &mut level.requests) {
-        if let Some(overhead) = pod.spec.overhead.get(name)
-            && request.is_big()
-        {
-            *request += overhead;
-        }
-    }
+    add_overhead_to_shared_requests(&mut pod);
+    add_overhead_to_shared_limits(&mut pod);
     pod
 }
 
@@ -373,7 +379,7 @@ fn containers(vector: ContainersVector) -> Result<(), String> {
     Ok(())
 }
 
-fn tiers(vector: TiersVector) -> Result<(), String> {
+fn tiers(vector: TiersVector) -> Result<Verdict, String> {
     let settings = QosSettings {
         memory_qos: true,
         memory_reservation_policy: if vector.tiered_reservation {
@@ -389,13 +395,148 @@ fn tiers(vector: TiersVector) -> Result<(), String> {
         ..NODE
     };
     let pods: Vec<Pod> = vector.pods.into_iter().map(Pod::with_defaults).collect();
-    let actual = cgroup_config::tiers(&pods, &settings, &node);
-    let expected = vector.expected;
-    expected
-        .guaranteed
-        .same_as("guaranteed", &actual.kubepods)?;
-    expected.burstable.same_as("burstable", &actual.burstable)?;
-    expected
-        .besteffort
-        .same_as("besteffort", &actual.best_effort)
+    let compare = |actual: &Tiers| {
+        let expected = &vector.expected;
+        expected
+            .guaranteed
+            .same_as("guaranteed", &actual.kubepods)?;
+        expected.burstable.same_as("burstable", &actual.burstable)?;
+        expected
+            .besteffort
+            .same_as("besteffort", &actual.best_effort)
+    };
+    let Err(why) = compare(&cgroup_config::tiers(&pods, &settings, &node)) else {
+        return Ok(Verdict::Pass);
+    };
+    match compare(&tiers_one_by_one(
+        pods,
+        &settings,
+        &node,
+        vector.tiered_reservation,
+    )) {
+        Ok(()) => Ok(Verdict::KnownUpstreamDefect(
+            "overhead was added to a shared decimal for each setting".to_owned(),
+        )),
+        Err(_) => Err(why),
+    }
+}
+
+/// Upstream adds up the pods for each setting anew (`UpdateCgroups`): for the shares those that are Burstable, for protection and for
+/// the reserve both classes. Each time overhead is added to decimals that are shared, which may change a pod's class, too.
+fn tiers_one_by_one(
+    mut pods: Vec<Pod>,
+    settings: &QosSettings,
+    node: &NodeCapacity,
+    tiered_reservation: bool,
+) -> Tiers {
+    let mut add_up = |classes: &[QosClass]| {
+        let tiers = cgroup_config::tiers(&pods, settings, node);
+        let counted = pods
+            .iter_mut()
+            .filter(|pod| classes.contains(&pod.qos_class()));
+        counted.for_each(add_overhead_to_shared_requests);
+        tiers
+    };
+    let both = [QosClass::Guaranteed, QosClass::Burstable];
+    let mut tiers = add_up(&[QosClass::Burstable]);
+    if tiered_reservation {
+        let protected = add_up(&both);
+        tiers.kubepods.memory_min_bytes = protected.kubepods.memory_min_bytes;
+        tiers.burstable.memory_low_bytes = protected.burstable.memory_low_bytes;
+    }
+    let reserved = add_up(&both);
+    tiers.burstable.memory_max_bytes = reserved.burstable.memory_max_bytes;
+    tiers.best_effort.memory_max_bytes = reserved.best_effort.memory_max_bytes;
+    tiers
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const GI: i64 = 1 << 30;
+
+    /// A pod of which overhead is added to a big decimal, as 1.5Gi is one.
+    fn pod(memory_limit: &str) -> Value {
+        json!({"spec": {
+            "containers": [{"name": "c"}],
+            "overhead": {"memory": "1Gi"},
+            "resources": {"requests": {"cpu": "1", "memory": "1.5Gi"}, "limits": {"cpu": "1", "memory": memory_limit}},
+        }})
+    }
+
+    /// What `PodRequests` of 1.36.2 returns when it is called again: 1.5Gi and 1Gi, 2Gi, 3Gi.
+    #[test]
+    fn each_total_of_the_tiers_adds_overhead_once_more() {
+        let vector = |memory_low: i64, allocatable: i64| {
+            json!({
+                "kind": "qos_cgroups", "pods": [pod("4Gi")], "node_allocatable_memory": 100 * GI,
+                "tiered_reservation": true, "qos_reserved_memory_percent": 100,
+                "expected": {
+                    "guaranteed": {"unified": {"memory.min": memory_low.to_string()}},
+                    "burstable": {
+                        "cpu_shares": 1024, "cpu_weight_new": 100, "memory_limit": 100 * GI,
+                        "unified": {"memory.low": memory_low.to_string()},
+                    },
+                    "besteffort": {"cpu_shares": 2, "cpu_weight_new": 1, "memory_limit": allocatable},
+                },
+            })
+        };
+        let right = 5 * GI / 2;
+        assert_eq!(check(&vector(right, 100 * GI - right)), Verdict::Pass);
+        // After the shares and, for the reserve, after the protection.
+        let known = check(&vector(right + GI, 100 * GI - right - 2 * GI));
+        assert!(
+            matches!(known, Verdict::KnownUpstreamDefect(_)),
+            "{known:?}"
+        );
+        for (memory_low, allocatable) in [
+            (right + GI, 100 * GI - right - GI),
+            (right + 2 * GI, 100 * GI - right - 2 * GI),
+            (right + GI + 1, 100 * GI - right - 2 * GI),
+        ] {
+            let wrong = check(&vector(memory_low, allocatable));
+            assert!(matches!(wrong, Verdict::Fail { .. }), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_judged_again_with_what_its_totals_left_in_it() {
+        let vector = |memory_limit: &str, limit_bytes: i64, key: &str, valid: bool| {
+            json!({
+                "kind": "pod_resource_config", "pod": pod(memory_limit), "cpu_period": 100_000, "enforce_cpu_limits": true,
+                "memory_qos": true, "memory_reservation_policy": "TieredReservation",
+                "qos": if memory_limit == "4Gi" { "Burstable" } else { "Guaranteed" }, "resources_valid": valid,
+                "expected": {
+                    "cpu_shares": 1024, "cpu_weight_new": 100, "cpu_quota": 100_000, "cpu_period": 100_000,
+                    "memory_limit": limit_bytes, "unified": {key: (5 * GI / 2).to_string()},
+                },
+            })
+        };
+        assert_eq!(
+            check(&vector("4Gi", 5 * GI, "memory.low", true)),
+            Verdict::Pass
+        );
+        // 1536Mi is no big decimal: with 2.5Gi the request is above the limit, and not equal to it any more.
+        let known = check(&vector("1536Mi", 5 * GI / 2, "memory.low", false));
+        assert!(
+            matches!(known, Verdict::KnownUpstreamDefect(_)),
+            "{known:?}"
+        );
+        // Both are big decimals, and stay equal.
+        assert_eq!(
+            check(&vector("1.5Gi", 5 * GI / 2, "memory.min", true)),
+            Verdict::Pass
+        );
+        for (limit, bytes, key, valid) in [
+            ("1536Mi", 5 * GI / 2, "memory.low", true),
+            ("1536Mi", 7 * GI / 2, "memory.low", false),
+            ("4Gi", 5 * GI, "memory.low", false),
+        ] {
+            let wrong = check(&vector(limit, bytes, key, valid));
+            assert!(matches!(wrong, Verdict::Fail { .. }), "{limit}: {wrong:?}");
+        }
+    }
 }

@@ -132,6 +132,41 @@ pub(super) fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
     }
 }
 
+/// What a call of upstream's `PodRequests` leaves in the pod. A pod-level request that is a big decimal is shared with the result, and
+/// overhead is added to it in place (`reqs[resourceName] = quantity` and then `value.Add` in helpers.go): each call adds it once more.
+pub(super) fn add_overhead_to_shared_requests(pod: &mut Pod) {
+    if pod.pod_level_resources().is_some()
+        && let Some(level) = &mut pod.spec.resources
+    {
+        add_to_shared(&mut level.requests, &pod.spec.overhead);
+    }
+}
+
+/// The same of `PodLimits`, which leaves limits of zero alone.
+pub(super) fn add_overhead_to_shared_limits(pod: &mut Pod) {
+    if pod.pod_level_resources().is_some()
+        && let Some(level) = &mut pod.spec.resources
+    {
+        let limits = level.limits.iter_mut();
+        let limits = limits.filter(|(_, limit)| !limit.is_zero());
+        add_to_shared(limits, &pod.spec.overhead);
+    }
+}
+
+fn add_to_shared<'a>(
+    amounts: impl IntoIterator<Item = (&'a String, &'a mut Quantity)>,
+    overhead: &ResourceList,
+) {
+    for (name, amount) in amounts {
+        if amount.is_big()
+            && resources::is_pod_level_resource(name)
+            && let Some(overhead) = overhead.get(name)
+        {
+            *amount += overhead;
+        }
+    }
+}
+
 pub(super) fn pod_resources(vector: &Value) -> Verdict {
     read(vector)
         .and_then(totals)
@@ -186,22 +221,16 @@ fn totals(expected: ResourcesVector) -> Result<Verdict, String> {
         &expected.pod_requests_skip_pod_level,
     )?;
 
-    let no_overhead = requests(Scope {
+    let without_overhead = Scope {
         overhead: false,
         ..Scope::ALL
-    });
-    // Upstream shares the big decimal of a pod-level request between the pod and the result of the call with overhead,
-    // which adds to it in place; the call without overhead then sees the sum.
-    let mut shared = no_overhead.clone();
-    for (name, request) in level.iter().flat_map(|(requests, _)| requests.iter()) {
-        if request.is_big()
-            && let Some(sum) = all.get(name)
-        {
-            shared.insert(name.clone(), sum.clone());
-        }
-    }
+    };
+    let no_overhead = requests(without_overhead);
+    // The call with overhead came first.
+    let mut after = pod.clone();
+    add_overhead_to_shared_requests(&mut after);
     if no_overhead != expected.pod_requests_no_overhead
-        && shared == expected.pod_requests_no_overhead
+        && resources::pod_requests(&after, without_overhead) == expected.pod_requests_no_overhead
     {
         return Ok(Verdict::KnownUpstreamDefect(
             "pod_requests_no_overhead has overhead in a shared decimal".to_owned(),
