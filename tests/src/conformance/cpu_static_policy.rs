@@ -1,7 +1,8 @@
 //! `cpu_static_policy`: sequences of starts and ends of containers under the static CPU policy.
 //!
 //! Each step has to give what the kubelet gave, until the record shows one of its defects: CPUs that were not free (sockets and
-//! cores of unlike size), or, in a sequence with that tag, a best combination of NUMA nodes that was overwritten. From there on the
+//! cores of unlike size), CPUs of an init container that another container of the pod has, or, in a sequence with that tag, a best
+//! combination of NUMA nodes that was overwritten. From there on the
 //! kubelet's books are not ours any more, and each step has to keep what must always hold: the requested number, from CPUs that are
 //! free or the pod's own, nothing shared that is exclusive, nothing lost.
 
@@ -119,6 +120,14 @@ struct Books {
     changed: BTreeMap<String, Option<CpuSet>>,
 }
 
+impl Books {
+    /// What a container has got in this step.
+    fn of(&self, pod: &PodUid, container: &str) -> Option<CpuSet> {
+        let changed = self.changed.get(&format!("{pod}/{container}"));
+        changed.copied().flatten()
+    }
+}
+
 #[derive(Deserialize, PartialEq, Debug)]
 struct Hints {
     hints: Option<BTreeMap<String, Vec<(u64, bool)>>>,
@@ -179,6 +188,7 @@ fn compare(vector: Vector) -> Result<Option<String>, String> {
         cpus,
         pods,
         alias_sensitive,
+        reusable: None,
         defect: None,
     };
     for (at, step) in vector.steps.into_iter().enumerate() {
@@ -193,10 +203,15 @@ fn compare(vector: Vector) -> Result<Option<String>, String> {
     Ok(sequence.defect)
 }
 
+/// A defect: an init container that is asked for once more makes CPUs reusable that another container has.
+const DOUBLED: &str = "CPUs of an init container that another container has";
+
 struct Sequence {
     cpus: StaticCpus,
     pods: BTreeMap<String, Pod>,
     alias_sensitive: bool,
+    /// Whose CPUs the kubelet uses again, and which (`cpusToReuse`).
+    reusable: Option<(PodUid, CpuSet)>,
     /// What the record has shown.
     defect: Option<String>,
 }
@@ -222,7 +237,20 @@ impl Sequence {
                 };
                 let before = self.cpus.clone();
                 let result = self.cpus.allocate(&pod, container, hint);
-                self.judge_allocation(&before, &pod, container, &result, &expect)
+                let kubelet = self.with_doubled_cpus(&before, &pod, &container.name);
+                let kubelets = kubelet.map(|mut kubelet| kubelet.allocate(&pod, container, hint));
+                if let Some(Ok(doubled)) = kubelets
+                    && self.defect.is_none()
+                    && result.as_ref().ok() != Some(&doubled)
+                    && doubled == expect.of(&pod.uid(), &container.name)
+                {
+                    self.defect = Some(DOUBLED.to_owned());
+                }
+                self.judge_allocation(&before, &pod, container, &result, &expect)?;
+                if let Ok(Some(cpus)) = result {
+                    self.note_reusable(&pod, &container.name, cpus);
+                }
+                Ok(())
             }
             Step::Remove {
                 pod,
@@ -248,13 +276,66 @@ impl Sequence {
                 container,
                 expect,
             } => {
-                let pod = self.pod(&pod)?;
-                self.judge_hints(self.cpus.hints(pod, find(pod, &container)?), &expect)
+                let pod = self.pod(&pod)?.clone();
+                let container = find(&pod, &container)?;
+                let kubelet = self.with_doubled_cpus(&self.cpus, &pod, &container.name);
+                let kubelets = kubelet.map(|kubelet| kubelet.hints(&pod, container));
+                self.judge_hints(self.cpus.hints(&pod, container), kubelets, &expect)
             }
             Step::PodHints { pod, expect } => {
-                self.judge_hints(self.cpus.pod_hints(self.pod(&pod)?), &expect)
+                let pod = self.pod(&pod)?.clone();
+                let kubelet = self.with_doubled_cpus(&self.cpus, &pod, "");
+                let kubelets = kubelet.map(|kubelet| kubelet.pod_hints(&pod));
+                self.judge_hints(self.cpus.pod_hints(&pod), kubelets, &expect)
             }
         }
+    }
+
+    /// The kubelet's `updateCPUsToReuse`.
+    fn note_reusable(&mut self, pod: &Pod, container: &str, cpus: CpuSet) {
+        let uid = pod.uid();
+        let so_far = match self.reusable.take() {
+            Some((of, so_far)) if of == uid => so_far,
+            _ => CpuSet::EMPTY,
+        };
+        let reusable = if ends(pod, container) {
+            so_far | cpus
+        } else {
+            so_far - cpus
+        };
+        self.reusable = Some((uid, reusable));
+    }
+
+    /// The books as the kubelet reads them for this pod where it would give some CPUs twice; `None` where it would not. An init container
+    /// that is asked for once more makes its CPUs reusable again (`Allocate` calls `updateCPUsToReuse` for what it has), though an app
+    /// container of the pod has taken them over: to the kubelet they are an init container's alone.
+    fn with_doubled_cpus(
+        &self,
+        books: &StaticCpus,
+        pod: &Pod,
+        container: &str,
+    ) -> Option<StaticCpus> {
+        let uid = pod.uid();
+        let (_, reusable) = self.reusable.as_ref().filter(|(of, _)| *of == uid)?;
+        let mut state = books.state().clone();
+        let of_pod = state.assignments.get_mut(&uid)?;
+        let mut of_others = of_pod.iter().filter(|(name, _)| !ends(pod, name));
+        if of_others.all(|(_, cpus)| cpus.is_disjoint(reusable)) {
+            return None;
+        }
+        let inits = pod.spec.init_containers.iter();
+        let mut inits = inits.filter(|init| ends(pod, &init.name) && init.name != container);
+        let init = inits.next()?;
+        of_pod.values_mut().for_each(|cpus| *cpus -= *reusable);
+        of_pod.insert(init.name.clone(), *reusable - state.shared);
+        of_pod.retain(|_, cpus| !cpus.is_empty());
+        let mut doubled = books.policy().start(state).ok()?;
+        let hint = TopologyHint {
+            mask: None,
+            preferred: true,
+        };
+        doubled.allocate(pod, init, hint).ok()?;
+        Some(doubled)
     }
 
     fn judge_allocation(
@@ -291,8 +372,7 @@ impl Sequence {
             return Err("an allocation that failed has changed the books".to_owned());
         }
 
-        let key = format!("{uid}/{}", container.name);
-        let theirs = expect.changed.get(&key).copied().flatten();
+        let theirs = expect.of(&uid, &container.name);
         if self.defect.is_none()
             && let Some(theirs) = theirs
         {
@@ -366,19 +446,24 @@ impl Sequence {
         same("books", &books, expect)
     }
 
-    fn judge_hints(&self, hints: ProviderHints, expect: &Hints) -> Result<(), String> {
-        let listed = hints.into_iter().map(|(resource, set)| {
-            let hints = set.and_then(|set| set.list());
-            let hints = hints.ok_or("hints that cannot be listed")?;
-            let pair = |hint: TopologyHint| Some((hint.mask?.0, hint.preferred));
-            Ok((resource, hints.into_iter().filter_map(pair).collect()))
-        });
-        let listed = listed.collect::<Result<BTreeMap<String, Vec<(u64, bool)>>, String>>()?;
+    fn judge_hints(
+        &mut self,
+        hints: ProviderHints,
+        kubelets: Option<ProviderHints>,
+        expect: &Hints,
+    ) -> Result<(), String> {
+        let hints = listed(hints)?;
         if self.defect.is_some() {
             return Ok(());
         }
-        let hints = (!listed.is_empty()).then_some(listed);
-        same("hints", &Hints { hints }, expect)
+        if hints != *expect
+            && let Some(kubelets) = kubelets
+            && listed(kubelets)? == *expect
+        {
+            self.defect = Some(DOUBLED.to_owned());
+            return Ok(());
+        }
+        same("hints", &hints, expect)
     }
 
     /// No CPU is lost or shared that is exclusive; none has two owners, unless one of them is an init container of the same pod.
@@ -411,6 +496,19 @@ impl Sequence {
         }
         same("all CPUs", &all, &self.cpus.policy().managed())
     }
+}
+
+fn listed(hints: ProviderHints) -> Result<Hints, String> {
+    let listed = hints.into_iter().map(|(resource, set)| {
+        let hints = set.and_then(|set| set.list());
+        let hints = hints.ok_or("hints that cannot be listed")?;
+        let pair = |hint: TopologyHint| Some((hint.mask?.0, hint.preferred));
+        Ok((resource, hints.into_iter().filter_map(pair).collect()))
+    });
+    let listed = listed.collect::<Result<BTreeMap<String, Vec<(u64, bool)>>, String>>()?;
+    Ok(Hints {
+        hints: (!listed.is_empty()).then_some(listed),
+    })
 }
 
 /// Whether a container has ended before those after it start.
@@ -522,4 +620,56 @@ fn pod(record: &PodRecord) -> Result<Pod, String> {
     }))?;
     same("qos", &pod.qos_class().as_str(), &record.qos.as_str())?;
     Ok(pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Eight cores, of which the first is reserved, and a pod whose init container is asked for again when `a` has its CPUs. The
+    /// kubelet's static policy of 1.36.2 then gives them to `b` as well.
+    fn sequence(of_b: &str, shared: &str) -> Value {
+        let container = |name: &str, kind: &str| {
+            json!({
+                "name": name, "type": kind, "cpu_request_milli": 2000, "cpu_limit_milli": 2000,
+                "memory_request": 1, "memory_limit": 1,
+            })
+        };
+        let allocate = |name: &str, shared: &str, changed: Value| {
+            json!({
+                "op": "allocate", "pod": "p", "container": name, "hint": [null, true],
+                "expect": {"default": shared, "changed": changed},
+            })
+        };
+        let cpus: Vec<[u32; 5]> = (0..8).map(|cpu| [cpu, cpu, 0, 0, 0]).collect();
+        json!({
+            "topology": {
+                "id": "t", "desc": "", "num_cpus": 8, "num_cores": 8, "num_sockets": 1, "num_numa_nodes": 1,
+                "num_uncore_caches": 1, "cpus": cpus,
+            },
+            "reserved_cpus": "0", "num_reserved": 1, "options": {}, "topology_manager_policy": "none",
+            "pods": [{"uid": "p", "qos": "Guaranteed", "containers": [
+                container("i", "init"), container("a", "app"), container("b", "app"),
+            ]}],
+            "expect_start": {"reserved": "0", "default": "0-7"},
+            "steps": [
+                allocate("i", "0,3-7", json!({"p/i": "1-2"})),
+                allocate("a", "0,3-7", json!({"p/a": "1-2"})),
+                allocate("i", "0,3-7", json!({})),
+                allocate("b", shared, json!({"p/b": of_b})),
+            ],
+            "final_assignments": {"p/i": "1-2", "p/a": "1-2", "p/b": of_b},
+        })
+    }
+
+    #[test]
+    fn cpus_that_the_kubelet_gives_twice_are_its_defect() {
+        assert_eq!(check(&sequence("3-4", "0,5-7")), Verdict::Pass);
+        let known = check(&sequence("1-2", "0,3-7"));
+        assert_eq!(known, Verdict::KnownUpstreamDefect(DOUBLED.to_owned()));
+        for (of_b, shared) in [("2-3", "0,4-7"), ("5-6", "0,3-4,7"), ("1", "0,3-7")] {
+            let wrong = check(&sequence(of_b, shared));
+            assert!(matches!(wrong, Verdict::Fail { .. }), "{of_b}: {wrong:?}");
+        }
+    }
 }
