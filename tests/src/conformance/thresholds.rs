@@ -88,6 +88,20 @@ pub(super) fn sorted<'a>(
     sorted
 }
 
+/// The same as keys of a map, which the kubelet makes of thresholds that are met: of two that are equal it has one, unless pointers in them
+/// differ, as those to a quantity or to a minimum reclaim do (`thresholdsObservedAt`).
+pub(super) fn as_keys<'a>(
+    thresholds: impl IntoIterator<Item = &'a Threshold>,
+) -> Vec<ExpectedThreshold> {
+    let mut keys = sorted(thresholds);
+    keys.dedup_by(|one, other| {
+        one == other
+            && one.min_reclaim.is_none()
+            && matches!(one.value, ExpectedAmount::Percentage { .. })
+    });
+    keys
+}
+
 /// Compares thresholds, in whatever order either side has them.
 pub(super) fn same_thresholds<'a>(
     what: &str,
@@ -216,5 +230,30 @@ fn same_subject(ours: &str, theirs: &[String]) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!("{ours:?} is about something else than {theirs:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `memory.available` as a hard threshold, and as a soft one without grace, which is hard, too.
+    fn keys(value: &str, minimum_reclaim: Option<&str>) -> usize {
+        let of = |value: &str| BTreeMap::from([("memory.available".to_owned(), value.to_owned())]);
+        let settings = ThresholdSettings {
+            hard: of(value),
+            soft: of(value),
+            soft_grace_period: of("0s"),
+            minimum_reclaim: minimum_reclaim.map_or_else(BTreeMap::new, of),
+            enforce_pods: false,
+        };
+        as_keys(&parse(&settings).unwrap()).len()
+    }
+
+    #[test]
+    fn equal_percentages_are_one_key_and_pointers_make_two() {
+        assert_eq!(keys("10%", None), 1);
+        assert_eq!(keys("10%", Some("1Gi")), 2);
+        assert_eq!(keys("1Gi", None), 2);
     }
 }

@@ -3,7 +3,7 @@
 //! The engine gets what the kubelet got: the same observations at the same times. A pod that it evicts leaves at once and is
 //! back in the next step, as in the vectors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
@@ -12,13 +12,13 @@ use plimsoll_core::model::event::{Cause, Event, EventKind};
 use plimsoll_core::model::reading::{PodProcesses, ProcessReading, StorageReading};
 use plimsoll_core::model::signal::{NodeCondition, Observation, Observations, Signal};
 use plimsoll_core::model::state::ThresholdState;
-use plimsoll_core::model::threshold::{Threshold, for_layout};
+use plimsoll_core::model::threshold::for_layout;
 use plimsoll_core::model::units::PodUid;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::stats::Entry;
-use super::thresholds::{ExpectedThreshold, Settings, lasting, layout, same_thresholds, sorted};
+use super::thresholds::{ExpectedThreshold, Settings, as_keys, lasting, layout, same_thresholds};
 use super::{Verdict, read, same};
 
 const S: u64 = 1_000_000_000;
@@ -224,27 +224,39 @@ impl Node {
 
     fn compare_thresholds(&self, step: &Step) -> Result<(), String> {
         let state = self.engine.state();
-        let having = |which: fn(&ThresholdState) -> bool| {
+        let all = || {
             let all = self.engine.config().thresholds.iter();
             all.zip(&state.thresholds)
-                .filter(move |(_, known)| which(known))
-                .map(|(threshold, _)| threshold)
         };
-        same_thresholds(
+        let having = |which: fn(&ThresholdState) -> bool| {
+            let having = all().filter(move |(_, known)| which(known));
+            as_keys(having.map(|(threshold, _)| threshold))
+        };
+        let in_order = |mut thresholds: Vec<ExpectedThreshold>| {
+            thresholds.sort_unstable();
+            thresholds
+        };
+        same(
             "met after grace",
-            having(|known| known.met),
-            step.thresholds_met_after_grace.clone(),
+            &having(|known| known.met),
+            &in_order(step.thresholds_met_after_grace.clone()),
         )?;
-        same_thresholds(
+        same(
             "with updated stats",
-            having(|known| known.met && known.updated),
-            step.thresholds_with_updated_stats.clone(),
+            &having(|known| known.met && known.updated),
+            &in_order(step.thresholds_with_updated_stats.clone()),
         )?;
-        let since = |(threshold, known): (&Threshold, &ThresholdState)| {
-            Some((sorted([threshold]).remove(0), known.first_observed_ns? / S))
+        let times: BTreeSet<u64> = state
+            .thresholds
+            .iter()
+            .filter_map(|known| known.first_observed_ns)
+            .collect();
+        let at = |time: u64| {
+            let observed = all().filter(move |(_, known)| known.first_observed_ns == Some(time));
+            let keys = as_keys(observed.map(|(threshold, _)| threshold));
+            keys.into_iter().map(move |threshold| (threshold, time / S))
         };
-        let all = self.engine.config().thresholds.iter();
-        let mut first: Vec<_> = all.zip(&state.thresholds).filter_map(since).collect();
+        let mut first: Vec<_> = times.into_iter().flat_map(at).collect();
         first.sort_unstable();
         let mut expected: Vec<_> = step
             .first_observed
