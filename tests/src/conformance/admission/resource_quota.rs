@@ -86,18 +86,64 @@ impl QuotaStore for Store {
     }
 }
 
+/// The fields of an object that is decoded strictly.
+struct Fields {
+    plain: &'static [&'static str],
+    /// A list of objects, and their fields.
+    list: Option<(&'static str, &'static Fields)>,
+}
+
+const CONFIGURATION_FIELDS: Fields = Fields {
+    plain: &["apiVersion", "kind"],
+    list: Some((
+        "limitedResources",
+        &Fields {
+            plain: &["apiGroup", "resource", "matchContains"],
+            list: Some((
+                "matchScopes",
+                &Fields {
+                    plain: &["scopeName", "operator", "values"],
+                    list: None,
+                },
+            )),
+        },
+    )),
+};
+
+/// Upstream names unknown fields with their path, in the order of the document (`newFieldError` of sigs.k8s.io/json).
+fn unknown_fields(value: &Value, path: &str, fields: &Fields, unknown: &mut Vec<String>) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let path = if path.is_empty() {
+            name.clone()
+        } else {
+            format!("{path}.{name}")
+        };
+        match fields.list {
+            Some((list, of_item)) if list == name => {
+                for (at, item) in value.as_array().into_iter().flatten().enumerate() {
+                    unknown_fields(item, &format!("{path}[{at}]"), of_item, unknown);
+                }
+            }
+            _ if fields.plain.contains(&name.as_str()) => {}
+            _ => unknown.push(format!("unknown field \"{path}\"")),
+        }
+    }
+}
+
 fn configuration(value: &Value) -> Result<Configuration, ConfigurationError> {
     if value.is_null() {
         return Ok(Configuration::default());
     }
     Configuration::check_kind(text(&value["apiVersion"]), text(&value["kind"]))?;
+    let mut unknown = Vec::new();
+    unknown_fields(value, "", &CONFIGURATION_FIELDS, &mut unknown);
+    if !unknown.is_empty() {
+        let what = format!("strict decoding error: {}", unknown.join(", "));
+        return Err(ConfigurationError { what });
+    }
     let configuration: Configuration =
         serde_json::from_value(value.clone()).map_err(|error| ConfigurationError {
-            // serde names the field as upstream does, between other quotes.
-            what: match error.to_string().split('`').nth(1) {
-                Some(field) => format!("strict decoding error: unknown field \"{field}\""),
-                None => error.to_string(),
-            },
+            what: error.to_string(),
         })?;
     configuration.check()?;
     Ok(configuration)
@@ -202,5 +248,31 @@ fn changes(out: &mut Map<String, Value>, before: &[ResourceQuota], after: &[Reso
     if !used.is_empty() {
         out.insert("used".to_owned(), used.into());
         out.insert("delta".to_owned(), delta.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_field_is_named_with_its_path() {
+        let of = |limited: Value| {
+            let value = json!({
+                "apiVersion": "apiserver.config.k8s.io/v1",
+                "kind": "ResourceQuotaConfiguration",
+                "limitedResources": limited,
+            });
+            configuration(&value).map_err(|error| error.what)
+        };
+        let scope = json!({"scopeName": "PriorityClass", "operator": "Exists", "value": "x"});
+        let pods = json!({"resource": "pods", "matchScopes": [scope], "foo": 1});
+        let error = of(json!([{"resource": "services"}, pods])).unwrap_err();
+        assert_eq!(
+            error,
+            "strict decoding error: unknown field \"limitedResources[1].foo\", \
+             unknown field \"limitedResources[1].matchScopes[0].value\""
+        );
+        assert!(of(json!([{"resource": "services", "matchContains": ["x"]}])).is_ok());
     }
 }
