@@ -284,3 +284,25 @@ pub fn resize_policy_errors(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `MilliValue` of 1.36 has them: 1E has no thousandths in 64 bits, and as 27 digits of nanos other ones.
+    #[test]
+    fn whole_is_what_upstream_counts_in_thousandths() {
+        for (text, whole) in [
+            ("1", true),
+            ("1500m", false),
+            ("1u", false),
+            ("999999999n", true),
+            ("1E", true),
+            ("9223372036854775807", true),
+            ("9223372036854775807500m", false),
+            ("1000000000000000000000000000n", false),
+        ] {
+            assert_eq!(is_whole(&Quantity::parse(text).unwrap()), whole, "{text}");
+        }
+    }
+}
