@@ -23,6 +23,9 @@ use super::super::plan::{Place, Plan};
 use super::super::pod::Pod;
 use super::explain::{explain, json};
 
+#[path = "../../../../agent/tests/histories/mod.rs"]
+mod histories;
+
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "placement::a_container_is_alone_on_its_cpus_also_after_a_restart",
@@ -49,7 +52,15 @@ pub(super) const TESTS: &[Test] = &[
         on: On::Once(Machine::V6_12),
         run: cpu_goes,
     },
+    Test {
+        name: "placement::no_random_history_shares_or_loses_an_exclusive_cpu",
+        on: On::Once(Machine::V6_12),
+        run: random_histories,
+    },
 ];
+
+/// Of the seeds from 1 on.
+const HISTORIES: u64 = 300;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -415,5 +426,25 @@ fn cpu_goes() -> Outcome {
         allowed(&own_runs)?
     );
     agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// The agent's two halves without its loop; on a host's cgroups it is `agent/tests/placement_histories.rs`.
+fn random_histories() -> Outcome {
+    if let Some(done) = lacking()? {
+        return Ok(done);
+    }
+    let dir = PathBuf::from("/tmp/plimsoll-histories");
+    fs::create_dir_all(&dir)?;
+    let lacks = histories::lacking(&dir);
+    ensure!(lacks.is_none(), "{lacks:?}");
+    let tally = histories::make(&dir, 1, HISTORIES);
+    println!("{tally:?}");
+    ensure!(
+        tally.exclusive > HISTORIES
+            && tally.resized > HISTORIES
+            && tally.restarted_agents > HISTORIES,
+        "{tally:?}"
+    );
     Ok(Done::Passed)
 }
