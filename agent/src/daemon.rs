@@ -80,7 +80,7 @@ use rescan::Rescans;
 pub use storage::StorageWork;
 use telling::Announcement;
 pub use telling::Ending;
-use turn::{Failure, Step};
+use turn::{Failure, Step, Unread};
 pub use wake::Sources;
 use wake::{Lost, Wake};
 use watchdog::{Heartbeat, Watchdog};
@@ -106,7 +106,7 @@ pub struct Agent {
     decisions: Vec<Decision>,
     failures: Vec<Failure>,
     /// The first thing that the newest sample could not read.
-    sample_failure: Option<String>,
+    sample_failure: Option<Unread>,
     leaving: Vec<PodUid>,
     /// Why the node was to be read when it could not be, and what was known of disks then.
     unanswered: Option<Cause>,

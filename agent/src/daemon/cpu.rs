@@ -42,7 +42,7 @@ impl Agent {
                 knob,
                 error,
             } => {
-                self.warn(format!("pod {}: {knob}: {error}", self.pods.name(&uid)));
+                self.warn_of_pod(&uid, format_args!("{knob}: {error}"));
                 self.take_in(EventKind::CpuNotWritten {
                     uid,
                     container,

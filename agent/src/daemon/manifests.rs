@@ -9,7 +9,7 @@ use plimsoll_core::model::units::PodUid;
 use super::{Agent, now_ns};
 use crate::host::shown::Show as _;
 use crate::input::manifests::{ManifestChange, ManifestPod};
-use crate::pods::registry::Change;
+use crate::pods::registry::{Change, name_and_uid};
 
 impl Agent {
     /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
@@ -104,19 +104,19 @@ impl Agent {
     pub(super) fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
         let uid = pod.uid();
         if let Err(error) = self.pods.apply(pod.clone()) {
-            return self.warn(format!("{origin}pod {uid}: {error}"));
+            return self.warn(format!("{origin}pod {}: {error}", name_and_uid(&pod)));
         }
         if let Err(error) = pod.pressure_signal() {
-            self.warn(format!("pod {uid}: {error}"));
+            self.warn_of_pod(&uid, error);
         }
         if let Err(error) = pod.latency_critical() {
-            self.warn(format!("pod {uid}: {error}"));
+            self.warn_of_pod(&uid, error);
         }
         self.take_in(EventKind::PodApplied { pod });
         self.rescan_pod(&uid);
         self.keep_pod(&uid);
         if let Err(error) = self.pods.apply_limits(&uid) {
-            self.warn(format!("pod {uid}: {error}"));
+            self.warn_of_pod(&uid, error);
         }
     }
 

@@ -45,7 +45,7 @@ impl Agent {
         if let Some(groups) = &mut self.oom_groups
             && let Err(error) = groups.follow(uid, &self.pods)
         {
-            self.warn(format!("pod {uid}: {error}"));
+            self.warn_of_pod(uid, error);
         }
     }
 

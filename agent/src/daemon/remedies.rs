@@ -126,8 +126,7 @@ impl Agent {
             // The decision says it.
             StageReport::Reclaimed { .. } | StageReport::Unsupported => return,
         };
-        let name = self.pods.name(uid);
-        self.warn(format!("pod {name}: {}: {what}: {error}", stage.name()));
+        self.warn_of_pod(uid, format_args!("{}: {what}: {error}", stage.name()));
     }
 }
 

@@ -130,16 +130,19 @@ impl Agent {
                 Ok(None) => break,
                 Err(error) => {
                     self.rescans.note(uid);
-                    self.warn(format!("pod {uid}: {error}"));
+                    self.warn_of_pod(uid, error);
                     break;
                 }
             }
         }
         if self.pods.note_more_cgroups(uid) {
-            self.warn(format!(
-                "pod {uid}: has more than {CGROUPS_PER_POD_MAX} cgroups; processes in the others keep their oom_score_adj, \
-                 and an eviction ends them too; look for what makes cgroups inside of its containers (reported once)"
-            ));
+            self.warn_of_pod(
+                uid,
+                format_args!(
+                    "has more than {CGROUPS_PER_POD_MAX} cgroups; processes in the others keep their oom_score_adj, \
+                     and an eviction ends them too; look for what makes cgroups inside of its containers (reported once)"
+                ),
+            );
         }
         // It was given up as stuck, and has ended after all: nothing else comes back to it.
         let is_leaving = |pod: &PodState| pod.leaving.is_some();
@@ -151,10 +154,10 @@ impl Agent {
     /// A pod has left: see [`Pods::left`].
     pub(super) fn left(&mut self, uid: &PodUid) {
         if let Err(error) = self.pods.left(uid) {
-            let name = self.pods.name(uid);
-            self.warn(format!(
-                "pod {name}: its cgroups stay: {error}; remove them when nothing runs there"
-            ));
+            self.warn_of_pod(
+                uid,
+                format_args!("its cgroups stay: {error}; remove them when nothing runs there"),
+            );
         }
     }
 
@@ -166,7 +169,7 @@ impl Agent {
                 Done::Removed {
                     failure: Some(error),
                     ..
-                } => self.warn(format!("pod {uid}: {error}")),
+                } => self.warn_of_pod(&uid, error),
                 Done::Removed { directories, .. } => {
                     tracing::debug!(%uid, directories, "cgroups were removed");
                 }
@@ -175,11 +178,14 @@ impl Agent {
                     self.rescans.note(&uid);
                     self.rescans.ask();
                 }
-                Done::Ended(Ok(ended)) => self.warn(format!(
-                    "pod {uid}: processes are left in its cgroups after {} walks with {} SIGKILLs",
-                    ended.walks, ended.signals
-                )),
-                Done::Ended(Err(error)) => self.warn(format!("pod {uid}: {error}")),
+                Done::Ended(Ok(ended)) => self.warn_of_pod(
+                    &uid,
+                    format_args!(
+                        "processes are left in its cgroups after {} walks with {} SIGKILLs",
+                        ended.walks, ended.signals
+                    ),
+                ),
+                Done::Ended(Err(error)) => self.warn_of_pod(&uid, error),
             }
         }
     }

@@ -3,6 +3,7 @@
 use plimsoll_abi::Kind;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Event;
+use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::oom_order::OomOrdering;
@@ -335,6 +336,11 @@ impl Agent {
 
     pub(super) fn warn(&mut self, text: String) {
         self.reporter.say(&Line::Warning { text });
+    }
+
+    /// A warning about a pod, which it names as people and as cgroups do.
+    pub(super) fn warn_of_pod(&mut self, uid: &PodUid, what: impl std::fmt::Display) {
+        self.warn(format!("pod {}: {what}", self.pods.name_and_uid(uid)));
     }
 
     /// Takes the programs away, reads what is left of their records, and counts.

@@ -65,6 +65,22 @@ pub(super) struct Failure {
     error: FileError,
 }
 
+/// What could not be read or done around a sample. It is said after the decision, and the pod named then.
+#[derive(Debug)]
+pub(super) struct Unread {
+    pod: Option<PodUid>,
+    text: String,
+}
+
+impl Unread {
+    pub(super) fn new(pod: Option<&PodUid>, what: impl std::fmt::Display) -> Self {
+        Self {
+            pod: pod.cloned(),
+            text: what.to_string(),
+        }
+    }
+}
+
 impl Agent {
     /// Answers one wake.
     ///
@@ -277,10 +293,7 @@ impl Agent {
             },
             |uid, error| {
                 // Told after the decision; one of several is enough to go and look.
-                failure.get_or_insert_with(|| match uid {
-                    Some(uid) => format!("pod {uid}: {error}"),
-                    None => error.to_string(),
-                });
+                failure.get_or_insert_with(|| Unread::new(uid, error));
             },
         );
         if let Err(error) = taken {
@@ -292,7 +305,8 @@ impl Agent {
                 );
             }
             // The kernel may have had no memory for the text.
-            self.sample_failure.get_or_insert_with(|| error.to_string());
+            self.sample_failure
+                .get_or_insert_with(|| Unread::new(None, error));
             self.unanswered = Some(cause);
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
             return Ok(());
@@ -325,7 +339,8 @@ impl Agent {
                 .freshen(stale, received_ns, &mut self.pods, sample);
             if let Err(error) = freshened {
                 // The older figure has to do. Those of other pods can still be read.
-                self.sample_failure.get_or_insert_with(|| error.to_string());
+                self.sample_failure
+                    .get_or_insert_with(|| Unread::new(None, error));
                 if is_of_all {
                     return;
                 }
@@ -363,7 +378,7 @@ impl Agent {
         self.decisions.clear();
         let mut failures = std::mem::take(&mut self.failures);
         for Failure { uid, error, .. } in failures.drain(..) {
-            self.warn(format!("pod {uid}: {error}"));
+            self.warn_of_pod(&uid, error);
         }
         // Keeps its room.
         self.failures = failures;
@@ -374,8 +389,13 @@ impl Agent {
                 FRESHEN_FOR_NS / 1_000_000
             ));
         }
-        if let Some(text) = self.sample_failure.take() {
-            self.warn(text);
+        match self.sample_failure.take() {
+            Some(Unread {
+                pod: Some(uid),
+                text,
+            }) => self.warn_of_pod(&uid, text),
+            Some(Unread { pod: None, text }) => self.warn(text),
+            None => {}
         }
     }
 
@@ -400,7 +420,7 @@ impl Agent {
                 }
                 Err(error) => {
                     self.sample_failure
-                        .get_or_insert_with(|| format!("pod {uid}: {error}"));
+                        .get_or_insert_with(|| Unread::new(Some(&uid), error));
                 }
             }
         }

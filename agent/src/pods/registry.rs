@@ -23,6 +23,7 @@ use crate::host::cgroup::{
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::{FileError, read_text};
+use crate::host::shown::Show as _;
 use crate::host::worker::NotTaken;
 use crate::pods;
 use crate::pods::cgroup::ApplyError;
@@ -239,6 +240,14 @@ impl Pods {
         match self.entries.get(uid) {
             Some(Entry { pod, .. }) => format!("{}/{}", pod.namespace(), pod.metadata.name),
             None => uid.to_string(),
+        }
+    }
+
+    /// `namespace/name (uid)` of a pod, for a sentence that people read; the identity alone if it is not known any more.
+    pub fn name_and_uid(&self, uid: &PodUid) -> String {
+        match self.entries.get(uid) {
+            Some(Entry { pod, .. }) => name_and_uid(pod),
+            None => uid.as_str().shown().to_string(),
         }
     }
 
@@ -776,6 +785,16 @@ fn stage_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<StageFiles, C
         Version::V1 => StageFiles::default(),
         Version::V2 => StageFiles::open(&memory.dir(path))?,
     })
+}
+
+/// As [`Pods::name_and_uid`], of a pod that is in no list.
+pub fn name_and_uid(pod: &Pod) -> String {
+    format!(
+        "{}/{} ({})",
+        pod.namespace().shown(),
+        pod.metadata.name.shown(),
+        pod.uid().as_str().shown()
+    )
 }
 
 #[cfg(test)]

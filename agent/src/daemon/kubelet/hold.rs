@@ -4,6 +4,7 @@ use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
+use crate::daemon::turn::Unread;
 use crate::daemon::{Agent, now_ns};
 
 impl Agent {
@@ -16,8 +17,9 @@ impl Agent {
             Ok(true) if work.newly_held.len() < HELD_AT_ONCE => work.newly_held.push(uid.clone()),
             Ok(_) => {}
             Err(error) => {
-                self.sample_failure
-                    .get_or_insert_with(|| format!("pod {uid}: it is not held: {error}"));
+                self.sample_failure.get_or_insert_with(|| {
+                    Unread::new(Some(uid), format_args!("it is not held: {error}"))
+                });
             }
         }
     }
@@ -67,11 +69,13 @@ impl Agent {
             {
                 evicted.is_terminated = true;
             }
-            let name = self.pods.name(&uid);
-            self.warn(format!(
-                "pod {name}: its eviction was not acknowledged within {} s: it got SIGTERM from plimsoll, without hooks",
-                ACKNOWLEDGE_NS / 1_000_000_000
-            ));
+            self.warn_of_pod(
+                &uid,
+                format_args!(
+                    "its eviction was not acknowledged within {} s: it got SIGTERM from plimsoll, without hooks",
+                    ACKNOWLEDGE_NS / 1_000_000_000
+                ),
+            );
         }
     }
 
@@ -86,12 +90,14 @@ impl Agent {
         let over = work.evicted.iter().filter(|(_, pod)| is_over(pod));
         let over: Vec<PodUid> = over.map(|(uid, _)| uid.clone()).collect();
         for uid in over {
-            let name = self.pods.name(&uid);
             self.lift(&uid);
-            self.warn(format!(
-                "pod {name}: its hold is lifted, because the API server has not answered for {} min after the eviction",
-                HOLD_MAX_NS / 60_000_000_000
-            ));
+            self.warn_of_pod(
+                &uid,
+                format_args!(
+                    "its hold is lifted, because the API server has not answered for {} min after the eviction",
+                    HOLD_MAX_NS / 60_000_000_000
+                ),
+            );
         }
     }
 
@@ -119,13 +125,13 @@ impl Agent {
             self.pods.kill_first_processes(&uid);
             self.hold(&uid);
             if let Err(error) = self.pods.kill(&uid) {
-                self.warn(format!("pod {uid}: {error}"));
+                self.warn_of_pod(&uid, error);
             }
             if !is_said {
-                let name = self.pods.name(&uid);
-                self.warn(format!(
-                    "pod {name}: a container of it was started again after its eviction, and killed (reported once)"
-                ));
+                self.warn_of_pod(
+                    &uid,
+                    "a container of it was started again after its eviction, and killed (reported once)",
+                );
             }
             self.rescans.note(&uid);
         }
@@ -152,9 +158,12 @@ impl Agent {
                 let again_ns = now_ns().saturating_add(LIFT_AGAIN_NS);
                 work.lift_again_ns.get_or_insert(again_ns);
                 if let Some(why) = not_yet.first {
-                    self.warn(format!(
-                        "pod {uid}: it is still held: {why}; it is tried again every second, and `plimsoll uninstall` lifts holds"
-                    ));
+                    self.warn_of_pod(
+                        uid,
+                        format_args!(
+                            "it is still held: {why}; it is tried again every second, and `plimsoll uninstall` lifts holds"
+                        ),
+                    );
                 }
             }
         }
@@ -207,9 +216,12 @@ impl Agent {
         if let Err(error) = armed
             && !std::mem::replace(&mut work.is_unheld_said, true)
         {
-            self.warn(format!(
-                "pod {uid}: it cannot be held after an eviction, so its kubelet may restart it: {error} (reported once)"
-            ));
+            self.warn_of_pod(
+                uid,
+                format_args!(
+                    "it cannot be held after an eviction, so its kubelet may restart it: {error} (reported once)"
+                ),
+            );
         }
     }
 }

@@ -195,9 +195,10 @@ impl Agent {
         work.evicted.insert(uid.clone(), evicted);
         let is_sent = work.link.as_ref().is_none_or(|link| link.evicted(intent));
         if !is_sent {
-            self.warn(format!(
-                "pod {uid}: its eviction will not be reported individually: too many reports are queued"
-            ));
+            self.warn_of_pod(
+                &uid,
+                "its eviction will not be reported individually: too many reports are queued",
+            );
         }
     }
 

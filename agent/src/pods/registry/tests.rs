@@ -33,6 +33,23 @@ fn pod(name: &str) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
+/// A pod's name and identity are what its author likes: a kubelet's manifest from a directory is checked by nobody else.
+#[test]
+fn a_pod_is_named_with_its_identity_and_commands_no_terminal() {
+    let (_dir, _host, mut pods) = one_pod("0");
+    assert_eq!(pods.name_and_uid(&PodUid::from("a")), "default/a (a)");
+    assert_eq!(pods.name_and_uid(&PodUid::from("gone\n")), "gone\\n");
+    let hostile = serde_json::json!({
+        "metadata": {"name": "x\u{1b}[8m", "namespace": "y\n", "uid": "b"},
+        "spec": {"containers": [{"name": "c"}]},
+    });
+    let hostile: Arc<Pod> = Arc::new(serde_json::from_value(hostile).unwrap());
+    pods.apply(hostile).unwrap();
+    let named = pods.name_and_uid(&PodUid::from("b"));
+    assert!(!named.contains(char::is_control), "{named:?}");
+    assert!(named.ends_with(" (b)") && named.starts_with('y'), "{named}");
+}
+
 fn make_cgroup(host: &HostRoot, populated: &str) {
     make_cgroup_in(&host.path(POD), populated);
 }
