@@ -15,7 +15,7 @@ use crate::connection::CallError;
 use crate::cri::{Runtime, Version};
 use crate::frames::cut;
 use crate::interface::cri::{ContainerEventResponse, ContainerEventType};
-use crate::teller::Teller;
+use crate::outbox::Outbox;
 
 /// The only runtime that is asked, and from which version on.
 const RUNTIME: &str = "containerd";
@@ -27,34 +27,34 @@ const AGAIN_MAX: Duration = Duration::from_secs(60);
 const LASTING: Duration = Duration::from_secs(10);
 
 /// Tells of containers, and asks again each time that the answer has ended.
-pub(crate) async fn follow(socket: &Path, teller: &Teller) -> Infallible {
+pub(crate) async fn follow(socket: &Path, outbox: &Outbox) -> Infallible {
     let (mut again, mut said) = (AGAIN_FIRST, None);
     loop {
         let began = Instant::now();
-        let why = match listen(socket, teller, &mut said).await {
+        let why = match listen(socket, outbox, &mut said).await {
             Err(why) => cut(&why),
             Ok(never) => match never {},
         };
         if began.elapsed() >= LASTING {
             again = AGAIN_FIRST;
         }
-        say(teller, &mut said, Some(why));
+        say(outbox, &mut said, Some(why));
         tokio::time::sleep(again).await;
         again = (again * 2).min(AGAIN_MAX);
     }
 }
 
 /// Said when it is another than before.
-fn say(teller: &Teller, said: &mut Option<Option<String>>, away: Option<String>) {
+fn say(outbox: &Outbox, said: &mut Option<Option<String>>, away: Option<String>) {
     if said.as_ref() != Some(&away) {
-        teller.container(FromNri::Events { away: away.clone() });
+        outbox.container(FromNri::Events { away: away.clone() });
         *said = Some(away);
     }
 }
 
 async fn listen(
     socket: &Path,
-    teller: &Teller,
+    outbox: &Outbox,
     said: &mut Option<Option<String>>,
 ) -> Result<Infallible, String> {
     let text = |error: CallError| error.to_string();
@@ -67,10 +67,10 @@ async fn listen(
         ));
     }
     let mut events: Streaming<ContainerEventResponse> = runtime.events().await.map_err(text)?;
-    say(teller, said, None);
+    say(outbox, said, None);
     // From here on nothing is missed: those that were started before are named now.
     for [pod_uid, name, id] in runtime.running().await.map_err(text)? {
-        teller
+        outbox
             .container_in_turn(FromNri::Started { pod_uid, name, id })
             .await;
     }
@@ -79,7 +79,7 @@ async fn listen(
         let event = event.map_err(|status| format!("GetContainerEvents: {}", status.message()))?;
         let event = event.ok_or("the runtime has ended the list of its events")?;
         if let Some(frame) = read(event) {
-            teller.container(frame);
+            outbox.container(frame);
         }
     }
 }
@@ -122,7 +122,7 @@ mod tests {
     use crate::interface::cri::{
         ContainerMetadata, ContainerStatus, PodSandboxMetadata, PodSandboxStatus, VersionResponse,
     };
-    use crate::teller::FRAMES_MAX;
+    use crate::outbox::FRAMES_MAX;
     use crate::tests::stand_in::{StandIn, node, sound};
 
     fn version(name: &str, version: &str, api: &'static str) -> Version {
@@ -214,7 +214,7 @@ mod tests {
             _ => node(path),
         });
         let (containers, mut told) = mpsc::channel(FRAMES_MAX);
-        let teller = Teller {
+        let outbox = Outbox {
             state: watch::channel(None).0,
             containers,
             dropped: Cell::new(0),
@@ -231,7 +231,7 @@ mod tests {
             }
         };
         tokio::select! {
-            never = follow(runtime.socket(), &teller) => match never {},
+            never = follow(runtime.socket(), &outbox) => match never {},
             () = hearing => {}
         }
         heard

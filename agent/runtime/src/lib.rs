@@ -12,9 +12,9 @@ pub mod frames;
 pub mod interface;
 pub mod limits;
 pub mod nri;
+mod outbox;
 pub mod pod_resources;
 pub mod serve;
 pub mod show;
-mod teller;
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use crate::events;
 use crate::frames::{encode, read, write};
-use crate::teller::{FRAMES_MAX, Teller};
+use crate::outbox::{FRAMES_MAX, Outbox};
 
 /// What is answered.
 #[derive(Debug, Default)]
@@ -75,7 +75,7 @@ pub async fn run(socket: &Path, runtime: Option<&Path>, agent: UnixStream) -> io
     let (mut reader, mut writer) = agent.into_split();
     let (state, mut states) = watch::channel(None);
     let (containers, mut made) = mpsc::channel(FRAMES_MAX);
-    let teller = Teller {
+    let outbox = Outbox {
         state,
         containers,
         dropped: Cell::new(0),
@@ -110,7 +110,7 @@ pub async fn run(socket: &Path, runtime: Option<&Path>, agent: UnixStream) -> io
             if let Some(frame) = frame {
                 say(&mut writer, &frame).await?;
             }
-            let frames = teller.dropped.take();
+            let frames = outbox.dropped.take();
             if frames > 0 {
                 say(&mut writer, &FromNri::Dropped { frames }).await?;
             }
@@ -119,12 +119,12 @@ pub async fn run(socket: &Path, runtime: Option<&Path>, agent: UnixStream) -> io
     let answering = async {
         // Not before all that is known is there: the first question may be about any pod.
         complete.notified().await;
-        plugin::serve(socket, &table, &teller).await
+        plugin::serve(socket, &table, &outbox).await
     };
     let following = async {
         complete_for_events.notified().await;
         match runtime {
-            Some(runtime) => events::follow(runtime, &teller).await,
+            Some(runtime) => events::follow(runtime, &outbox).await,
             None => std::future::pending().await,
         }
     };

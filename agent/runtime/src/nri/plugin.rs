@@ -24,7 +24,7 @@ use crate::interface::nri::{
     SynchronizeResponse, UpdateContainerRequest, UpdateContainerResponse,
 };
 use crate::interface::ttrpc;
-use crate::teller::Teller;
+use crate::outbox::Outbox;
 
 /// The plugin's name, and its place among others: late, so that it sees what others have set, and leaves it.
 const NAME: &str = "plimsoll";
@@ -80,12 +80,12 @@ impl From<prost::DecodeError> for Ended {
 }
 
 /// Answers, and connects again each time that a connection has ended.
-pub(super) async fn serve(socket: &Path, table: &Table, teller: &Teller) -> Infallible {
+pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infallible {
     let mut again = AGAIN_FIRST;
     loop {
         let mut session = Session {
             table,
-            teller,
+            outbox,
             trunk: Trunk::default(),
             runtime: String::new(),
             synchronized: None,
@@ -95,7 +95,7 @@ pub(super) async fn serve(socket: &Path, table: &Table, teller: &Teller) -> Infa
             Err(ended) => cut(&ended.to_string()),
             Ok(never) => match never {},
         };
-        teller.state(FromNri::Away { why });
+        outbox.state(FromNri::Away { why });
         if session
             .synchronized
             .is_some_and(|since| since.elapsed() >= LASTING)
@@ -119,7 +119,7 @@ enum Then {
 /// One connection.
 struct Session<'a> {
     table: &'a Table,
-    teller: &'a Teller,
+    outbox: &'a Outbox,
     trunk: Trunk,
     /// Its name and version.
     runtime: String,
@@ -276,7 +276,7 @@ impl Session<'_> {
             mems: cpu.map_or("", |cpu| &cpu.mems),
         };
         let answer = self.table.answer(&pod.uid, &container.name, shown);
-        self.teller.container(FromNri::Container {
+        self.outbox.container(FromNri::Container {
             pod_uid: pod.uid.clone(),
             name: container.name.clone(),
             id: container.id.clone(),
@@ -310,7 +310,7 @@ impl Session<'_> {
         let answer = self
             .table
             .update(&pod.uid, (&container.name, &container.id), shown);
-        self.teller.container(FromNri::Update {
+        self.outbox.container(FromNri::Update {
             pod_uid: pod.uid.clone(),
             answer: answer.clone(),
         });
@@ -331,7 +331,7 @@ impl Session<'_> {
     /// What a plugin before or after this one, or the change itself, has made of the container is in its cgroup by now.
     fn updated(&self, pod: Option<PodSandbox>) {
         if let Some(PodSandbox { uid: pod_uid }) = pod {
-            self.teller.container(FromNri::Updated { pod_uid });
+            self.outbox.container(FromNri::Updated { pod_uid });
         }
     }
 
@@ -341,7 +341,7 @@ impl Session<'_> {
             Then::Asked => {
                 self.synchronized = Some(Instant::now());
                 let runtime = self.runtime.clone();
-                self.teller.state(FromNri::Connected { runtime });
+                self.outbox.state(FromNri::Connected { runtime });
             }
             Then::End => return Err(Ended::Shutdown),
         }

@@ -10,7 +10,7 @@ pub(crate) const FRAMES_MAX: usize = 256;
 
 /// The way to the agent. Does not wait.
 #[derive(Debug)]
-pub(crate) struct Teller {
+pub(crate) struct Outbox {
     /// Whether the runtime asks: only the newest word on it counts.
     pub(crate) state: watch::Sender<Option<FromNri>>,
     /// Containers that were answered, or told of.
@@ -19,7 +19,7 @@ pub(crate) struct Teller {
     pub(crate) dropped: Cell<u64>,
 }
 
-impl Teller {
+impl Outbox {
     /// What becomes of the connection. Said when it is another than before.
     pub(crate) fn state(&self, frame: FromNri) {
         let frame = Some(frame);
