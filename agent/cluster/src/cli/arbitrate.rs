@@ -78,6 +78,7 @@ pub(super) struct Arbitrate {
     once: bool,
     /// How --once prints
     #[arg(
+        short,
         long,
         value_name = "FORMAT",
         value_enum,
