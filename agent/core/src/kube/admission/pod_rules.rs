@@ -626,10 +626,8 @@ mod tests {
         );
         let changed = format!("{path}: Forbidden: may not remove or update mirror pod annotation");
         let added = format!("{path}: Forbidden: may not add mirror pod annotation");
-        assert_eq!(
-            texts(&create_errors(&pod(Some("x"), ""))),
-            [no_node.clone()]
-        );
+        let errors = create_errors(&pod(Some("x"), ""));
+        assert_eq!(texts(&errors), [no_node.as_str()]);
         for (mirror, node) in [(Some("x"), "a"), (None, ""), (None, "a")] {
             assert_eq!(create_errors(&pod(mirror, node)), []);
         }
