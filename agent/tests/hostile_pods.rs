@@ -430,3 +430,79 @@ fn on_v1_the_rest_of_a_pod_is_ended_too() {
     assert_eq!(signal_of(child), Some(9));
     assert!(!pod.is_populated().unwrap());
 }
+
+/// Says that the test that is named is alone in its process.
+const ALONE: &str = "PLIMSOLL_TEST_ALONE";
+
+/// Whether this process is for this test alone, which may change its limits; if not, one that is has just passed it.
+fn is_alone(test: &str) -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ALONE, "1")
+        .status();
+    assert!(status.unwrap().success());
+    false
+}
+
+/// What `work` returns while this process gets no descriptor.
+fn without_descriptors<T>(work: impl FnOnce() -> T) -> T {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(0),
+        ..before
+    };
+    setrlimit(Resource::Nofile, none).unwrap();
+    let opened = fs::File::open("/dev/null");
+    let result = work();
+    setrlimit(Resource::Nofile, before).unwrap();
+    assert!(opened.is_err(), "there are descriptors");
+    result
+}
+
+#[test]
+fn no_descriptor_is_needed_to_end_a_pod_of_v2() {
+    if !is_alone("no_descriptor_is_needed_to_end_a_pod_of_v2") {
+        return;
+    }
+    let Some(mut node) = V2::new("descriptors") else {
+        return;
+    };
+    fs::create_dir_all(node.pod().join("c/d")).unwrap();
+    node.start_in("c");
+    node.start_in("c");
+    node.start_in("c/d");
+    let pod = node.open();
+    let leaders = without_descriptors(|| pod.kill_leaders()).unwrap();
+    assert_eq!(leaders.processes, 1);
+    without_descriptors(|| pod.kill()).unwrap();
+    node.end();
+}
+
+/// There is no `cgroup.kill`: who is in a cgroup is listed anew, and signalled by a descriptor of its own, so that no stranger is. The caller is told, and tries again.
+#[test]
+fn a_pod_of_v1_that_cannot_be_killed_without_descriptors_is_said_and_killed_later() {
+    if !is_alone("a_pod_of_v1_that_cannot_be_killed_without_descriptors_is_said_and_killed_later") {
+        return;
+    }
+    let Some(node) = V1::new("descriptors") else {
+        return;
+    };
+    fs::create_dir(node.memory.join("c")).unwrap();
+    let children = [sleeper(), sleeper()];
+    for child in &children {
+        put(&node.memory.join("c"), child);
+    }
+    let pod = node.open();
+    let failed = without_descriptors(|| pod.kill());
+    let was_populated = pod.is_populated();
+    // Before anything that can fail: nothing of the test is to be left.
+    pod.kill().unwrap();
+    assert_eq!(children.map(signal_of), [Some(9), Some(9)]);
+    let error = failed.unwrap_err();
+    assert!(error.to_string().contains("os error 24"), "{error}");
+    assert!(was_populated.unwrap());
+}

@@ -310,3 +310,73 @@ impl Bpf {
         self.account()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use aya::maps::MapInfo;
+
+    use super::super::object::OBJECT;
+    use super::super::pins::tests::Mounted;
+    use super::super::{Counts, HookSet};
+    use super::*;
+    use crate::notes;
+
+    /// Only root puts anything into a set, and the set's name says of which object it is. What is there all the same is not believed by its name alone:
+    /// each map in the place of each other, if type or sizes differ.
+    #[test]
+    fn a_map_of_another_shape_is_not_taken_over() {
+        let Some(bpffs) = Mounted::new() else { return };
+        bpffs.set_mode(0o700);
+        let owner = PinOwner::of_in(&bpffs.path(), Path::new("/run/nowhere"));
+        let lock = owner.prepare().unwrap();
+        let options = BpfOptions {
+            hooks: HookSet::NONE,
+            without: &[],
+            window: Duration::from_millis(100),
+            counts: Counts::PodsOnly,
+        };
+        let machine = Machine::probe().unwrap();
+        let mut ebpf = match loader::load(OBJECT, &options, &machine) {
+            Ok(loaded) => loaded.ebpf,
+            Err(error) => return notes::left_out(error),
+        };
+        let set = owner.set("abi1-0");
+        set.begin().unwrap();
+        let mut names = Vec::new();
+        let made = Bpf::of_maps(&machine, Vec::new(), |name| {
+            let map = take_map(&mut ebpf, name)?;
+            set.pin_map(name, &map).unwrap();
+            names.push(name);
+            Ok(map)
+        });
+        drop(made.unwrap());
+        let take_over = |wanted: &str, other: &'static str| {
+            Bpf::of_maps(&machine, Vec::new(), |name| {
+                let pin = if name == wanted { other } else { name };
+                set.map(pin).map_err(|error| BpfError::Map {
+                    map: name,
+                    reason: error.to_string(),
+                })
+            })
+        };
+        let shape = |name: &str| {
+            let info = MapInfo::from_pin(set.path().join("maps").join(name)).unwrap();
+            let map_type = info.map_type().unwrap() as u32;
+            (map_type, info.key_size(), info.value_size())
+        };
+        let mut refused = 0;
+        for wanted in &names {
+            assert!(take_over(wanted, wanted).is_ok(), "{wanted}");
+            for other in names.iter().filter(|other| shape(other) != shape(wanted)) {
+                let taken = take_over(wanted, other);
+                assert!(taken.is_err(), "{other} was taken for {wanted}");
+                refused += 1;
+            }
+        }
+        assert!(refused > names.len(), "{refused} of {}", names.len());
+        drop(lock);
+        owner.remove().unwrap();
+    }
+}

@@ -649,7 +649,7 @@ impl PinSet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::notes;
     use std::os::unix::fs::PermissionsExt;
@@ -697,13 +697,13 @@ mod tests {
     const NOBODY: u32 = 65534;
 
     /// A BPF file system of our own, as `mount` makes it.
-    struct Mounted {
+    pub(in crate::kernel) struct Mounted {
         dir: tempfile::TempDir,
     }
 
     impl Mounted {
         /// `None`: nothing can be mounted here.
-        fn new() -> Option<Self> {
+        pub(in crate::kernel) fn new() -> Option<Self> {
             let dir = tempfile::tempdir().unwrap();
             fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
             fs::create_dir(dir.path().join("bpf")).unwrap();
@@ -723,11 +723,11 @@ mod tests {
             }
         }
 
-        fn path(&self) -> PathBuf {
+        pub(in crate::kernel) fn path(&self) -> PathBuf {
             self.dir.path().join("bpf")
         }
 
-        fn set_mode(&self, mode: u32) {
+        pub(in crate::kernel) fn set_mode(&self, mode: u32) {
             fs::set_permissions(self.path(), fs::Permissions::from_mode(mode)).unwrap();
         }
     }

@@ -373,9 +373,10 @@ fn a_survey_goes_on_where_a_slice_ended() {
     drop(machine.dir);
 }
 
-/// Needs a file system with project quotas, and `chattr`:
+/// Needs a file system with project quotas (in a guest the module `quota_v2`), and `chattr`:
 /// `mkfs.ext4 -O quota,project -E quotatype=prjquota IMAGE; mount -o loop,prjquota IMAGE /mnt`, then
-/// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`
+/// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`. In a guest: this program, stripped, with `libgcc_s.so.1` and
+/// `libm.so.6`, as `--payload` of `cargo xtask vm --bare --package e2fsprogs`, and the disk `/dev/nvme0n1`.
 #[test]
 #[ignore = "needs a file system with project quotas"]
 fn projects_are_asked_where_they_are_exactly_one_directory() {
@@ -385,8 +386,11 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     let volumes = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir";
     let path = |name: &str| machine.places.host.path(format!("{volumes}/{name}"));
     let put_in_project = |path: &Path, project: &str| {
+        // Only a directory hands its project down; the kernel refuses the flag for a file.
+        let inherits = path.is_dir().then_some("+P");
         let status = std::process::Command::new("chattr")
-            .args(["+P", "-p", project])
+            .args(inherits)
+            .args(["-p", project])
             .arg(path)
             .status();
         assert!(status.unwrap().success(), "{}", path.shown());
@@ -449,6 +453,64 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     let quota = &surveyed[0].directories[0];
     assert!(matches!(quota.way, Way::Walked(_)), "{quota:?}");
     assert!(quota.used.bytes >= Some(200_000));
+}
+
+/// What a reader of the list of mounts costs who mounts beside it is the kernel's. A survey reads its own list once, however many mounts it meets.
+#[test]
+fn the_list_of_mounts_is_read_once_for_all_volumes() {
+    use rustix::fs::inotify;
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    const VOLUMES: usize = 20;
+    struct Mounts(Vec<PathBuf>);
+    impl Drop for Mounts {
+        fn drop(&mut self) {
+            for path in &self.0 {
+                unmount(path, UnmountFlags::DETACH).ok();
+            }
+        }
+    }
+    let machine = Machine::new();
+    let mut mounts = Mounts(Vec::new());
+    let names: Vec<String> = (0..VOLUMES).map(|index| format!("v{index}")).collect();
+    for name in &names {
+        let file = format!("/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir/{name}");
+        let path = machine.places.host.path(file);
+        std::fs::create_dir_all(&path).unwrap();
+        if let Err(error) = mount("none", &path, "tmpfs", MountFlags::empty(), None) {
+            return crate::notes::left_out(format_args!("tmpfs: {error}"));
+        }
+        std::fs::write(path.join("f"), [1; 4096]).unwrap();
+        mounts.0.push(path);
+    }
+    let list = machine.places.host.procfs("self/mountinfo");
+    std::fs::write(&list, std::fs::read("/proc/self/mountinfo").unwrap()).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC);
+    let watch = watch.unwrap();
+    // With the closing in between, two openings are two events.
+    let events = inotify::WatchFlags::OPEN | inotify::WatchFlags::CLOSE_NOWRITE;
+    inotify::add_watch(&watch, &list, events).unwrap();
+    let volumes: Vec<String> = names
+        .iter()
+        .map(|name| format!(r#"{{"name":"{name}","emptyDir":{{}}}}"#))
+        .collect();
+    let pods = vec![pod(&format!(
+        r#"{{"metadata":{{"name":"p","namespace":"d","uid":"u1"}},"spec":{{"containers":[{{"name":"c"}}],"volumes":[{}]}}}}"#,
+        volumes.join(",")
+    ))];
+    let surveyed = machine.survey(pods, 100);
+    let measured = surveyed[0].storage.volumes.iter();
+    assert_eq!(
+        measured.filter(|it| it.used.inodes == Some(2)).count(),
+        VOLUMES
+    );
+    let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+    let mut reader = inotify::Reader::new(&watch, &mut buffer);
+    let mut opened = 0;
+    while let Ok(event) = reader.next() {
+        opened += usize::from(event.events().contains(inotify::ReadFlags::OPEN));
+    }
+    // Once for the kinds of what is mounted, once for the machine's own root, which has no process 1 here.
+    assert!((1..=2).contains(&opened), "{opened} times");
 }
 
 #[test]
