@@ -444,19 +444,7 @@ impl Suite {
             self.name
         );
         let text = output_of(command.arg(package), &next)?;
-        let mut names: Vec<String> = text
-            .lines()
-            .filter_map(|line| {
-                line.trim()
-                    .trim_start_matches('|')
-                    .strip_prefix("Depends: ")
-            })
-            .filter(|name| !name.starts_with('<'))
-            .map(str::to_owned)
-            .collect();
-        names.sort();
-        names.dedup();
-        Ok(names)
+        Ok(depends_in(&text))
     }
 
     /// Downloads packages and unpacks each into its folder.
@@ -507,6 +495,24 @@ impl Suite {
         let files = text.lines().filter_map(File::of_line);
         Ok(files.map(|file| (file.package.clone(), file)).collect())
     }
+}
+
+/// The packages that others depend on, from what `apt-cache depends` says. What must be there before a package is unpacked
+/// (`PreDepends`) is as much part of it: the libraries of `e2fsprogs` are named so.
+fn depends_in(said: &str) -> Vec<String> {
+    let mut names: Vec<String> = said
+        .lines()
+        .filter_map(|line| {
+            let line = line.trim().trim_start_matches('|');
+            line.strip_prefix("Depends: ")
+                .or_else(|| line.strip_prefix("PreDepends: "))
+        })
+        .filter(|name| !name.starts_with('<'))
+        .map(str::to_owned)
+        .collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 /// The packages in the section of libraries, from what `apt-cache show` says.
@@ -587,6 +593,12 @@ mod tests {
         assert_eq!(file.address, "http://a.example/pool/e_1.7.deb");
         assert_eq!((file.bytes, file.sha256.as_str()), (29_000, "e79b"));
         assert_eq!(File::of_line("E: no such package"), None);
+    }
+
+    #[test]
+    fn what_must_be_there_before_a_package_is_depended_on_too() {
+        let said = "e2fsprogs\n  PreDepends: libext2fs2\n  Depends: logsave\n |Depends: a\n  Depends: <virtual>\n  Suggests: parted\n";
+        assert_eq!(depends_in(said), ["a", "libext2fs2", "logsave"]);
     }
 
     #[test]

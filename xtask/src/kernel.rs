@@ -152,8 +152,8 @@ fn release_in(image: &Path, architecture: Architecture) -> Result<String> {
 /// What the cache has of a kernel.
 enum Cached {
     Nothing,
-    /// An image without the modules that its package has: an older xtask fetched it.
-    ImageOnly(Boot),
+    /// An image without all the modules that tests load: an older xtask fetched it.
+    Partly(Boot),
     Whole(Boot),
 }
 
@@ -169,13 +169,12 @@ impl Cached {
                 .join(release_in(&image, architecture)?),
         );
         // Without the package's name it is an image that somebody put there, which has no modules.
-        let whole = modules.is_some() || !folder.join("version").is_file();
-        let modules = modules.unwrap_or_default();
+        let whole = modules::are_all(&modules) || !folder.join("version").is_file();
         let boot = Boot { image, modules };
         Ok(if whole {
             Self::Whole(boot)
         } else {
-            Self::ImageOnly(boot)
+            Self::Partly(boot)
         })
     }
 }
@@ -216,12 +215,12 @@ impl Package {
         let _lock = Lock::take(&self.cache)?;
         match (self.cached()?, refresh) {
             (Cached::Whole(boot), false) => Ok(boot),
-            (Cached::ImageOnly(boot), false) => self.fetch(refresh, &busybox).or_else(|error| {
+            (Cached::Partly(boot), false) => self.fetch(refresh, &busybox).or_else(|error| {
                 let reason = format!("{error:#}");
                 say(
                     "kernel",
                     format_args!(
-                        "{}: its modules cannot be fetched, tests that need them are skipped: {reason}",
+                        "{}: some of its modules are missing and cannot be fetched; tests that need them are skipped or fail: {reason}",
                         self.version
                     ),
                 );
@@ -286,8 +285,8 @@ impl Package {
         fs::rename(&partial, &image)
             .with_context(|| format!("cannot write {}", image.display()))?;
         say("kernel", format_args!("{version}: {release}"));
-        let modules =
-            modules::kept(&kept).with_context(|| format!("{} is gone", kept.display()))?;
+        let modules = modules::kept(&kept);
+        ensure!(modules::are_all(&modules), "{} is gone", kept.display());
         Ok(Boot { image, modules })
     }
 }

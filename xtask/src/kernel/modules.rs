@@ -1,4 +1,4 @@
-//! Modules that guest tests load: Debian builds zram (swap in compressed memory) as one.
+//! Modules that guest tests load: Debian builds zram (swap in compressed memory) and the files of disk quotas as such.
 //!
 //! Problem: Debian's packages hold thousands of modules, partly compressed, and no list of what depends on what (`depmod` makes it
 //! on the machine). Approach: the few that are wanted and what their own `.modinfo` says they depend on, uncompressed, are kept
@@ -17,7 +17,8 @@ use crate::interrupt::Folder;
 /// The compressor that zram of 6.1 takes by default, a module of its own that nothing depends on: the kernel asks for it when a
 /// device is made. Newer ones have compressors inside.
 const COMPRESSOR: &str = "lzo_rle";
-const ZRAM: &str = "zram";
+/// What tests ask for: zram, and the format of the quotas of ext4.
+const WANTED: [&str; 2] = ["zram", "quota_v2"];
 
 /// Below the root of an unpacked package. Debian moved it with 7.x.
 const FOLDERS: [&str; 2] = ["lib/modules", "usr/lib/modules"];
@@ -33,13 +34,15 @@ pub(super) fn keep(root: &Path, release: &str, into: &Path, busybox: &Path) -> R
         index(&root.join(folder).join(release), &mut package.files)?;
     }
     ensure!(
-        package.files.contains_key(ZRAM),
-        "Debian's package of kernel {release} holds no {ZRAM}.ko below lib/modules or usr/lib/modules"
+        !package.files.is_empty(),
+        "Debian's package of kernel {release} holds no modules below lib/modules or usr/lib/modules"
     );
     if package.files.contains_key(COMPRESSOR) {
         package.add(COMPRESSOR)?;
     }
-    package.add(ZRAM)?;
+    for name in WANTED {
+        package.add(name)?;
+    }
     let parent = into
         .parent()
         .context("the folder of modules has no parent")?;
@@ -57,15 +60,22 @@ pub(super) fn keep(root: &Path, release: &str, into: &Path, busybox: &Path) -> R
     fs::rename(&whole, into).with_context(|| format!("cannot write {}", into.display()))
 }
 
-/// The modules that [`keep`] put there, in the order in which they are to be loaded. `None`: it did not.
-pub(super) fn kept(folder: &Path) -> Option<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+/// The modules that [`keep`] put there, in the order in which they are to be loaded; of an older xtask perhaps not all ([`are_all`]).
+pub(super) fn kept(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     files.sort();
-    Some(files)
+    files
+}
+
+/// Whether all that tests ask for is among the kept files.
+pub(super) fn are_all(kept: &[PathBuf]) -> bool {
+    let is_kept = |name: &&str| {
+        kept.iter()
+            .filter_map(|file| file.file_stem()?.to_str()?.split_once('-'))
+            .any(|(_, kept)| kept == *name)
+    };
+    WANTED.iter().all(|name| is_kept(&name))
 }
 
 struct Package<'a> {
@@ -173,6 +183,16 @@ mod tests {
         assert_eq!(depends_in(info).unwrap(), ["zsmalloc", "lz4_compress"]);
         assert_eq!(depends_in(b"a=b\0depends=\0").unwrap(), [""; 0]);
         assert_eq!(depends_in(b"name=zram\0"), None);
+    }
+
+    #[test]
+    fn modules_of_an_older_xtask_are_not_all() {
+        let files = |names: &[&str]| -> Vec<PathBuf> { names.iter().map(PathBuf::from).collect() };
+        let older = ["m/00-zsmalloc.ko", "m/01-zram.ko"];
+        assert!(!are_all(&files(&older)));
+        let whole = [older[0], older[1], "m/02-quota_tree.ko", "m/03-quota_v2.ko"];
+        assert!(are_all(&files(&whole)));
+        assert!(!are_all(&[]));
     }
 
     #[test]
