@@ -5,6 +5,7 @@ mod admission;
 mod arbitrator;
 mod evictions;
 mod node;
+mod policies;
 mod scheduler;
 #[path = "../support/mod.rs"]
 mod support;
