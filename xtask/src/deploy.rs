@@ -36,6 +36,12 @@ const COMPONENTS: [(&str, &str); 11] = [
     ("runtime", "runtime=true"),
     ("taint", "taintOnPressure=true"),
 ];
+/// The component for API servers that are older than 1.30. The chart asks the server for its version.
+const OLDER: &str = "before-1.30";
+/// The newest of those.
+const OLDER_VERSION: &str = "1.29.0";
+/// Kinds and fields that they do not know.
+const NEWER: [&str; 2] = ["ValidatingAdmissionPolicy", "appArmorProfile"];
 /// The namespace of `deploy/base`.
 const NAMESPACE: &str = "plimsoll";
 /// The tests of the alerts take the groups of the rules from here.
@@ -62,8 +68,12 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
     for components in [&all[..0], &all[..]].into_iter().chain(each) {
         is_the_same(tools, &deploy, &chart, components)?;
     }
-    suits_older_servers(tools, &chart)?;
+    for components in [&all[..0], &["least-privilege"], &all[..]] {
+        suits_older_servers(tools, &deploy, &chart, components)?;
+    }
     build(tools, &deploy.join("uninstall"))?;
+    let uninstalled = kustomized(tools, &deploy, "uninstall", &[OLDER])?;
+    knows_nothing_newer(&uninstalled, "deploy/uninstall")?;
     let rules = deploy.join("components/prometheus/rules.yaml");
     let dashboard = deploy.join("components/grafana/plimsoll.json");
     alerts_are_raised(tools, &rules)?;
@@ -84,7 +94,9 @@ fn lists_all_components(folder: &Path) -> Result<()> {
         ensure!(
             COMPONENTS
                 .iter()
-                .any(|(known, _)| OsStr::new(known) == name),
+                .map(|(known, _)| *known)
+                .chain([OLDER])
+                .any(|known| OsStr::new(known) == name),
             "deploy/components/{} is not compared with the chart: add it to COMPONENTS in xtask/src/deploy.rs",
             name.display()
         );
@@ -94,29 +106,88 @@ fn lists_all_components(folder: &Path) -> Result<()> {
 
 /// Compares the base with these components in both forms.
 fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) -> Result<()> {
+    let kustomize = kustomized(tools, deploy, "base", components)?;
+    let helm = rendered(tools, chart, components, None)?;
+    are_equal(&kustomize, &helm, components)
+}
+
+/// The same for Kubernetes before 1.30, and that nothing is there that it does not know.
+fn suits_older_servers(
+    tools: &Tools,
+    deploy: &Path,
+    chart: &Path,
+    components: &[&str],
+) -> Result<()> {
+    // The last one, as it says itself.
+    let older = [components, &[OLDER]].concat();
+    let kustomize = kustomized(tools, deploy, "base", &older)?;
+    let helm = rendered(tools, chart, components, Some(OLDER_VERSION))?;
+    are_equal(&kustomize, &helm, &older)?;
+    knows_nothing_newer(&kustomize, &format!("{older:?}"))?;
+    let key =
+        "/spec/template/metadata/annotations/container.apparmor.security.beta.kubernetes.io~1agent";
+    let set = kustomize.get(&("DaemonSet".to_owned(), NAMESPACE.to_owned()));
+    ensure!(
+        set.and_then(|set| set.pointer(key)) == Some(&Value::from("unconfined")),
+        "the DaemonSet for Kubernetes {OLDER_VERSION} has no annotation for AppArmor with components {older:?}"
+    );
+    Ok(())
+}
+
+fn knows_nothing_newer(objects: &Objects, what: &str) -> Result<()> {
+    for ((kind, name), object) in objects {
+        let text = object.to_string();
+        let found = NEWER
+            .iter()
+            .find(|newer| kind.starts_with(**newer) || text.contains(&format!("\"{newer}\":")));
+        ensure!(
+            found.is_none(),
+            "{what}: {kind} {name} has {found:?}, which Kubernetes {OLDER_VERSION} does not know"
+        );
+    }
+    Ok(())
+}
+
+/// A folder of `deploy/` with these components, as a user takes them.
+fn kustomized(tools: &Tools, deploy: &Path, name: &str, components: &[&str]) -> Result<Objects> {
     // Kustomize takes relative paths alone.
     let folder = Folder::inside(deploy)?;
-    let mut text = String::from(
-        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../base]\ncomponents:\n",
+    let mut text = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../{name}]\ncomponents:\n"
     );
     for component in components {
         writeln!(text, "- ../components/{component}")?;
     }
     fs::write(folder.path().join("kustomization.yaml"), text)?;
-    let kustomize = build(tools, folder.path())?;
+    build(tools, folder.path())
+}
+
+/// The chart with the values that mean the same, for an API server of this version.
+fn rendered(
+    tools: &Tools,
+    chart: &Path,
+    components: &[&str],
+    version: Option<&str>,
+) -> Result<Objects> {
     let mut helm = Command::new(&tools.helm);
     helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
         .arg(chart);
+    if let Some(version) = version {
+        helm.args(["--kube-version", version]);
+    }
     for (_, value) in COMPONENTS
         .iter()
         .filter(|(name, _)| components.contains(name))
     {
         helm.args(["--set", value]);
     }
-    let helm = objects(&output_of(&mut helm, "mend the chart")?)?;
+    objects(&output_of(&mut helm, "mend the chart")?)
+}
+
+fn are_equal(kustomize: &Objects, helm: &Objects, components: &[&str]) -> Result<()> {
     for key in kustomize.keys().chain(helm.keys()) {
         let (kind, name) = key;
-        let [one, other] = [&kustomize, &helm].map(|objects| objects.get(key));
+        let [one, other] = [kustomize, helm].map(|objects| objects.get(key));
         ensure!(
             one == other,
             "{kind} {name} differs with components {components:?}\nKustomize: {}\nHelm:      {}",
@@ -124,27 +195,6 @@ fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) 
             shown(other)
         );
     }
-    Ok(())
-}
-
-/// Below Kubernetes 1.30 there are no admission policies, and AppArmor is set by an annotation.
-fn suits_older_servers(tools: &Tools, chart: &Path) -> Result<()> {
-    let mut helm = Command::new(&tools.helm);
-    helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
-        .args(["--kube-version", "1.29.0", "--set", "leastPrivilege=true"])
-        .arg(chart);
-    let text = output_of(&mut helm, "mend the chart")?;
-    for newer in ["ValidatingAdmissionPolicy", "appArmorProfile"] {
-        ensure!(
-            !text.contains(newer),
-            "the chart renders {newer} for Kubernetes 1.29, which does not know it"
-        );
-    }
-    let annotation = "container.apparmor.security.beta.kubernetes.io/agent: unconfined";
-    ensure!(
-        text.contains(annotation),
-        "the chart renders no {annotation} for Kubernetes 1.29"
-    );
     Ok(())
 }
 

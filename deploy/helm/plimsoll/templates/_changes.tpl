@@ -34,10 +34,11 @@
   {{- $component := fromYaml (.root.Files.Get "components/least-privilege/kustomization.yaml") -}}
   {{- $patch := index (fromYamlArray (index $component.patches 0).patch) 0 -}}
   {{- $_ := set $agent "securityContext" $patch.value -}}
-  {{- if semverCompare "<1.30.0-0" .root.Capabilities.KubeVersion.Version -}}
-    {{- $_ := unset $agent.securityContext "appArmorProfile" -}}
-    {{- $_ := set .object.spec.template.metadata "annotations" (dict "container.apparmor.security.beta.kubernetes.io/agent" "unconfined") -}}
-  {{- end -}}
+{{- end -}}
+{{- /* As components/before-1.30. */ -}}
+{{- if semverCompare "<1.30.0-0" .root.Capabilities.KubeVersion.Version -}}
+  {{- $_ := unset $agent.securityContext "appArmorProfile" -}}
+  {{- $_ := set .object.spec.template.metadata "annotations" (dict "container.apparmor.security.beta.kubernetes.io/agent" "unconfined") -}}
 {{- end -}}
 {{- $args := $cluster.args -}}
 {{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
