@@ -91,6 +91,9 @@ struct Node {
     /// Take Plimsoll's conditions and taint off the node, delete the NodeResourceTopology that it wrote, and end
     #[arg(long)]
     clean_up: bool,
+    /// Do the same after SIGTERM or SIGINT, when nothing is written any more; without it a restart leaves all of it as it is
+    #[arg(long, conflicts_with = "clean_up")]
+    clean_up_on_exit: bool,
 }
 
 impl Node {
@@ -110,6 +113,7 @@ impl Node {
             },
             respect_budgets: self.respect_disruption_budgets,
             metrics: self.metrics,
+            clean_up_on_exit: self.clean_up_on_exit,
         }
     }
 }

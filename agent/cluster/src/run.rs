@@ -35,6 +35,10 @@ use crate::store::{Change, Store};
 const COMPLETE_EVERY: Duration = Duration::from_secs(300);
 /// Objects of a watch that wait to be taken: each may have 10 MiB.
 const HEARD_MAX: usize = 1;
+/// What is on its way when the program is asked to end is waited for so long before what it may have written is taken off: a pod has 30 s in all.
+const ENDING: Duration = Duration::from_secs(10);
+/// How often it is tried to take everything off the node.
+const TAKEN_OFF_MAX: u32 = 5;
 /// While something waits to be told.
 const BUSY: Duration = Duration::from_millis(100);
 /// While nothing does.
@@ -55,6 +59,8 @@ pub struct Settings {
     pub respect_budgets: bool,
     /// Where metrics are served.
     pub metrics: Option<Address>,
+    /// Whether the node is cleaned when the program is asked to end.
+    pub clean_up_on_exit: bool,
 }
 
 /// Why it ended.
@@ -115,10 +121,10 @@ struct Loop {
     is_node_listed: bool,
 }
 
-/// Runs until `stop` completes.
+/// Runs until `stop` completes, and then cleans the node where that is an option: not before, for what runs writes again what is taken off.
 ///
 /// # Errors
-/// [`RunError`]: only what cannot get better by waiting.
+/// [`RunError`]: only what cannot get better by waiting, and a node that could not be cleaned.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(), RunError> {
     let metrics = Arc::new(Metrics::new());
     if let Some(address) = &settings.metrics {
@@ -154,7 +160,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         to_loop,
         seed ^ 2,
     ));
-    let state = Loop {
+    let mut state = Loop {
         reporter: Reporter::new(&settings.node, settings.policy, seed ^ 3),
         pods: Store::new(&settings.node, settings.respect_budgets),
         settings,
@@ -174,9 +180,14 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         is_node_listed: false,
     };
     tokio::select! {
-        () = state.run(pods, nodes, agent, seed) => Ok(()),
-        () = stop => Ok(()),
+        () = state.run(pods, nodes, agent, seed) => {}
+        () = stop => {}
     }
+    if !state.settings.clean_up_on_exit {
+        return Ok(());
+    }
+    state.end_calls().await;
+    take_off(&state.api, &state.settings).await
 }
 
 /// The present, for a program that began then.
@@ -220,7 +231,7 @@ fn watched(
 
 impl Loop {
     async fn run(
-        mut self,
+        &mut self,
         mut pods: Receiver<Heard>,
         mut nodes: Receiver<Heard>,
         mut agent: Receiver<FromAgent>,
@@ -252,6 +263,14 @@ impl Loop {
             }
             self.complete_pods();
             self.act();
+        }
+    }
+
+    /// Waits for the calls that are on their way, and makes no other.
+    async fn end_calls(&mut self) {
+        let all = async { while self.calls.join_next().await.is_some() {} };
+        if tokio::time::timeout(ENDING, all).await.is_err() {
+            self.calls.abort_all();
         }
     }
 
@@ -549,36 +568,42 @@ async fn discovered(api: Api) -> Option<Served> {
 /// [`RunError`].
 pub async fn clean_up(settings: &Settings) -> Result<(), RunError> {
     let api = Api::new(settings.source.clone(), Arc::new(Metrics::new())).await?;
-    let wrong = |why: String| RunError::CleanUp {
-        node: settings.node.clone(),
-        why,
-    };
-    // One is not given up for the other.
-    let deleted = delete_topology(&api, settings).await;
-    let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
-    // The taint may be written by others at the same time: some tries, each with what was read anew.
+    take_off(&api, settings).await
+}
+
+/// Others write the node at the same time, and an API server may be busy: some tries, each with what was read anew.
+async fn take_off(api: &Api, settings: &Settings) -> Result<(), RunError> {
     let mut why = String::new();
-    for _ in 0..5 {
-        let node = match api.call(&Call::get("nodes", path.clone())).await {
-            Answer::Done(node) => SeenNode::read(&node),
-            Answer::Refused(refusal) if refusal.code == 404 => return deleted.map_err(wrong),
-            other => return Err(wrong(words(&other))),
-        };
-        let node = node.ok_or_else(|| wrong("the node cannot be read".to_owned()))?;
-        let mut is_done = true;
-        for call in removal(&node, settings.policy.dry_run) {
-            let answer = api.call(&call).await;
-            if !matches!(answer, Answer::Done(_)) {
-                is_done = false;
-                why = words(&answer);
-            }
-        }
-        if is_done {
-            return deleted.map_err(wrong);
+    for _ in 0..TAKEN_OFF_MAX {
+        // One is not given up for the other.
+        let deleted = delete_topology(api, settings).await;
+        let removed = remove_from_node(api, settings).await;
+        match deleted.and(removed) {
+            Ok(()) => return Ok(()),
+            Err(error) => why = error,
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    Err(wrong(why))
+    let node = settings.node.clone();
+    Err(RunError::CleanUp { node, why })
+}
+
+async fn remove_from_node(api: &Api, settings: &Settings) -> Result<(), String> {
+    let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
+    let node = match api.call(&Call::get("nodes", path)).await {
+        Answer::Done(node) => SeenNode::read(&node),
+        Answer::Refused(refusal) if refusal.code == 404 => return Ok(()),
+        other => return Err(words(&other)),
+    };
+    let node = node.ok_or("the node cannot be read")?;
+    let mut removed = Ok(());
+    for call in removal(&node, settings.policy.dry_run) {
+        let answer = api.call(&call).await;
+        if !matches!(answer, Answer::Done(_)) {
+            removed = Err(words(&answer));
+        }
+    }
+    removed
 }
 
 /// Deletes the NodeResourceTopology of this node, if it was written here. Who has no right to read it has not written it.

@@ -18,7 +18,12 @@ fn program() -> Command {
 
 #[test]
 fn statuses_and_what_to_do() {
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 10] = [
+        (
+            &["--node", "n", "--clean-up", "--clean-up-on-exit"],
+            2,
+            "--clean-up-on-exit",
+        ),
         (&["arbitrate", "--cycle", "0s"], 2, "100ms"),
         (&["arbitrate", "--node", "n"], 2, "--node"),
         (
@@ -106,9 +111,17 @@ fn the_arguments_in_deploy_are_its_own() {
         .map(|argument| format!("--{argument}"))
         .collect();
     assert!(!arguments.is_empty());
-    for component in ["budgets", "delete-evicted", "eviction-api", "taint"] {
-        let text = read(&format!("components/{component}/kustomization.yaml"));
-        let added = text.split("value: ").nth(1).unwrap_or_default();
+    let changed = [
+        "components/budgets",
+        "components/delete-evicted",
+        "components/eviction-api",
+        "components/taint",
+        "uninstall",
+    ];
+    for component in changed {
+        let text = read(&format!("{component}/kustomization.yaml"));
+        let added = text.split("containers/1/args/-, value: ").nth(1);
+        let added = added.unwrap_or_default();
         let added = added.lines().next().unwrap_or_default();
         let added = added.trim_end_matches('}').trim_matches('"');
         assert!(added.starts_with("--"), "{component}: {added}");

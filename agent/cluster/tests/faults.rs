@@ -53,6 +53,10 @@ struct State {
     requests: Mutex<BTreeMap<String, usize>>,
     pods: Mutex<Vec<Value>>,
     node: Mutex<&'static str>,
+    /// `node-1`, with what was written.
+    object: Mutex<Value>,
+    /// While it is set a write of the node's status is stored and answered only when it no longer is, but what takes conditions away at once.
+    holds: watch::Sender<bool>,
     valid_token: Mutex<Option<String>>,
 }
 
@@ -141,6 +145,12 @@ impl Fake {
             requests: Mutex::default(),
             pods: Mutex::new(vec![pod("u1", "node-1", 10), pod("u2", "node-1", 10)]),
             node: Mutex::new("node-1"),
+            object: Mutex::new(
+                json!({"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "4"},
+                "spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+            ),
+            holds: watch::Sender::new(false),
             valid_token: Mutex::default(),
         });
         let served = state.clone();
@@ -275,6 +285,22 @@ async fn answer(
                 }),
             )
         }
+        ("GET", "/api/v1/nodes/node-1") => {
+            respond(200, body(state.object.lock().unwrap().to_string()))
+        }
+        ("PATCH", "/api/v1/nodes/node-1") => {
+            let patch: Value = serde_json::from_slice(&sent).unwrap();
+            let mut node = state.object.lock().unwrap();
+            if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
+                return Ok(respond(
+                    409,
+                    body(r#"{"kind":"Status","reason":"Conflict"}"#),
+                ));
+            }
+            node["spec"]["taints"] = patch["spec"]["taints"].clone();
+            count_up(&mut node);
+            respond(200, body(node.to_string()))
+        }
         ("GET", "/api/v1") => respond(200, body(json!({"resources": []}).to_string())),
         ("GET", "/apis/policy") => respond(
             200,
@@ -284,8 +310,12 @@ async fn answer(
             let patch: Value = serde_json::from_slice(&sent).unwrap();
             let uid = patch["metadata"]["uid"].as_str().unwrap_or("u1").to_owned();
             if status.starts_with("/api/v1/nodes/") {
-                let node =
-                    json!({"metadata": {"name": "node-1", "uid": "nu", "resourceVersion": "4"}});
+                if !is_removal(&patch) {
+                    let mut holds = state.holds.subscribe();
+                    let _open = holds.wait_for(|holds| !holds).await;
+                }
+                let mut node = state.object.lock().unwrap();
+                patch_status(&mut node, &patch);
                 return Ok(respond(200, body(node.to_string())));
             }
             let mut pod = pod(&uid, "node-1", 9);
@@ -296,6 +326,34 @@ async fn answer(
         ("POST", _) => respond(201, body(sent)),
         _ => respond(404, body("{}")),
     })
+}
+
+fn is_removal(patch: &Value) -> bool {
+    patch["status"]["conditions"][0]["$patch"] == "delete"
+}
+
+fn count_up(node: &mut Value) {
+    let version = node["metadata"]["resourceVersion"].as_str().unwrap();
+    let next = version.parse::<u64>().unwrap() + 1;
+    node["metadata"]["resourceVersion"] = json!(next.to_string());
+}
+
+/// As an API server merges conditions and annotations.
+fn patch_status(node: &mut Value, patch: &Value) {
+    let given = patch["status"]["conditions"].as_array().unwrap();
+    let conditions = node["status"]["conditions"].as_array_mut().unwrap();
+    conditions.retain(|known| given.iter().all(|new| new["type"] != known["type"]));
+    conditions.extend(
+        given
+            .iter()
+            .filter(|new| new["$patch"] != "delete")
+            .cloned(),
+    );
+    let annotations = patch["metadata"]["annotations"].as_object();
+    for (key, value) in annotations.into_iter().flatten() {
+        node["metadata"]["annotations"][key] = value.clone();
+    }
+    count_up(node);
 }
 
 struct PollPending;
@@ -637,5 +695,96 @@ fn an_agent_that_does_not_read_takes_no_memory() {
         agent.accept().await;
         agent.until("the list", |known| known.is_listed).await;
         assert_eq!(agent.known.pods.len(), PODS_MAX);
+    });
+}
+
+/// Whether anything of Plimsoll is on the node, and that what others wrote there still is.
+fn is_clean(fake: &Fake) -> bool {
+    let node = fake.state.object.lock().unwrap().clone();
+    let names = |list: &Value, key: &str| -> Vec<String> {
+        let all = list.as_array().unwrap().iter();
+        all.map(|it| it[key].as_str().unwrap().to_owned()).collect()
+    };
+    let conditions = names(&node["status"]["conditions"], "type");
+    let taints = names(&node["spec"]["taints"], "key");
+    assert_eq!((&*conditions[0], &*taints[0]), ("Ready", "other"));
+    let withheld = &node["metadata"]["annotations"]["plimsoll.dev/withheld"];
+    (conditions.len(), taints.len()) == (1, 1) && withheld.is_null()
+}
+
+/// Under pressure: condition, taint and annotation are on the node.
+async fn pressed(fake: &Fake, options: &[&str]) -> (Agent, Program) {
+    let mut agent = Agent::new();
+    let program = Program::start("node-1", &fake.kubeconfig(), &agent.socket(), options);
+    agent.accept().await;
+    agent
+        .send(&ToCluster::Withheld { memory_bytes: 4096 })
+        .await;
+    agent.send(&pressure("first")).await;
+    until("condition, annotation and taint", async || {
+        let node = fake.state.object.lock().unwrap().clone();
+        let has = |list: &Value| list.as_array().unwrap().len() == 2;
+        (has(&node["status"]["conditions"])
+            && has(&node["spec"]["taints"])
+            && node["metadata"]["annotations"]["plimsoll.dev/withheld"].is_string())
+        .then_some(())
+    })
+    .await;
+    (agent, program)
+}
+
+fn pressure(message: &str) -> ToCluster {
+    let condition = NodeConditionReport {
+        condition: PlimsollCondition::MemoryPressure,
+        status: true,
+        reason: "MemoryAvailable".into(),
+        message: message.into(),
+        since_unix_ms: 1_795_341_600_123,
+    };
+    ToCluster::Conditions {
+        conditions: vec![condition],
+    }
+}
+
+#[test]
+fn asked_to_end_it_leaves_nothing_on_the_node_although_a_write_is_on_its_way() {
+    run(async {
+        let fake = Fake::start().await;
+        let options = ["--taint-on-pressure", "--clean-up-on-exit"];
+        let (mut agent, program) = pressed(&fake, &options).await;
+        // A write that the API server has, and has not stored.
+        let writes = || fake.requests("PATCH /api/v1/nodes/node-1/status");
+        let before = writes();
+        fake.state.holds.send_replace(true);
+        agent.send(&pressure("second")).await;
+        until("the write", async || (writes() > before).then_some(())).await;
+        let before = writes();
+        program.ask_to_end();
+        // Who takes off what is there without waiting for it does so now; who waits does nothing, which half a second shows on most machines.
+        for _ in 0..50 {
+            if writes() > before {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        fake.state.holds.send_replace(false);
+        program.ended().await;
+        // What was on its way is stored by now, whoever waits for its answer.
+        until("the write to be stored", async || {
+            (fake.state.holds.receiver_count() == 0).then_some(())
+        })
+        .await;
+        assert!(is_clean(&fake), "{}", fake.state.object.lock().unwrap());
+    });
+}
+
+#[test]
+fn a_restart_leaves_everything_on_the_node() {
+    run(async {
+        let fake = Fake::start().await;
+        let (_agent, program) = pressed(&fake, &["--taint-on-pressure"]).await;
+        program.ask_to_end();
+        program.ended().await;
+        assert!(!is_clean(&fake));
     });
 }

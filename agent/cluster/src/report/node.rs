@@ -401,7 +401,8 @@ fn taints_call(node: &SeenNode, wanted: bool, dry_run: bool) -> Call {
     Call::write(Verb::Patch, "nodes", &path, Content::Merge, &body, dry_run)
 }
 
-/// Takes everything of Plimsoll off the node: its conditions, what it withheld, and its taint where there is one.
+/// Takes everything of Plimsoll off the node: its taint where there is one, its conditions, and what it withheld. The taint first: its write names the version
+/// that was read, which a write of the conditions replaces.
 #[must_use]
 pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
     let all = [
@@ -412,11 +413,9 @@ pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
     let conditions = all
         .map(|it| json!({"type": it.name(), "$patch": "delete"}))
         .to_vec();
-    let mut calls = vec![conditions_call(&node.name, conditions, None, dry_run)];
-    if node.has_taint() {
-        calls.push(taints_call(node, false, dry_run));
-    }
-    calls
+    let taint = node.has_taint().then(|| taints_call(node, false, dry_run));
+    let rest = conditions_call(&node.name, conditions, None, dry_run);
+    taint.into_iter().chain([rest]).collect()
 }
 
 #[cfg(test)]
@@ -665,7 +664,11 @@ mod tests {
         let tainted = node(taints, "7");
         let call = taints_call(&tainted, false, false);
         assert_eq!(body(&call)["spec"]["taints"], others);
-        assert_eq!(removal(&tainted, false).len(), 2);
-        assert_eq!(removal(&stale, false).len(), 1);
+        let resources = |node| {
+            let calls = removal(node, false).into_iter();
+            calls.map(|call| call.resource).collect::<Vec<_>>()
+        };
+        assert_eq!(resources(&tainted), ["nodes", "nodes/status"]);
+        assert_eq!(resources(&stale), ["nodes/status"]);
     }
 }

@@ -24,8 +24,13 @@ fn conditions_and_taint_beside_other_writers() {
         let Some(server) = server::shared().await else {
             return;
         };
-        let (mut agent, program) =
-            beside(&server, "node", "v1.36.2", &["--taint-on-pressure"]).await;
+        let (mut agent, program) = beside(
+            &server,
+            "node",
+            "v1.36.2",
+            &["--taint-on-pressure", "--clean-up-on-exit"],
+        )
+        .await;
         let path = "/api/v1/nodes/node";
         let stop = AtomicBool::new(false);
         let others = async {
@@ -65,7 +70,7 @@ fn conditions_and_taint_beside_other_writers() {
                     .as_array()
                     .is_some_and(|taints| taints.iter().any(|taint| taint["key"] == key))
             };
-            for status in [true, false, true, false] {
+            for status in [true, false, true] {
                 agent.send(&pressure(status)).await;
                 let written = if status { "True" } else { "False" };
                 until("condition and taint", async || {
@@ -107,12 +112,19 @@ fn conditions_and_taint_beside_other_writers() {
                 .then_some(())
         })
         .await;
-        drop(program);
-        // Uninstalled: what is ours is gone, and nothing else.
-        clean_up(&server, "node").await;
+        // Uninstalled while the node is short: what is ours is gone, and nothing else.
+        program.ask_to_end();
+        program.ended().await;
         let node = server.get(path).await.unwrap();
         assert!(condition_of(&node, "plimsoll.dev/MemoryPressure").is_null());
         assert_eq!(condition_of(&node, "Ready")["status"], "True");
+        let taints = node["spec"]["taints"].as_array().unwrap();
+        let keys: Vec<&Value> = taints.iter().map(|taint| &taint["key"]).collect();
+        assert!(keys.contains(&&json!("other")), "{node:#}");
+        assert!(
+            !keys.contains(&&json!("plimsoll.dev/memory-pressure")),
+            "{node:#}"
+        );
     });
 }
 

@@ -227,8 +227,8 @@ fn k_as_the_pod_of_a_daemon_set() {
         let containers = last["spec"]["containers"].as_array_mut().unwrap();
         let arguments = containers[0]["args"].as_array_mut().unwrap();
         arguments.retain(|argument| argument != "--keep-on-exit");
-        let clean_up = ["/plimsoll-cluster", "--clean-up"];
-        containers[1]["lifecycle"] = json!({"preStop": {"exec": {"command": clean_up}}});
+        let arguments = containers[1]["args"].as_array_mut().unwrap();
+        arguments.push(json!("--clean-up-on-exit"));
         start(machine, &pod_of(machine, &last, "plimsoll-3")).await;
         end(machine, "plimsoll-3").await;
         let left = conditions(machine).await;

@@ -78,6 +78,18 @@ impl Program {
         Self { child, metrics }
     }
 
+    /// Asks it to end, as a kubelet does.
+    pub(crate) fn ask_to_end(&self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub(crate) async fn ended(mut self) {
+        let status = until("the program's end", async || self.child.try_wait().unwrap()).await;
+        assert_eq!(status.code(), Some(0), "{status}");
+    }
+
     /// A line of `/proc/PID/status`, kB.
     pub(crate) fn memory_kb(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
