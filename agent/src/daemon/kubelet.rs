@@ -14,12 +14,14 @@ mod report;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use plimsoll_core::kube::cluster_link::NodeConditionReport;
 use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
+use crate::record::tally::ReportCounts;
 use crate::source::cluster::{ClusterLink, LeftBehind};
 use crate::source::node_topology::TopologySource;
 
@@ -165,9 +167,17 @@ impl KubeletWork {
         evicted.filter_map(|(uid, pod)| pod.is_begun().then_some(uid))
     }
 
-    /// Evictions that wait to be settled, those that are never reported, frames and clients that were refused.
-    pub(super) fn counts(&self) -> Option<[u64; 4]> {
-        self.link.as_ref().map(|link| link.counts().read())
+    /// Of the reports to `plimsoll-cluster`.
+    pub(super) fn counts(&self) -> Option<ReportCounts> {
+        let counts = self.link.as_ref()?.counts();
+        let [unsettled, unreported, refused_frames, refused_clients] = counts.read();
+        Some(ReportCounts {
+            unsettled,
+            unreported,
+            refused_frames,
+            refused_clients,
+            is_connected: counts.is_connected.load(Ordering::Relaxed),
+        })
     }
 }
 

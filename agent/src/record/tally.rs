@@ -141,9 +141,8 @@ pub struct Tally {
     pub sources_lost: u64,
     /// Directories of cgroups that inotify does not watch; `None` where it watches none.
     pub cgroups_unwatched: Option<u64>,
-    /// Beside a kubelet: evictions whose report is not settled, evictions that are never reported, frames and clients of `plimsoll-cluster` that were
-    /// refused.
-    pub reports: Option<[u64; 4]>,
+    /// Of the reports to `plimsoll-cluster`; `None` where there is no kubelet.
+    pub reports: Option<ReportCounts>,
     /// What came of placement; `None` where nothing is to be placed.
     pub placement: Option<PlacementTally>,
     /// What the container runtime was answered; `None` where it does not ask this agent.
@@ -163,6 +162,21 @@ pub struct PlacementTally {
     pub failed: u64,
     /// Reports of the thread that found no room in their queue.
     pub reports_lost: u64,
+}
+
+/// What was counted of the connection to `plimsoll-cluster`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReportCounts {
+    /// Evictions whose report is not settled.
+    pub unsettled: u64,
+    /// Evictions that are never reported one by one.
+    pub unreported: u64,
+    /// Frames that were refused.
+    pub refused_frames: u64,
+    /// Clients that were refused.
+    pub refused_clients: u64,
+    /// `plimsoll-cluster` is connected.
+    pub is_connected: bool,
 }
 
 /// What the container runtime was answered when it made containers (NRI).

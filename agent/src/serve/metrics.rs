@@ -27,7 +27,7 @@ use crate::host::boundary;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
-use crate::record::tally::{NriTally, PlacementTally};
+use crate::record::tally::{NriTally, PlacementTally, ReportCounts};
 use crate::serve::serving::ClientFigures;
 use page::{Page, Value};
 
@@ -310,30 +310,40 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
             .cgroups_unwatched
             .map(|count| ([], Value::Count(count))),
     )?;
-    let reports = |at: usize| tally.reports.map(|counts| ([], Value::Count(counts[at])));
+    let reports = |count: fn(ReportCounts) -> u64| {
+        tally
+            .reports
+            .map(|counts| ([], Value::Count(count(counts))))
+    };
     page.gauge(
         "plimsoll_evictions_unsettled",
         "Evictions that the API server does not show yet; only beside a kubelet.",
         "",
-        reports(0),
+        reports(|counts| counts.unsettled),
     )?;
     page.counter(
         "plimsoll_evictions_unreported",
         "Evictions that will never be reported to the API server, because too many waited; only beside a kubelet.",
         "",
-        reports(1),
+        reports(|counts| counts.unreported),
     )?;
     page.counter(
         "plimsoll_cluster_frames_refused",
         "Messages of plimsoll-cluster that were malformed, of an unknown type, or about what is not known; only beside a kubelet.",
         "",
-        reports(2),
+        reports(|counts| counts.refused_frames),
     )?;
     page.counter(
         "plimsoll_cluster_clients_refused",
         "Clients of the socket for plimsoll-cluster that were of another user, or one too many; only beside a kubelet.",
         "",
-        reports(3),
+        reports(|counts| counts.refused_clients),
+    )?;
+    page.gauge(
+        "plimsoll_cluster_connected",
+        "1 if plimsoll-cluster is connected; only beside a kubelet.",
+        "",
+        reports(|counts| u64::from(counts.is_connected)),
     )?;
     placement(tally.placement, page)?;
     nri(tally.nri, page)?;

@@ -157,7 +157,7 @@ pub struct ClusterCounts {
     pub refused_frames: AtomicU64,
     /// Clients that were refused: of another user, or while there was one.
     pub refused_clients: AtomicU64,
-    /// `plimsoll-cluster` is connected.
+    /// `plimsoll-cluster` is connected, and has introduced itself.
     pub is_connected: AtomicBool,
 }
 
@@ -448,6 +448,10 @@ impl Work {
         }
     }
 
+    fn has_hello(&self) -> bool {
+        self.peer.as_ref().is_some_and(|peer| peer.has_hello)
+    }
+
     fn count(&self) {
         let counts = &self.counts;
         counts
@@ -455,7 +459,7 @@ impl Work {
             .store(self.intents.len() as u64, Ordering::Relaxed);
         counts
             .is_connected
-            .store(self.peer.is_some(), Ordering::Relaxed);
+            .store(self.has_hello(), Ordering::Relaxed);
     }
 
     /// Whether the loop has ended.
@@ -603,7 +607,6 @@ impl Work {
             return;
         }
         self.peer = Some(Peer::new(stream, Instant::now()));
-        self.count();
     }
 
     /// Takes one frame that is whole, if there is one.
@@ -643,7 +646,7 @@ impl Work {
     }
 
     fn take(&mut self, message: ToAgent, bytes: usize) -> Result<Option<ClusterEvent>, String> {
-        let has_hello = self.peer.as_ref().is_some_and(|peer| peer.has_hello);
+        let has_hello = self.has_hello();
         match message {
             ToAgent::Hello { protocol, .. } if protocol != PROTOCOL => {
                 let why = format!(
@@ -708,6 +711,7 @@ impl Work {
         if let Some(peer) = &mut self.peer {
             peer.has_hello = true;
         }
+        self.count();
         let unreported = self.counts.unreported.load(Ordering::Relaxed);
         let hello = ToCluster::Hello {
             protocol: PROTOCOL,

@@ -8,7 +8,7 @@ use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
 use crate::kernel::{Account, KindCount};
-use crate::record::tally::{PlacementTally, Tally};
+use crate::record::tally::{PlacementTally, ReportCounts, Tally};
 use crate::testkit::{self, MIB};
 
 fn threshold(signal: Signal, operator: Operator, value: u64, grace_ns: u64) -> Threshold {
@@ -47,6 +47,11 @@ fn snapshot(pods: u64) -> Snapshot {
             writes: 12,
             failed: 1,
             reports_lost: 5,
+        }),
+        reports: Some(ReportCounts {
+            unsettled: 7,
+            is_connected: true,
+            ..ReportCounts::default()
         }),
         nri: Some(NriTally {
             is_connected: true,
@@ -196,6 +201,8 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_placement_failed 1",
         "plimsoll_placement_reports_lost_total 5",
         "plimsoll_cgroups_unwatched 6",
+        "plimsoll_evictions_unsettled 7",
+        "plimsoll_cluster_connected 1",
         "plimsoll_nri_connected 1",
         "plimsoll_nri_containers_total{answer=\"refused\"} 3",
         "plimsoll_nri_containers_total{answer=\"changed\"} 0",

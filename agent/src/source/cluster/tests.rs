@@ -27,6 +27,11 @@ impl Scene {
         self.link.as_ref().unwrap().counts().read()
     }
 
+    fn is_connected(&self) -> bool {
+        let counts = self.link.as_ref().unwrap().counts();
+        counts.is_connected.load(Ordering::Relaxed)
+    }
+
     fn client(&self) -> Client {
         Client(UnixStream::connect(self.dir.path().join("cluster.sock")).unwrap())
     }
@@ -357,7 +362,9 @@ fn a_frame_that_is_too_long_or_cut_off_costs_the_connection() {
 #[test]
 fn one_client_at_a_time() {
     let mut scene = Scene::new();
+    assert!(!scene.is_connected());
     let (mut first, _) = scene.introduced();
+    assert!(scene.is_connected());
     let mut second = scene.client();
     assert!(second.is_sent_away());
     assert_eq!(scene.counts()[3], 1);
@@ -368,6 +375,10 @@ fn one_client_at_a_time() {
             is_reachable: false
         }
     );
+    drop(first);
+    let lost = scene.next();
+    assert!(matches!(lost, ClusterEvent::Lost { .. }), "{lost:?}");
+    assert!(!scene.is_connected());
 }
 
 #[test]
