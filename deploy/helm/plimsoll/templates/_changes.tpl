@@ -40,6 +40,14 @@
   {{- $_ := unset $agent.securityContext "appArmorProfile" -}}
   {{- $_ := set .object.spec.template.metadata "annotations" (dict "container.apparmor.security.beta.kubernetes.io/agent" "unconfined") -}}
 {{- end -}}
+{{- if $values.withoutBpf -}}
+  {{- $mounts := list -}}
+  {{- range $agent.volumeMounts }}{{ if not (has .name (list "bpf" "security")) }}{{ $mounts = append $mounts . }}{{ end }}{{ end -}}
+  {{- $_ := set $agent "volumeMounts" $mounts -}}
+  {{- $volumes := list -}}
+  {{- range $pod.volumes }}{{ if not (has .name (list "bpf" "security")) }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
+  {{- $_ := set $pod "volumes" $volumes -}}
+{{- end -}}
 {{- $args := $cluster.args -}}
 {{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
 {{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keepPerOwner=%d,keepFor=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
