@@ -476,8 +476,8 @@ fn no_descriptor_is_needed_to_end_a_pod_of_v2() {
     node.start_in("c");
     node.start_in("c/d");
     let pod = node.open();
-    let leaders = without_descriptors(|| pod.kill_leaders()).unwrap();
-    assert_eq!(leaders.processes, 1);
+    let first = without_descriptors(|| pod.kill_first_processes()).unwrap();
+    assert_eq!(first.processes, 1);
     without_descriptors(|| pod.kill()).unwrap();
     node.end();
 }
