@@ -75,7 +75,7 @@ pub(super) fn are_all(kept: &[PathBuf]) -> bool {
             .filter_map(|file| file.file_stem()?.to_str()?.split_once('-'))
             .any(|(_, kept)| kept == *name)
     };
-    WANTED.iter().all(|name| is_kept(&name))
+    WANTED.iter().all(is_kept)
 }
 
 struct Package<'a> {

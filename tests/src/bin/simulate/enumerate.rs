@@ -4,6 +4,7 @@
 //! nothing fails; a run that differs from it does so from the operation on that was made to fail.
 
 use crate::fault::{Call, Fault, Plan, errnos};
+use crate::progress;
 use crate::run::{Order, Report, run_apart};
 use crate::scenario::Scenario;
 use crate::{Args, Tally};
@@ -38,12 +39,25 @@ pub(crate) fn record(scenario: &Scenario) -> Report {
     )
 }
 
-/// The operations that a mode is about, by their numbers.
-fn operations(args: &Args, scenario: &Scenario) -> Vec<(u64, Call)> {
+/// The operations that a mode is about, by their numbers. How far it is with them is said.
+fn operations(
+    args: &Args,
+    scenario: &Scenario,
+    mode: &str,
+) -> impl Iterator<Item = (u64, Call)> + use<> {
+    let what = format!("{mode} of {}, by operation", scenario.name);
+    progress::begin(&what, 0);
     let numbered = (1..).zip(record(scenario).calls);
-    numbered
-        .filter(|(number, _)| number % args.every == 0)
-        .collect()
+    let every = args.every;
+    let operations: Vec<_> = numbered.filter(|(number, _)| number % every == 0).collect();
+    progress::begin(what, operations.len());
+    // Counted when the next one is asked for: then it is done.
+    let mut is_first = true;
+    operations.into_iter().inspect(move |_| {
+        if !std::mem::take(&mut is_first) {
+            progress::did_one();
+        }
+    })
 }
 
 fn run(scenario: &Scenario, number: u64, fault: Fault, how: &str, tally: &mut Tally) {
@@ -55,7 +69,7 @@ fn run(scenario: &Scenario, number: u64, fault: Fault, how: &str, tally: &mut Ta
 /// Each operation fails: with each error that it can have, or with `rotate` with one of them, another one for the next operation of its kind.
 pub(crate) fn faults(args: &Args, scenario: &Scenario, rotate: bool, tally: &mut Tally) {
     let mut turns = std::collections::BTreeMap::<String, usize>::new();
-    for (number, call) in operations(args, scenario) {
+    for (number, call) in operations(args, scenario, "faults") {
         let mut errors = errnos(&call.name);
         if rotate && !errors.is_empty() {
             let turn = turns.entry(call.name.clone()).or_default();
@@ -77,7 +91,7 @@ pub(crate) fn faults(args: &Args, scenario: &Scenario, rotate: bool, tally: &mut
 /// Each operation takes 20 seconds. Where it is the loop's, that is the loop's time, and all else must hold; with `others` only what is not the loop's.
 pub(crate) fn blocked(args: &Args, scenario: &Scenario, others: bool, tally: &mut Tally) {
     let how = format!("slow={}", BLOCKED_NS / 1_000_000);
-    for (number, call) in operations(args, scenario) {
+    for (number, call) in operations(args, scenario, "blocked") {
         if !(others && call.is_loop) {
             run(scenario, number, Fault::Slow(BLOCKED_NS), &how, tally);
         }
@@ -87,7 +101,7 @@ pub(crate) fn blocked(args: &Args, scenario: &Scenario, others: bool, tally: &mu
 /// `kill -9` before each operation that changes something which outlives the agent, and in the middle of each write; the agent that
 /// follows finds what is left. With `all` before every other operation as well.
 pub(crate) fn kills(args: &Args, scenario: &Scenario, all: bool, tally: &mut Tally) {
-    for (number, call) in operations(args, scenario) {
+    for (number, call) in operations(args, scenario, "kills") {
         if all || call.changes() {
             run(scenario, number, Fault::Kill, "kill", tally);
         }

@@ -21,6 +21,7 @@ mod files;
 mod kernel;
 mod libc_calls;
 mod machine;
+mod progress;
 mod random;
 mod run;
 mod scenario;
@@ -147,12 +148,15 @@ fn main() -> ExitCode {
         }
     }
     if let (Some(scenario), false) = (&named, enumerates) {
+        progress::begin(format!("scenario {}", scenario.name), 1);
         let again = format!("--scenario {}", scenario.name);
         one(&args, scenario, &again, &mut tally);
     }
     if let Some(first) = args.seed {
+        progress::begin("seeds", usize::try_from(args.seeds).unwrap_or(usize::MAX));
         for seed in first..first + args.seeds {
             one_seed(&args, seed, &mut tally);
+            progress::did_one();
         }
     }
     if is_all {
@@ -327,6 +331,7 @@ fn everything(args: &Args, tally: &mut Tally) {
         tally.failed += 1;
         println!("two runs of one seed differ: something reads what is not the model's");
     }
+    progress::begin("scenarios", hostile().len());
     for scenario in hostile() {
         let before = tally.failed;
         one(
@@ -338,14 +343,17 @@ fn everything(args: &Args, tally: &mut Tally) {
         if tally.failed == before {
             println!("{}: well", scenario.name);
         }
+        progress::did_one();
     }
     let args = &Args {
         hours: 0.1,
         every: EVERY,
         ..args.clone()
     };
+    progress::begin("seeds", 8);
     for seed in 0..8 {
         one_seed(args, seed, tally);
+        progress::did_one();
     }
     enumerate::faults(args, &brief(), true, tally);
     enumerate::blocked(args, &brief(), true, tally);

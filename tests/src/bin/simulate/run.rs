@@ -12,6 +12,7 @@ use crate::check::{Broken, Checks};
 use crate::fault::{Call, Plan};
 use crate::kernel;
 use crate::machine::{Happening, Machine, SECOND};
+use crate::progress;
 use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::threads::Thread;
@@ -316,6 +317,7 @@ pub(crate) fn run_apart(scenario: &Scenario, order: Order) -> Report {
             let mut text = String::new();
             // SAFETY: this is its only owner.
             let mut from: std::fs::File = unsafe { std::os::fd::FromRawFd::from_raw_fd(ends[0]) };
+            progress::wait_for(&from);
             std::io::Read::read_to_string(&mut from, &mut text).ok();
             let mut status = 0;
             // SAFETY: room for a status.
