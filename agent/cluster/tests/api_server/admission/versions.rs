@@ -1,4 +1,4 @@
-//! In what older API servers answer otherwise than 1.36, which the core follows; and where the core departs from all of them.
+//! In what older API servers answer otherwise than 1.36, which the core follows.
 //!
 //! Only 1.20 and 1.36 have been tried. An entry applies to every version before 1.36, and has to be needed by 1.20: one that is not is out of date.
 
@@ -72,12 +72,6 @@ impl Newer {
     ];
 }
 
-/// Where the core departs from every API server on purpose: the pod, and why.
-pub(super) const DEPARTURES: [(&str, &str); 1] = [(
-    "odd-amounts/l9",
-    "an amount beyond 64 bits wraps around there, and passes a maximum; here it is the largest one (decision 0001)",
-)];
-
 /// The text without what stands between `after` and the first of `until`, or its end; wherever that is.
 fn cut(text: &str, after: &str, until: &[&str]) -> String {
     let mut kept = String::new();
@@ -106,13 +100,13 @@ fn without_containers(text: &str) -> String {
 /// The table for one server.
 pub(super) struct Versions {
     minor: u32,
-    /// How often each difference, newer answer and departure was needed.
-    used: [Vec<usize>; 3],
+    /// How often each difference and each newer answer was needed.
+    used: [Vec<usize>; 2],
 }
 
 impl Versions {
     pub(super) fn of(minor: u32) -> Self {
-        let used = [DIFFERENCES.len(), Newer::ALL.len(), DEPARTURES.len()];
+        let used = [DIFFERENCES.len(), Newer::ALL.len()];
         Self {
             minor,
             used: used.map(|count| vec![0; count]),
@@ -140,31 +134,24 @@ impl Versions {
     }
 
     /// Whether a difference has a reason; then it is counted.
-    pub(super) fn explains(&mut self, what: &str, newer: Option<Newer>) -> bool {
-        if let Some(at) = DEPARTURES.iter().position(|(known, _)| *known == what) {
-            self.used[2][at] += 1;
-            return true;
-        }
+    pub(super) fn explains(&mut self, newer: Option<Newer>) -> bool {
         let at = newer.filter(|_| self.minor < NEWEST);
         let at = at.and_then(|newer| Newer::ALL.iter().position(|known| *known == newer));
         at.map(|at| self.used[1][at] += 1).is_some()
     }
 
-    pub(super) fn counts(&self) -> [usize; 3] {
-        [0, 1, 2].map(|at: usize| self.used[at].iter().sum())
+    pub(super) fn counts(&self) -> [usize; 2] {
+        [0, 1].map(|at: usize| self.used[at].iter().sum())
     }
 
     /// What is in the tables and was not seen.
     pub(super) fn unused(&self) -> Vec<String> {
         let differences = DIFFERENCES.iter().map(|it| it.name.to_owned());
         let newer = Newer::ALL.iter().map(|newer| format!("{newer:?}"));
-        let departures = DEPARTURES.iter().map(|(what, _)| (*what).to_owned());
         let of_version = differences
             .zip(&self.used[0])
             .chain(newer.zip(&self.used[1]));
-        let of_version = of_version.filter(|_| self.minor == OLDER);
-        let all = of_version.chain(departures.zip(&self.used[2]));
-        let unused = all.filter(|(_, used)| **used == 0);
+        let unused = of_version.filter(|(_, used)| self.minor == OLDER && **used == 0);
         unused.map(|(name, _)| name).collect()
     }
 }
