@@ -12,7 +12,8 @@ use std::time::Duration;
 use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use serde::Serialize;
 
-use crate::act::placement::owner::{beside, running_kubelet};
+use crate::act::placement::owner::beside;
+use crate::act::placement::running_kubelet;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::{Output, OutputArgs, Style};
