@@ -6,8 +6,8 @@ use std::thread;
 
 use anyhow::{Context as _, ensure};
 use rustix::pipe::pipe;
-use rustix::thread::{CpuSet, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::thread::{CpuSet, clock_nanosleep_absolute, sched_setaffinity};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tests::guest::clock::now_ns;
 
 use super::memory;
@@ -102,4 +102,20 @@ pub(crate) fn switches(rounds: u32) -> anyhow::Result<()> {
         .map_err(|_| anyhow::anyhow!("the other thread has panicked"))??;
     say(u64::from(rounds) * 2, wall_ns, cpu_ns);
     Ok(())
+}
+
+/// Sleeps until one fixed time after the other, however late the one before was; of each how late, nanoseconds.
+pub(crate) fn ticks(every_ns: u64, count: u64) -> anyhow::Result<Vec<u64>> {
+    let mut late = Vec::new();
+    let begin = now_ns();
+    for tick in 1..=count {
+        let due = begin + tick * every_ns;
+        let at = Timespec {
+            tv_sec: i64::try_from(due / 1_000_000_000)?,
+            tv_nsec: i64::try_from(due % 1_000_000_000)?,
+        };
+        clock_nanosleep_absolute(ClockId::Monotonic, &at).context("sleeping")?;
+        late.push(now_ns() - due);
+    }
+    Ok(late)
 }

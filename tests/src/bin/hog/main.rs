@@ -25,6 +25,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use plimsoll::host::syscall::sched_idle;
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+use tests::guest::burst::Latencies;
 use tests::guest::clock::now_ns;
 
 use self::memory::Memory;
@@ -265,6 +266,15 @@ enum Mode {
         /// Rounds of a million steps.
         #[arg(long)]
         rounds: u32,
+    },
+    /// Sleeps until one fixed time after the other; prints one JSON line with how late each wake-up was, nanoseconds.
+    Ticks {
+        /// Between two of these times.
+        #[arg(long)]
+        every_us: u64,
+        /// How many.
+        #[arg(long)]
+        count: u64,
     },
     /// Uses the CPU.
     Spin {
@@ -526,6 +536,11 @@ fn main() -> anyhow::Result<()> {
         Mode::Switches { rounds } => loops::switches(rounds),
         Mode::Compute { rounds } => {
             loops::compute(rounds);
+            Ok(())
+        }
+        Mode::Ticks { every_us, count } => {
+            let late = Latencies(loops::ticks(every_us * 1000, count)?);
+            println!("{}", serde_json::to_string(&late)?);
             Ok(())
         }
         Mode::Spin { threads, seconds } => {
