@@ -76,10 +76,8 @@ pub(super) fn running_config(
     let usual = kubelet_dir.join(KUBELET_CONFIG);
     // Where a program of another name runs it, as in k3s, only the file is left.
     let Some(pid) = running_kubelet(host) else {
-        return match usual.exists() {
-            true => Ok(Some((kubelet_config(&usual)?, None))),
-            false => Ok(None),
-        };
+        let found = usual.exists().then(|| kubelet_config(&usual));
+        return Ok(found.transpose()?.map(|config| (config, None)));
     };
     let command = CommandLine::read(&host.procfs(format!("{pid}/cmdline")))?;
     let path = match &command.config {
@@ -217,13 +215,16 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    fn text(hard: &str) -> String {
+        format!(
+            "apiVersion: {API_VERSION}\nkind: KubeletConfiguration\nevictionHard: {{memory.available: {hard}}}\n"
+        )
+    }
+
     fn ours(hard: &str) -> EngineConfig {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config");
-        let text = format!(
-            "apiVersion: {API_VERSION}\nkind: KubeletConfiguration\nevictionHard: {{memory.available: {hard}}}\n"
-        );
-        std::fs::write(&file, text).unwrap();
+        std::fs::write(&file, text(hard)).unwrap();
         kubelet_config(&file).unwrap().engine
     }
 
@@ -251,11 +252,6 @@ mod tests {
             })
         };
         assert_eq!(hard(), None);
-        let text = |hard: &str| {
-            format!(
-                "apiVersion: {API_VERSION}\nkind: KubeletConfiguration\nevictionHard: {{memory.available: {hard}}}\n"
-            )
-        };
         std::fs::write(kubelet_dir.join(KUBELET_CONFIG), text("200Mi")).unwrap();
         assert_eq!(
             hard(),

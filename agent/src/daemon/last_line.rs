@@ -2,7 +2,7 @@
 //!
 //! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
 //! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
-//! and begin_renewal what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
+//! and renews what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
 //! record, and is counted in a map: what no record has reported is found in the map. A sample too soon for a new order is followed by one that is
 //! not: the agent may be gone before anything else leads to one.
 //!
@@ -238,7 +238,7 @@ impl Agent {
         }
     }
 
-    /// A sample has been taken and answered: acknowledges it, and begin_renewal what is in force.
+    /// A sample has been taken and answered: acknowledges it, and renews what is in force.
     pub(super) fn renew_last_line(&mut self) {
         if let Err(text) = self.try_renew_last_line() {
             self.last_line_failed(text);

@@ -22,7 +22,7 @@ const KILLS_MAX: usize = 64;
 /// of 115,200 baud.
 const SETTLED_NS: u64 = 200_000_000;
 /// But not later than this after the first has.
-const REPORT_AFTER_NS: u64 = 2_000_000_000;
+const REPORT_WITHIN_NS: u64 = 2_000_000_000;
 /// Processes of one kill that are told apart.
 const COUNTED_MAX: usize = 128;
 /// Cgroups that the victims of one kill are counted in; those of further ones are taken for its own.
@@ -246,7 +246,7 @@ impl OomKills {
             return Some(0);
         }
         let settled_ns = arrival.newest_ns.saturating_add(SETTLED_NS);
-        Some(settled_ns.min(arrival.first_ns.saturating_add(REPORT_AFTER_NS)))
+        Some(settled_ns.min(arrival.first_ns.saturating_add(REPORT_WITHIN_NS)))
     }
 
     /// Forgets what has been reported, and says how many there was no room for. It keeps its room for the next records.

@@ -525,8 +525,8 @@ impl Reclaims {
         };
         let mut due = self.due(mono_ms, begins);
         let reclaim = due.find(|reclaim| {
-            let note_trial = self.untried(reclaim, mono_ms).is_none();
-            note_trial && !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node)
+            let has_tried = self.untried(reclaim, mono_ms).is_none();
+            has_tried && !is_busy(&reclaim.pod) && is_kept(&reclaim.pod, &reclaim.node)
         })?;
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }

@@ -39,6 +39,15 @@ fn seconds(grace: Option<i64>) -> u64 {
     grace.and_then(|it| u64::try_from(it).ok()).unwrap_or(0)
 }
 
+fn name_bytes(requests: &Named) -> usize {
+    requests.keys().map(String::len).sum()
+}
+
+fn text_bytes(labels: &Texts) -> usize {
+    let labels = labels.iter();
+    labels.map(|(key, value)| key.len() + value.len()).sum()
+}
+
 /// FNV-1a. Two texts with the same one cost a sign of life, and there will be another.
 fn fingerprint<'a>(texts: impl Iterator<Item = &'a str>) -> u64 {
     let bytes = texts.flat_map(|text| text.bytes().chain([0xff]));
@@ -104,10 +113,7 @@ impl SeenPod {
     /// About how many bytes of it its owner has written.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let requests: usize = self.requests.keys().map(String::len).sum();
-        let labels = self.labels.iter();
-        let labels: usize = labels.map(|(key, value)| key.len() + value.len()).sum();
-        requests + labels + self.placement.bytes()
+        name_bytes(&self.requests) + text_bytes(&self.labels) + self.placement.bytes()
     }
 
     /// Whether it leaves within the time that a pod may take for it.
@@ -205,15 +211,13 @@ impl SeenPod {
         };
         let has_own_scheduler = bound_by.has_own_scheduler();
         let mut placement = Placement::of(bound_by);
-        let bytes: usize = requests.keys().map(String::len).sum();
-        if requests.len() > REQUESTS_MAX || bytes > REQUEST_BYTES_MAX {
+        if requests.len() > REQUESTS_MAX || name_bytes(&requests) > REQUEST_BYTES_MAX {
             requests.retain(|name, _| usual.contains(&name.as_str()));
             placement.unknown = Some(TOO_MANY_RESOURCES);
         }
         let mut labels = core.metadata.labels;
-        let bytes: usize = labels.iter().map(|(key, it)| key.len() + it.len()).sum();
         // Budgets select what runs.
-        if bytes > LABEL_BYTES_MAX || node.is_none() {
+        if text_bytes(&labels) > LABEL_BYTES_MAX || node.is_none() {
             labels = Texts::new();
         }
         let mut conditions = status.conditions.into_iter().flatten();
