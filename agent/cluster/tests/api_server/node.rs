@@ -97,19 +97,21 @@ fn conditions_and_taint_beside_other_writers() {
                 .count(),
             1
         );
-        // The node's Event says that it began.
-        until("the node's Event", async || {
+        // It began twice: one Event of the node, which counts.
+        until("the node's Event, twice", async || {
             let all = server
                 .get("/apis/events.k8s.io/v1/namespaces/kube-system/events")
                 .await?;
-            all["items"]
+            let ours: Vec<&Value> = all["items"]
                 .as_array()?
                 .iter()
-                .any(|event| {
+                .filter(|event| {
                     event["reason"] == "PlimsollMemoryPressure"
                         && event["regarding"]["name"] == "node"
                 })
-                .then_some(())
+                .collect();
+            assert!(ours.len() <= 1, "{ours:#?}");
+            (ours.first()?["series"]["count"] == 2).then_some(())
         })
         .await;
         // Uninstalled while the node is short: what is ours is gone, and nothing else.
