@@ -11,8 +11,8 @@ mod stand_in;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -51,6 +51,24 @@ impl Tree {
             }
         }
         Some(tree)
+    }
+}
+
+impl Tree {
+    /// A pod with a process, which has ended when this returns.
+    fn pod(&self, number: u32) {
+        let pod = format!("kubepods/pod00000000-0000-0000-0000-{number:012}");
+        let mut process = Command::new("sleep").arg("1").spawn().unwrap();
+        for dir in &self.dirs {
+            let container = dir.join(&pod).join(format!("{number:064x}"));
+            fs::create_dir_all(&container).unwrap();
+            fs::write(container.join("cgroup.procs"), process.id().to_string()).unwrap();
+        }
+        process.wait().unwrap();
+        for dir in &self.dirs {
+            fs::remove_dir(dir.join(&pod).join(format!("{number:064x}"))).unwrap();
+            fs::remove_dir(dir.join(&pod)).unwrap();
+        }
     }
 }
 
@@ -191,4 +209,42 @@ async fn what_the_kubelet_gives_is_soon_heard_where_plimsoll_cluster_is() {
     assert_eq!(heard, busy);
     pods.store(0, Ordering::SeqCst);
     assert_eq!(available(&zones(&mut cluster).await.unwrap()), 1);
+}
+
+/// The kubelet is asked every second; here also in between.
+#[tokio::test]
+async fn a_pod_that_starts_has_the_kubelet_asked_at_once() {
+    let program =
+        Path::new(env!("CARGO_BIN_EXE_plimsoll-runtime")).with_file_name("plimsoll-agent");
+    if !program.is_file() {
+        return notes::left_out("needs plimsoll-agent: cargo build -p plimsoll");
+    }
+    let Some(tree) = Tree::new() else { return };
+    let asked: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let of_kubelet = Arc::clone(&asked);
+    let kubelet = StandIn::start(move |path, _| {
+        if path.ends_with("List") {
+            of_kubelet.lock().unwrap().push(Instant::now());
+        }
+        answer(path, 0)
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let _agent = started(&program, &tree, dir.path(), kubelet.socket());
+    let mut cluster = connected(dir.path()).await;
+    zones(&mut cluster).await.unwrap();
+    let is_early = |asked: &[Instant]| {
+        let apart = asked.windows(2).map(|pair| pair[1] - pair[0]);
+        apart.filter(|apart| apart.as_millis() < 700).count() > 2
+    };
+    let tree = Arc::new(tree);
+    for number in 0..60 {
+        let tree = Arc::clone(&tree);
+        tokio::task::spawn_blocking(move || tree.pod(number))
+            .await
+            .unwrap();
+        if is_early(&asked.lock().unwrap()) {
+            return;
+        }
+    }
+    panic!("asked every second only, while 60 pods came and went");
 }

@@ -84,6 +84,10 @@ impl Agent {
 
     pub(super) fn changed(&mut self, Change { uid, running }: Change) {
         self.pods_changed = true;
+        // Its CPUs, memory and devices were given before its first process, and are taken back with its last.
+        if let Some(topology) = self.kubelet.as_ref().and_then(|work| work.topology()) {
+            topology.prompt();
+        }
         if running {
             self.containers_came();
         } else {

@@ -116,10 +116,15 @@ impl TopologySource {
         Self::started_by(start, host, alignment, outlets)
     }
 
+    /// Has the kubelet asked at once, for it has probably given or taken back something. Does not wait.
+    pub fn prompt(&self) {
+        self.stopper.send(&ToKubelet::Ask);
+    }
+
     /// Has the kubelet asked at once. What it says from now on is sent once, although it may be the same as before. Does not wait; where the question finds no way, that is what it says within a second.
     pub fn ask(&self) {
         self.awaited.store(now_ns(), Ordering::SeqCst);
-        self.stopper.send(&ToKubelet::Ask);
+        self.prompt();
     }
 
     fn started_by(

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use plimsoll_core::kube::framing::FrameError;
 use plimsoll_core::kube::pod_resources::{
-    ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL, ToKubelet,
+    ASKED_APART_MS, ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL, ToKubelet,
 };
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::connection::CallError;
 use crate::frames::{cut, read};
@@ -54,11 +54,13 @@ async fn send_all(
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut kubelet, mut sent) = (None, None);
+    let mut not_before = Instant::now();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            Some(()) = questions.recv() => {}
+            Some(()) = questions.recv() => sleep_until(not_before).await,
         };
+        not_before = Instant::now() + Duration::from_millis(ASKED_APART_MS);
         let asked_at_ns = now_ns();
         match ask(socket, &mut kubelet).await {
             Ok(resources) if sent.as_ref() == Some(&resources) => {

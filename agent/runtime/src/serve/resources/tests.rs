@@ -80,6 +80,7 @@ async fn what_the_agent_asks_is_answered_at_once_by_what_the_kubelet_is_asked_af
     tokio::spawn(async move { run_every(every, &socket, theirs).await });
     hear(&mut agent).await;
     hear(&mut agent).await;
+    let mut before_ns = 0;
     for _ in 0..3 {
         let said_at_ns = now_ns();
         crate::tests::agent::say(&mut agent, &ToKubelet::Ask).await;
@@ -87,6 +88,9 @@ async fn what_the_agent_asks_is_answered_at_once_by_what_the_kubelet_is_asked_af
             panic!("nothing has changed");
         };
         assert!(asked_at_ns > said_at_ns);
+        // However often it is asked.
+        assert!(asked_at_ns - before_ns >= ASKED_APART_MS * 1_000_000);
+        before_ns = asked_at_ns;
     }
     // What is no question ends it.
     agent.write_all(&[2, 0, 0, 0, b'{', b'}']).await.unwrap();
