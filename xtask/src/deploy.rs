@@ -23,7 +23,7 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 12] = [
+const COMPONENTS: [(&str, &str); 13] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
@@ -35,6 +35,7 @@ const COMPONENTS: [(&str, &str); 12] = [
     ("prometheus", "prometheus=true"),
     ("runtime", "runtime=true"),
     ("taint", "taintOnPressure=true"),
+    ("uninstall", "uninstall=true"),
     ("without-bpf", "withoutBpf=true"),
 ];
 /// The component for API servers that are older than 1.30. The chart asks the server for its version.

@@ -8,6 +8,10 @@
 {{- if $values.evictionAPI }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods/eviction") "verbs" (list "create")) }}{{ end -}}
 {{- if $values.nodeResourceTopology }}{{ $rules = append $rules (dict "apiGroups" (list "topology.node.k8s.io") "resources" (list "noderesourcetopologies") "verbs" (list "create" "patch")) }}{{ end -}}
 {{- if $values.taintOnPressure }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "patch")) }}{{ end -}}
+{{- if $values.uninstall -}}
+  {{- $rules = append $rules (dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "patch")) -}}
+  {{- $rules = append $rules (dict "apiGroups" (list "topology.node.k8s.io") "resources" (list "noderesourcetopologies") "verbs" (list "get" "delete")) -}}
+{{- end -}}
 {{- $_ := set .object "rules" $rules -}}
 {{- end -}}
 
@@ -54,8 +58,13 @@
 {{- if $values.evictionAPI }}{{ $args = append $args "--evict-by=EvictionAPI" }}{{ end -}}
 {{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.taintOnPressure }}{{ $args = append $args "--taint-on-pressure" }}{{ end -}}
+{{- if $values.uninstall }}{{ $args = append $args "--clean-up-on-exit" }}{{ end -}}
 {{- $_ := set $cluster "args" (concat $args $values.extraArgs.cluster) -}}
 {{- $args = $agent.args -}}
+{{- if $values.uninstall -}}
+  {{- $args = without $args "--keep-on-exit" -}}
+  {{- $_ := set .object.spec.updateStrategy.rollingUpdate "maxUnavailable" "100%" -}}
+{{- end -}}
 {{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.prometheus -}}
   {{- $args = append $args "--listen=$(HOST_IP):9186" -}}
