@@ -66,7 +66,7 @@ fn serve_host(
                 given.fetch_add(1, Ordering::Relaxed);
                 let snapshot = Snapshot {
                     tally: Tally {
-                        pods_listed: listed.load(Ordering::Relaxed),
+                        pods_watched: listed.load(Ordering::Relaxed),
                         last_line_holds_ns: Some(600_000_000_000),
                         ..Tally::default()
                     },

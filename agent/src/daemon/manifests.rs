@@ -45,7 +45,7 @@ impl Agent {
             self.follow_departure(uid);
         }
         self.keep_kubepods();
-        self.tally.pods_listed = true;
+        (self.tally.pods_listed, self.tally.pods_watched) = (true, true);
         self.pods_are_listed();
         // Limits were written, and an exclusive container has none on CPU time.
         self.containers_came();

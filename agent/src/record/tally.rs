@@ -127,6 +127,8 @@ pub struct Tally {
     pub turns: Latencies,
     /// Whether the pods that are wanted have been read once.
     pub pods_listed: bool,
+    /// Whether pods are watched: they have been listed, or had their time to be and were found by their cgroups.
+    pub pods_watched: bool,
     /// Lines of output that did not fit into their queue.
     pub lines_lost: u64,
     /// Kills and removals in cgroups of pods that found no room in the queue of their thread.

@@ -280,6 +280,7 @@ impl ClusterLink {
             reports: taken,
             events,
             waiting_event: None,
+            unsaid_loss: None,
             peer: None,
             book: Book::default(),
             intents,
@@ -420,6 +421,8 @@ struct Work {
     events: mpsc::Sender<ClusterEvent>,
     /// Found no room: nothing is read until it does.
     waiting_event: Option<ClusterEvent>,
+    /// Why the last client went, where that has found no room either: holds depend on it.
+    unsaid_loss: Option<String>,
     peer: Option<Peer>,
     book: Book,
     intents: Intents,
@@ -542,6 +545,11 @@ impl Work {
             && let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event)
         {
             self.waiting_event = Some(event);
+        }
+        if self.waiting_event.is_none()
+            && let Some(why) = self.unsaid_loss.take()
+        {
+            self.event(ClusterEvent::Lost { why });
         }
     }
 
@@ -740,11 +748,9 @@ impl Work {
         self.book.forget_list();
         self.count();
         if peer.has_hello {
-            let why = line(why).to_string();
-            // The loop does not depend on it: an event that waits goes first.
-            if self.waiting_event.is_none() {
-                self.event(ClusterEvent::Lost { why });
-            }
+            // An event that waits goes first.
+            self.unsaid_loss = Some(line(why).to_string());
+            self.hand_over();
         } else {
             tracing::debug!(why, "a client left before it introduced itself");
         }

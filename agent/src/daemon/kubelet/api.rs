@@ -23,7 +23,10 @@ impl Agent {
                 tracing::info!(node, "plimsoll-cluster is connected")
             }
             ClusterEvent::Lost { why } => {
-                work.is_api_reachable = false;
+                // Until now it answered: holds end so long after this, not after it began to.
+                if std::mem::replace(&mut work.is_api_reachable, false) {
+                    work.api_answered_ns = at_ns;
+                }
                 self.warn(format!(
                     "plimsoll-cluster is gone: {why}; decisions go on with the pods that are known, and evictions are reported when it is back"
                 ));
@@ -113,7 +116,7 @@ impl Agent {
                 work.is_api_reachable = true;
                 work.api_answered_ns = now_ns();
             }
-            self.tally.pods_listed = true;
+            (self.tally.pods_listed, self.tally.pods_watched) = (true, true);
             self.pods_are_listed();
             self.report_limits();
         }

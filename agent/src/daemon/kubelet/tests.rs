@@ -252,14 +252,37 @@ fn the_pods_usage_is_its_containers_only_while_no_init_container_runs() {
 #[test]
 fn a_pod_without_a_name_is_not_known_before_names_had_their_time() {
     let mut node = Node::with(Cgroup::V2, true);
-    node.agent.tally.pods_listed = false;
+    (node.agent.tally.pods_listed, node.agent.tally.pods_watched) = (false, false);
     node.agent.started_ns = now_ns();
     assert!(!node.agent.has_names());
+    node.agent.follow_kubelet_tree();
+    assert!(!node.agent.tally.pods_watched);
     node.agent.started_ns -= NAMES_WITHIN_NS;
     assert!(node.agent.has_names(), "the API server is silent");
+    // A control plane that is away makes no agent unready.
+    node.agent.follow_kubelet_tree();
+    assert!(node.agent.tally.pods_watched);
     node.agent.started_ns = now_ns();
     node.agent.tally.pods_listed = true;
     assert!(node.agent.has_names());
+}
+
+/// Held for ten minutes with the API server well, a pod is not let go because plimsoll-cluster is started anew.
+#[test]
+fn holds_end_by_the_time_since_the_api_server_last_answered() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let began_ns = now_ns();
+    let lost = || ClusterEvent::Lost { why: "x".into() };
+    (
+        work(&mut node).is_api_reachable,
+        work(&mut node).api_answered_ns,
+    ) = (true, 1);
+    node.agent.cluster_event(lost()).unwrap();
+    let answered_ns = work(&mut node).api_answered_ns;
+    assert!(answered_ns >= began_ns && !work(&mut node).is_api_reachable);
+    // It was away already.
+    node.agent.cluster_event(lost()).unwrap();
+    assert_eq!(work(&mut node).api_answered_ns, answered_ns);
 }
 
 #[test]

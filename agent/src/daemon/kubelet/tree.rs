@@ -65,6 +65,7 @@ impl Agent {
             ));
         }
         self.make_room();
+        self.tally.pods_watched |= has_names;
     }
 
     /// A pod that the API server has not named: critical where it said so before this agent started, or where the kubelet has treated it so.

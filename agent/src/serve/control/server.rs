@@ -258,7 +258,7 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         }
         Request::Records => Ok(Answer::Records(records.clone())),
         Request::Health => Ok(Answer::Health(Health {
-            ready: snapshot.tally.pods_listed,
+            ready: snapshot.tally.pods_watched,
             pods: state.pods.len(),
         })),
         Request::ExplainEviction { signal, pod } => {

@@ -230,18 +230,18 @@ impl Answers {
     /// The loop begins when every source is open, so one that answers has them.
     async fn ready(&self) -> Reply {
         match self.snapshots.get(self.loop_bound).await {
-            Ok(snapshot) if snapshot.tally.pods_listed => {
+            Ok(snapshot) if snapshot.tally.pods_watched => {
                 let pods = snapshot.state.pods.len();
                 let last_line = snapshot.tally.last_line_holds_ns.map_or_else(String::new, |ns| {
                     let holds = Duration::from_nanos(ns);
                     format!("; the last line in the kernel holds for {holds:?} after the agent's last sign of life")
                 });
-                let text = format!("ready: sources are open, {pods} pods are listed{last_line}\n");
+                let text = format!("ready: sources are open, {pods} pods are watched{last_line}\n");
                 Reply::plain(StatusCode::OK, text)
             }
             Ok(_) => Reply::plain(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "not ready: the pods are not listed yet\n".to_owned(),
+                "not ready: the pods are not known yet\n".to_owned(),
             ),
             Err(error) => Reply::plain(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -58,7 +58,8 @@ impl CriticalPods {
     /// Takes in what the API server says, and writes it down if that is something else.
     pub(super) fn note(&mut self, change: &ClusterChange) {
         let before = self.is_written.then(|| self.uids.clone());
-        if change.is_list {
+        // A list without any pod, although the agent runs in one: what answers knows no pods.
+        if change.is_list && !change.pods.is_empty() {
             self.uids.clear();
         }
         for uid in &change.gone {

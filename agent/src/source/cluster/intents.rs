@@ -18,6 +18,9 @@ use crate::host::state_dir;
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Lines besides those that wait, before the file is replaced.
 const STRUCK_MAX: usize = 64;
+/// Lines of another version that are kept, and bytes of each.
+const FOREIGN_MAX: usize = 64;
+const FOREIGN_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,6 +40,8 @@ pub(super) struct Intents {
     lines: usize,
     merged: u64,
     error: Option<io::Error>,
+    /// Whole lines that another version has written and this one cannot read: for that version they are still to be reported.
+    foreign: Vec<Vec<u8>>,
 }
 
 impl Intents {
@@ -61,9 +66,10 @@ impl Intents {
             lines: 0,
             merged: 0,
             error: None,
+            foreign: Vec::new(),
         };
-        let lines = text.split(|byte| *byte == b'\n');
-        for line in lines.filter(|line| !line.is_empty()) {
+        let lines = text.split_inclusive(|byte| *byte == b'\n');
+        for line in lines.filter(|line| *line != b"\n") {
             intents.lines += 1;
             match serde_json::from_slice(line) {
                 Ok(Line::Evicted(intent)) => {
@@ -73,7 +79,12 @@ impl Intents {
                     intents.drop_of(&uid);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a line of the evictions to be reported was skipped")
+                    let is_whole = line.ends_with(b"\n") && line.len() <= FOREIGN_BYTES_MAX;
+                    let is_kept = is_whole && intents.foreign.len() < FOREIGN_MAX;
+                    tracing::warn!(%error, is_kept, "a line of the evictions to be reported cannot be read, and its eviction is not reported by this version");
+                    if is_kept {
+                        intents.foreign.push(line.to_vec());
+                    }
                 }
             }
         }
@@ -112,7 +123,7 @@ impl Intents {
         if !self.drop_of(uid) {
             return false;
         }
-        if self.lines > self.waiting.len() + STRUCK_MAX {
+        if self.lines > self.waiting.len() + self.foreign.len() + STRUCK_MAX {
             self.replace();
         } else {
             self.append(&Line::Struck(uid.clone()));
@@ -161,9 +172,12 @@ impl Intents {
     }
 
     fn replace(&mut self) {
-        self.lines = self.waiting.len();
+        self.lines = self.waiting.len() + self.foreign.len();
         let new = state_dir::new_beside(&self.path);
         let written = state_dir::create_new(&new).and_then(|mut file| {
+            for line in &self.foreign {
+                file.write_all(line)?;
+            }
             for intent in self.waiting.values() {
                 file.write_all(&text_of(&Line::Evicted(Box::new(intent.clone())))?)?;
             }
@@ -248,6 +262,24 @@ mod tests {
             lines.lines().count()
         );
         assert!(Intents::open(path).unwrap().iter().next().is_none());
+    }
+
+    #[test]
+    fn what_a_later_version_has_written_is_there_for_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("intents.jsonl");
+        let later = "{\"evicted\":{\"uid\":\"b\",\"cause\":\"new\"}}\n";
+        std::fs::write(&path, later).unwrap();
+        let mut intents = Intents::open(path.clone()).unwrap();
+        intents.add(&intent("a", 1));
+        intents.strike(&"a".into());
+        assert!(Intents::open(path.clone()).unwrap().iter().next().is_none());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), later);
+        // As many as there is room for.
+        std::fs::write(&path, later.repeat(FOREIGN_MAX + 1)).unwrap();
+        Intents::open(path.clone()).unwrap();
+        let kept = std::fs::read_to_string(path).unwrap();
+        assert_eq!(kept.lines().count(), FOREIGN_MAX);
     }
 
     #[test]

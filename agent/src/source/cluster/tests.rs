@@ -313,6 +313,21 @@ fn a_list_of_overused_namespaces_holds_from_when_it_came() {
 }
 
 #[test]
+fn a_client_that_goes_while_the_loop_is_behind_is_missed_all_the_same() {
+    let mut scene = Scene::new();
+    let (mut client, _) = scene.introduced();
+    for _ in 0..300 {
+        client.say(&json!({"type": "api", "is_reachable": true}));
+    }
+    drop(client);
+    let mut heard = 0;
+    while !matches!(scene.next(), ClusterEvent::Lost { .. }) {
+        heard += 1;
+    }
+    assert!(heard > 0);
+}
+
+#[test]
 fn two_thousand_pods_are_taken_up_to_the_bound() {
     let mut scene = Scene::new();
     let (mut client, _) = scene.introduced();
