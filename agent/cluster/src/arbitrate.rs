@@ -222,7 +222,7 @@ impl Arbiter {
 
     /// Takes what a watch said.
     pub fn hear(&mut self, kind: Kind, heard: Heard) {
-        self.was_stale |= matches!(heard, Heard::Missed(_) | Heard::List);
+        self.was_stale |= matches!(heard, Heard::Missed(_) | Heard::Refused(_) | Heard::List);
         self.is_changed |= self.store.hear(kind, heard);
     }
 

@@ -136,11 +136,31 @@ pub enum Answer {
     Lost(String),
 }
 
-/// A `metav1.Status` that is no success.
+impl Answer {
+    /// Why it is no success, in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            Self::Done(_) => String::new(),
+            Self::Refused(refusal) if refusal.is_foreign => format!(
+                "{}, and no Status: something between here and the API server has answered",
+                refusal.code
+            ),
+            Self::Refused(refusal) => {
+                format!("{} {} {}", refusal.code, refusal.reason, refusal.message)
+            }
+            Self::Lost(why) => why.clone(),
+        }
+    }
+}
+
+/// An answer that is no success: a `metav1.Status`, or what something between here and the API server says in its place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Refusal {
     /// HTTP status code.
     pub code: u16,
+    /// The body is no Status: a proxy, a load balancer or a login page answers, not the API server.
+    pub is_foreign: bool,
     /// `reason`, one word.
     pub reason: String,
     /// `message`, cut off.
@@ -154,6 +174,7 @@ pub struct Refusal {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Status {
+    kind: String,
     reason: String,
     message: String,
     details: Option<Details>,
@@ -180,6 +201,7 @@ impl Refusal {
         let causes = status.details.and_then(|details| details.causes);
         Self {
             code,
+            is_foreign: status.kind != "Status",
             reason: cut(&status.reason, 64).to_owned(),
             message: cut(&status.message, MESSAGE_BYTES_MAX).to_owned(),
             causes: causes
@@ -198,10 +220,17 @@ impl Refusal {
         self.causes.iter().any(|(known, _)| known == reason)
     }
 
-    /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, or a token that has just expired.
+    /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, a token that has just expired, or something on the
+    /// way that has answered.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
-        matches!(self.code, 401 | 408 | 425 | 429) || self.code >= 500
+        self.is_foreign || matches!(self.code, 401 | 408 | 425 | 429) || self.code >= 500
+    }
+
+    /// Whether the API server says that it has no such object.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        self.code == 404 && self.reason == "NotFound"
     }
 }
 
@@ -227,8 +256,16 @@ mod tests {
         for garbage in [&b"<html>"[..], b"", b"null", b"{\"details\":null}", b"[1]"] {
             let refusal = Refusal::read(500, Some(u64::MAX), garbage);
             assert_eq!((refusal.code, refusal.causes.len()), (500, 0));
+            // A load balancer's "default backend - 404" says nothing about the object.
+            let refusal = Refusal::read(404, None, garbage);
+            assert!(refusal.is_passing() && !refusal.is_not_found());
+            let refusal = Refusal::read(500, Some(u64::MAX), garbage);
             assert_eq!(refusal.retry_after_ms, Some(3_600_000));
         }
+        let gone =
+            br#"{"kind":"Status","reason":"NotFound","message":"pods \"a\" not found","code":404}"#;
+        let refusal = Refusal::read(404, None, gone);
+        assert!(refusal.is_not_found() && !refusal.is_passing());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum Heard {
     Word,
     /// An object longer than any can be was left out.
     TooLarge,
+    /// The server is there, and refuses. Why.
+    Refused(String),
     /// No answer, or one that cannot be used. Why.
     Missed(String),
 }

@@ -91,7 +91,8 @@ pub struct Figures {
 pub struct Reporter {
     policy: Policy,
     node_name: String,
-    served: Served,
+    /// `None`: not known yet.
+    served: Option<Served>,
     node: Option<SeenNode>,
     is_node_known: bool,
     evictions: BTreeMap<PodUid, Eviction>,
@@ -123,7 +124,7 @@ impl Reporter {
         Self {
             policy,
             node_name: node_name.to_owned(),
-            served: Served::default(),
+            served: None,
             node: None,
             is_node_known: false,
             evictions: BTreeMap::new(),
@@ -147,7 +148,7 @@ impl Reporter {
 
     /// What discovery found.
     pub fn served(&mut self, served: Served) {
-        self.served = served;
+        self.served = Some(served);
     }
 
     /// The node as watched.
@@ -329,7 +330,7 @@ impl Reporter {
                 .node
                 .as_ref()
                 .is_none_or(SeenNode::kubelet_heeds_status),
-            has_eviction_api: self.served.eviction.is_some(),
+            has_eviction_api: self.served.as_ref().map(|served| served.eviction.is_some()),
         }
     }
 
@@ -422,12 +423,13 @@ impl Reporter {
         };
         let (uid, purpose) = found?;
         let eviction = self.evictions.get_mut(&uid)?;
-        let version = self.served.eviction.as_deref().unwrap_or_default();
+        let served = self.served.as_ref();
+        let version = served.and_then(|served| served.eviction.as_deref());
         let call = body::call(
             eviction,
             purpose,
             pods.get(&uid)?,
-            version,
+            version.unwrap_or_default(),
             self.policy.dry_run,
         );
         eviction.sent();
@@ -496,8 +498,10 @@ impl Reporter {
         };
         match answer {
             Answer::Done(_) => self.heard(),
+            Answer::Refused(refusal) if refusal.is_foreign || matches!(refusal.code, 502..=504) => {
+                self.missed(now);
+            }
             Answer::Refused(refusal) if refusal.code < 500 => self.heard(),
-            Answer::Refused(refusal) if matches!(refusal.code, 502..=504) => self.missed(now),
             // 500 is also the answer where a webhook fails or two budgets meet: it says nothing about the server. The watches do.
             Answer::Refused(_) => {}
             Answer::Lost(_) => {

@@ -39,6 +39,8 @@ const HEARD_MAX: usize = 1;
 const ENDING: Duration = Duration::from_secs(10);
 /// How often it is tried to take everything off the node.
 const TAKEN_OFF_MAX: u32 = 5;
+/// How often it is asked what it serves, until it says so.
+const DISCOVER_EVERY: Duration = Duration::from_secs(5);
 /// While something waits to be told.
 const BUSY: Duration = Duration::from_millis(100);
 /// While nothing does.
@@ -115,7 +117,7 @@ struct Loop {
     /// When they were last listed anew because some were left out.
     completed: Option<Instant>,
     calls: JoinSet<(Target, Answer)>,
-    discoveries: JoinSet<Option<Served>>,
+    discoveries: JoinSet<Served>,
     was_reachable: bool,
     /// Whether the list of nodes that is being read has this one.
     is_node_listed: bool,
@@ -223,6 +225,7 @@ fn watched(
             resource,
             path: path.to_owned(),
             fields,
+            silence: watch::SILENT_WATCH,
         },
     );
     tokio::spawn(async move { watch::run(api, watched, heard, &again, seed).await });
@@ -252,7 +255,7 @@ impl Loop {
                     }
                 }
                 Some(ended) = self.discoveries.join_next(), if !self.discoveries.is_empty() => {
-                    if let Ok(Some(served)) = ended {
+                    if let Ok(served) = ended {
                         if self.settings.respect_budgets && budgets.is_none() {
                             budgets = Some(self.watch_budgets(&served, seed ^ 4));
                         }
@@ -307,7 +310,7 @@ impl Loop {
             self.metrics.say(&word);
         }
         let is_reachable = self.reporter.check_reach(now);
-        if is_reachable && !self.was_reachable {
+        if is_reachable && !self.was_reachable && self.discoveries.is_empty() {
             // An API server that comes back may be another version.
             let api = self.api.clone();
             self.discoveries.spawn(discovered(api));
@@ -387,6 +390,7 @@ impl Loop {
         let was_listed = self.pods.is_listed();
         match heard {
             Heard::Missed(why) => return self.missed(&why),
+            Heard::Refused(why) => self.metrics.say(&why),
             Heard::List => self.pods.list(),
             Heard::Object(object) => {
                 let Change { displaced, frame } = self.pods.saw(&object);
@@ -426,6 +430,7 @@ impl Loop {
     fn heard_node(&mut self, heard: Heard) {
         match heard {
             Heard::Missed(why) => return self.missed(&why),
+            Heard::Refused(why) => self.metrics.say(&why),
             Heard::List => self.is_node_listed = false,
             Heard::Object(object) => match SeenNode::read(&object) {
                 Some(node) if node.name == self.settings.node => {
@@ -464,6 +469,7 @@ impl Loop {
     fn heard_budget(&mut self, heard: Heard) {
         match heard {
             Heard::Missed(why) => return self.missed(&why),
+            Heard::Refused(why) => self.metrics.say(&why),
             Heard::List => {
                 self.listed_budgets = Some(Budgets::new());
                 let namespaces = self.pods.iter().map(|pod| pod.namespace.clone());
@@ -553,12 +559,21 @@ fn budget_key(budget: &DisruptionBudget) -> (String, String) {
 }
 
 /// Asks what the API server can do until it says so.
-async fn discovered(api: Api) -> Option<Served> {
+async fn discovered(api: Api) -> Served {
+    let mut said = None;
     loop {
-        if let Some(served) = discovery::discover(&api).await {
-            return Some(served);
+        let why = match discovery::discover(&api).await {
+            Ok(served) => return served,
+            Err(why) => why,
+        };
+        if said.as_ref() != Some(&why) {
+            api.metrics().say(&format!(
+                "what the API server serves is not known: {why}; until it is, --evict-by EvictionAPI waits for the end of each grace period; asked again every {} s",
+                DISCOVER_EVERY.as_secs()
+            ));
+            said = Some(why);
         }
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(DISCOVER_EVERY).await;
     }
 }
 
@@ -592,15 +607,15 @@ async fn remove_from_node(api: &Api, settings: &Settings) -> Result<(), String> 
     let path = format!("/api/v1/nodes/{}", escaped(&settings.node));
     let node = match api.call(&Call::get("nodes", path)).await {
         Answer::Done(node) => SeenNode::read(&node),
-        Answer::Refused(refusal) if refusal.code == 404 => return Ok(()),
-        other => return Err(words(&other)),
+        Answer::Refused(refusal) if refusal.is_not_found() => return Ok(()),
+        other => return Err(other.words()),
     };
     let node = node.ok_or("the node cannot be read")?;
     let mut removed = Ok(());
     for call in removal(&node, settings.policy.dry_run) {
         let answer = api.call(&call).await;
         if !matches!(answer, Answer::Done(_)) {
-            removed = Err(words(&answer));
+            removed = Err(answer.words());
         }
     }
     removed
@@ -613,8 +628,12 @@ async fn delete_topology(api: &Api, settings: &Settings) -> Result<(), String> {
     match api.call(&call).await {
         Answer::Done(object) if topology::is_written_here(&object) => {}
         Answer::Done(_) => return Ok(()),
-        Answer::Refused(refusal) if matches!(refusal.code, 403 | 404) => return Ok(()),
-        other => return Err(words(&other)),
+        Answer::Refused(refusal)
+            if refusal.is_not_found() || (refusal.code == 403 && !refusal.is_foreign) =>
+        {
+            return Ok(());
+        }
+        other => return Err(other.words()),
     }
     let (dry_run, body) = (settings.policy.dry_run, serde_json::json!({}));
     let call = Call::write(
@@ -627,17 +646,7 @@ async fn delete_topology(api: &Api, settings: &Settings) -> Result<(), String> {
     );
     match api.call(&call).await {
         Answer::Done(_) => Ok(()),
-        Answer::Refused(refusal) if refusal.code == 404 => Ok(()),
-        other => Err(words(&other)),
-    }
-}
-
-fn words(answer: &Answer) -> String {
-    match answer {
-        Answer::Done(_) => String::new(),
-        Answer::Refused(refusal) => {
-            format!("{} {} {}", refusal.code, refusal.reason, refusal.message)
-        }
-        Answer::Lost(why) => why.clone(),
+        Answer::Refused(refusal) if refusal.is_not_found() => Ok(()),
+        other => Err(other.words()),
     }
 }

@@ -324,7 +324,10 @@ async fn answer(
             respond(200, body(pod.to_string()))
         }
         ("POST", _) => respond(201, body(sent)),
-        _ => respond(404, body("{}")),
+        _ => respond(
+            404,
+            body(r#"{"kind":"Status","reason":"NotFound","code":404}"#),
+        ),
     })
 }
 
@@ -386,6 +389,9 @@ fn whatever_the_api_server_answers_the_pods_stay_and_the_evictions_wait() {
             Mood::Silent,
             Mood::Code(429),
             Mood::Code(401),
+            // A load balancer without an API server behind it, a login page.
+            Mood::Code(404),
+            Mood::Code(302),
         ];
         let uid = |at: usize| format!("m{at}");
         let pods = (0..moods.len())
@@ -394,8 +400,8 @@ fn whatever_the_api_server_answers_the_pods_stay_and_the_evictions_wait() {
         *fake.state.pods.lock().unwrap() = pods;
         let (mut agent, program) = beside(&fake).await;
         agent.until("the list", |known| known.is_listed).await;
-        for (at, mood) in moods.into_iter().enumerate() {
-            let before = fake.requests("");
+        for (at, mood) in moods.iter().enumerate() {
+            let (before, all) = (fake.requests(""), moods.len());
             fake.set(mood.clone());
             agent
                 .evict(&uid(at), &format!("pod-{}", uid(at)), 1_795_341_600_000, 0)
@@ -407,7 +413,7 @@ fn whatever_the_api_server_answers_the_pods_stay_and_the_evictions_wait() {
             .await;
             assert_eq!(
                 (agent.known.pods.len(), agent.known.gone),
-                (5, 0),
+                (all, 0),
                 "{mood:?}"
             );
             fake.set(Mood::Right);
@@ -472,6 +478,34 @@ fn one_object_that_is_no_pod_hides_no_other() {
             (garbage >= 2.0 && other >= 1.0).then_some(())
         })
         .await;
+    });
+}
+
+/// Where budgets are not served, or may not be read, the rest of the cluster is there all the same.
+#[test]
+fn one_collection_that_is_refused_makes_the_api_server_no_less_reachable() {
+    run(async {
+        let fake = Fake::start().await;
+        let mut agent = Agent::new();
+        let options = ["--respect-disruption-budgets"];
+        let program = Program::start("node-1", &fake.kubeconfig(), &agent.socket(), &options);
+        agent.accept().await;
+        agent.until("the list", |known| known.is_listed).await;
+        // Errors alone for 5 s make it unreachable: the fifth question is later than that.
+        until("budgets to be asked for again and again", async || {
+            (fake.requests("poddisruptionbudgets") >= 5).then_some(())
+        })
+        .await;
+        assert_eq!(program.metric("api_reachable", "").await, 1.0);
+        assert_eq!(
+            fake.requests("/apis/policy") - fake.requests("poddisruptionbudgets"),
+            1
+        );
+        agent.evict("u1", "pod-u1", 1_795_341_600_000, 0).await;
+        agent
+            .until("the report", |known| !known.reported.is_empty())
+            .await;
+        assert_eq!(agent.known.is_reachable, Some(true));
     });
 }
 

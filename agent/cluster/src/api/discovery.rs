@@ -32,31 +32,36 @@ struct Version {
     version: String,
 }
 
-/// Asks. `None`: no answer that can be used; ask again later.
-pub async fn discover(api: &Api) -> Option<Served> {
-    let Answer::Done(core) = api
-        .call(&Call::get("discovery", "/api/v1".to_owned()))
-        .await
-    else {
-        return None;
+/// Asks.
+///
+/// # Errors
+/// Why there is no answer that can be used.
+pub async fn discover(api: &Api) -> Result<Served, String> {
+    const CORE: &str = "/api/v1";
+    const POLICY: &str = "/apis/policy";
+    let core = match ask(api, CORE).await {
+        Answer::Done(core) => core,
+        other => return Err(format!("{CORE}: {}", other.words())),
     };
-    let eviction = eviction_in(&core)?;
-    let has_policy_v1 = match api
-        .call(&Call::get("discovery", "/apis/policy".to_owned()))
-        .await
-    {
+    let eviction = eviction_in(&core).ok_or_else(|| format!("{CORE}: no list of resources"))?;
+    let has_policy_v1 = match ask(api, POLICY).await {
         Answer::Done(group) => {
-            let group: Group = serde_json::from_slice(&group).ok()?;
+            let group: Group = serde_json::from_slice(&group)
+                .map_err(|_| format!("{POLICY}: no list of versions"))?;
             group.versions.iter().any(|known| known.version == "v1")
         }
         // Not served at all.
-        Answer::Refused(refusal) if refusal.code == 404 => false,
-        Answer::Refused(_) | Answer::Lost(_) => return None,
+        Answer::Refused(refusal) if refusal.is_not_found() => false,
+        other => return Err(format!("{POLICY}: {}", other.words())),
     };
-    Some(Served {
+    Ok(Served {
         eviction,
         has_policy_v1,
     })
+}
+
+async fn ask(api: &Api, path: &str) -> Answer {
+    api.call(&Call::get("discovery", path.to_owned())).await
 }
 
 /// Group and version in the row `pods/eviction`: 1.20 and 1.21 take no other.

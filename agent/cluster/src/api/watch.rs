@@ -22,13 +22,23 @@ use crate::heard::Heard;
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
 /// A list that says nothing for so long has broken off.
 const SILENT_LIST: Duration = Duration::from_secs(20);
-/// The server sends a bookmark every minute: after this silence it is asked whether it is there.
-const SILENT_WATCH: Duration = Duration::from_secs(90);
-/// How long the server keeps a watch open, seconds; 290 ± 10.
-const WATCH_S: u64 = 280;
-const WATCH_SPREAD_S: u64 = 20;
+/// The server sends a bookmark every minute: a watch that is silent for so long may be one whose connection leads nowhere any more.
+pub const SILENT_WATCH: Duration = Duration::from_secs(90);
+/// How long the server is to keep a watch open, seconds: half an hour where bookmarks show that it lives, else five minutes.
+const WATCH_S: u64 = 1_700;
+const WATCH_WITHOUT_BOOKMARKS_S: u64 = 280;
+/// So much longer by chance, in parts of it.
+const WATCH_SPREAD: u64 = 10;
+/// A watch that the server has not ended so long after it was to is ended here.
+const OVERDUE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner without a word is a failure.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// A watch that lived so long has worked: the next failure is the first.
+const STEADY_WATCH: Duration = Duration::from_secs(5);
+/// After a watch that the server ends sooner: it is not asked again at once, and not too late either, for nothing is missed.
+const SHORT_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Lists that were asked for here are at least so far apart.
+const LISTS_APART: Duration = Duration::from_secs(2);
 
 /// What is watched.
 #[derive(Debug, Clone)]
@@ -39,6 +49,8 @@ pub struct Watched {
     pub path: String,
     /// `fieldSelector`, escaped; empty for none.
     pub fields: String,
+    /// After so long without a word a watch is begun anew: [`SILENT_WATCH`].
+    pub silence: Duration,
 }
 
 impl Watched {
@@ -77,12 +89,38 @@ impl From {
 enum End {
     /// The server ended it, as it does after some minutes.
     Closed,
+    /// Nothing was heard for too long: it is begun anew from the same version.
+    Silent,
     /// The version is too old, or newer than the server's: list.
     Expired,
+    /// Another list is wanted here.
+    Again,
+    /// The server's answer is no.
+    Refused(String),
     /// Something else.
     Failed(String),
     /// The receiver is gone.
     Stopped,
+}
+
+/// What is known of a server's bookmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bookmarks {
+    /// Nothing yet.
+    Unknown,
+    /// It sends them.
+    Sent,
+    /// It was silent as long as it can be with them, twice.
+    None,
+}
+
+impl Bookmarks {
+    const fn watch_s(self) -> u64 {
+        match self {
+            Self::Sent => WATCH_S,
+            Self::Unknown | Self::None => WATCH_WITHOUT_BOOKMARKS_S,
+        }
+    }
 }
 
 /// Lists and watches until the receiver is gone. `again`: list once more, although nothing was missed.
@@ -96,54 +134,70 @@ pub async fn run(
     let mut backoff = Backoff::new(seed);
     let mut version: Option<String> = None;
     let mut from = From::Any;
+    let mut bookmarks = Bookmarks::Unknown;
+    let mut listed_at = Instant::now();
     loop {
+        let began = Instant::now();
+        let is_listing = version.is_none();
         let end = match &mut version {
             None => match list(&api, &watched, &from, &heard).await {
                 Ok(listed) => {
-                    backoff.reset();
-                    version = Some(listed);
+                    (version, listed_at) = (Some(listed), began);
                     continue;
                 }
                 Err(end) => end,
             },
             Some(version) => {
-                let seconds = WATCH_S + backoff_spread(version) % WATCH_SPREAD_S;
                 tokio::select! {
-                    end = watch(&api, &watched, version, seconds, &heard) => end,
-                    () = again.notified() => End::Expired,
+                    end = watch(&api, &watched, version, &mut bookmarks, &heard) => end,
+                    () = again.notified() => End::Again,
                 }
             }
         };
-        let is_listing = version.is_none();
-        match end {
-            End::Closed => backoff.reset(),
+        // A list that succeeds says nothing of the watch that is to follow it: that one has to have lived.
+        let is_steady = !is_listing && began.elapsed() >= STEADY_WATCH;
+        if is_steady {
+            backoff.reset();
+        }
+        let mut wait = || Duration::from_millis(backoff.wait_ms());
+        let pause = match end {
             End::Stopped => return,
+            End::Closed if is_steady => Duration::ZERO,
+            End::Closed => wait().min(SHORT_PAUSE_MAX),
+            End::Silent => Duration::ZERO,
+            End::Again => {
+                from = version.take().map_or(From::MostRecent, From::NotOlderThan);
+                LISTS_APART.saturating_sub(listed_at.elapsed())
+            }
             End::Expired => {
                 api.metrics().restarted(watched.resource);
-                from = match version.take() {
-                    Some(version) => From::NotOlderThan(version),
-                    None => From::MostRecent,
-                };
-                if is_listing {
-                    tokio::time::sleep(Duration::from_millis(backoff.wait_ms())).await;
-                }
+                from = version.take().map_or(From::MostRecent, From::NotOlderThan);
+                if is_steady { Duration::ZERO } else { wait() }
             }
-            End::Failed(why) => {
-                if heard
-                    .send(Heard::Missed(format!("{}: {why}", watched.resource)))
-                    .await
-                    .is_err()
-                {
+            End::Refused(why) => {
+                let why = format!("{}: {why}", watched.resource);
+                if heard.send(Heard::Refused(why)).await.is_err() {
                     return;
                 }
-                tokio::time::sleep(Duration::from_millis(backoff.wait_ms())).await;
+                wait()
             }
+            End::Failed(why) => {
+                let why = format!("{}: {why}", watched.resource);
+                if heard.send(Heard::Missed(why)).await.is_err() {
+                    return;
+                }
+                wait()
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = heard.closed() => return,
         }
     }
 }
 
 /// Spread of the watches of many nodes: any number will do.
-fn backoff_spread(version: &str) -> u64 {
+fn spread(version: &str) -> u64 {
     let sum: u64 = version.bytes().map(u64::from).sum();
     sum ^ u64::from(std::process::id())
 }
@@ -239,11 +293,10 @@ fn refused(answer: Answer) -> End {
         {
             End::Expired
         }
-        Answer::Refused(refusal) => End::Failed(format!(
-            "{} {} {}",
-            refusal.code, refusal.reason, refusal.message
-        )),
-        Answer::Lost(why) => End::Failed(why),
+        Answer::Refused(refusal) if !refusal.is_passing() => {
+            End::Refused(Answer::Refused(refusal).words())
+        }
+        Answer::Refused(_) | Answer::Lost(_) => End::Failed(answer.words()),
         Answer::Done(_) => End::Closed,
     }
 }
@@ -261,9 +314,11 @@ async fn watch(
     api: &Api,
     watched: &Watched,
     version: &mut String,
-    seconds: u64,
+    bookmarks: &mut Bookmarks,
     heard: &Sender<Heard>,
 ) -> End {
+    let seconds = bookmarks.watch_s();
+    let seconds = seconds + spread(version) % (seconds / WATCH_SPREAD);
     let parameters = format!(
         "watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}"
     );
@@ -279,12 +334,17 @@ async fn watch(
         return end;
     }
     let began = Instant::now();
+    let overdue = Duration::from_secs(seconds) + OVERDUE;
     let mut body = response.into_body();
     let mut lines = Lines::default();
     let mut is_silent = true;
     loop {
+        let left = overdue.saturating_sub(began.elapsed());
+        if left.is_zero() {
+            return End::Silent;
+        }
         let bytes = tokio::select! {
-            bytes = next(&mut body, SILENT_WATCH) => bytes,
+            bytes = next(&mut body, watched.silence.min(left)) => bytes,
             () = heard.closed() => return End::Stopped,
         };
         let bytes = match bytes {
@@ -294,11 +354,19 @@ async fn watch(
             }
             Ok(None) => return End::Closed,
             Err(End::Failed(why)) => {
-                // A server without bookmarks is silent where nothing happens.
-                if is_there(api, &why).await {
+                // The silence of a connection that leads nowhere, and of a server without bookmarks where nothing happens, are the same.
+                if !is_there(api, &why).await {
+                    return End::Failed(why);
+                }
+                if *bookmarks == Bookmarks::None {
                     continue;
                 }
-                return End::Failed(why);
+                if is_silent && *bookmarks == Bookmarks::Unknown {
+                    *bookmarks = Bookmarks::None;
+                } else {
+                    *bookmarks = Bookmarks::Unknown;
+                }
+                return End::Silent;
             }
             Err(end) => return end,
         };
@@ -306,11 +374,14 @@ async fn watch(
         let mut found = Vec::new();
         lines.feed(&bytes, |piece| found.push(line(piece, version)));
         for what in found {
-            let sent = match what {
-                Ok(what) => send(heard, what).await,
-                Err(end) => Err(end),
+            let what = match what {
+                Ok(what) => what,
+                Err(end) => return end,
             };
-            if let Err(end) = sent {
+            if matches!(what, Heard::Word) {
+                *bookmarks = Bookmarks::Sent;
+            }
+            if let Err(end) = send(heard, what).await {
                 return end;
             }
         }
@@ -393,12 +464,154 @@ mod tests {
         assert_eq!(version, "9");
     }
 
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::sync::Notify;
+    use tokio::sync::mpsc::{Receiver, channel};
+
+    use crate::api::Source;
+    use crate::metrics::Metrics;
+
+    const LIST: &str = r#"{"metadata":{"resourceVersion":"5"},"items":[]}"#;
+
+    fn whole_answer(code: u16, body: &str) -> String {
+        format!(
+            "HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    /// The head of a watch, which then says nothing.
+    fn open_watch() -> String {
+        "HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
+    }
+
+    #[derive(Default)]
+    struct Asked {
+        lists: AtomicUsize,
+        watches: AtomicUsize,
+    }
+
+    /// An API server that answers lists and watches so, and says its version.
+    struct Fake {
+        asked: Arc<Asked>,
+        heard: Receiver<Heard>,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Fake {
+        async fn start(lists: String, watches: String) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let asked = Arc::<Asked>::default();
+            let counted = asked.clone();
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let (lists, watches) = (lists.clone(), watches.clone());
+                    tokio::spawn(serve(stream, counted.clone(), lists, watches));
+                }
+            });
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("config");
+            let config = format!(
+                "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{{name: x, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
+                 users: [{{name: x, user: {{}}}}]\ncontexts: [{{name: x, context: {{cluster: x, user: x}}}}]\n"
+            );
+            std::fs::write(&path, config).unwrap();
+            let metrics = Arc::new(Metrics::new());
+            let api = Api::new(Source::Kubeconfig(path), metrics).await.unwrap();
+            let watched = Watched {
+                resource: "pods",
+                path: "/api/v1/pods".to_owned(),
+                fields: String::new(),
+                silence: Duration::from_millis(300),
+            };
+            let (sender, heard) = channel(1);
+            tokio::spawn(async move { run(api, watched, sender, &Notify::new(), 7).await });
+            Self {
+                asked,
+                heard,
+                _folder: folder,
+            }
+        }
+    }
+
+    async fn serve(mut stream: TcpStream, asked: Arc<Asked>, lists: String, watches: String) {
+        let mut request = Vec::new();
+        while let Ok(byte) = stream.read_u8().await {
+            request.push(byte);
+            if !request.ends_with(b"\r\n\r\n") {
+                continue;
+            }
+            let text = String::from_utf8(std::mem::take(&mut request)).unwrap();
+            let answer = if text.starts_with("GET /version") {
+                whole_answer(200, "{}")
+            } else if text.contains("watch=1") {
+                asked.watches.fetch_add(1, Ordering::SeqCst);
+                watches.clone()
+            } else {
+                asked.lists.fetch_add(1, Ordering::SeqCst);
+                lists.clone()
+            };
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// As where a load balancer has forgotten a connection: nothing comes, and nothing ends.
+    #[tokio::test]
+    async fn a_watch_that_leads_nowhere_is_begun_anew() {
+        let mut fake = Fake::start(whole_answer(200, LIST), open_watch()).await;
+        let mut words = 0;
+        while words < 2 {
+            match fake.heard.recv().await.unwrap() {
+                Heard::Word => words += 1,
+                Heard::List | Heard::Listed => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(fake.asked.watches.load(Ordering::SeqCst) >= 2);
+        assert_eq!(fake.asked.lists.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_server_whose_lists_succeed_and_whose_watches_do_not_is_asked_later_each_time() {
+        let expired = r#"{"kind":"Status","reason":"Expired","code":410}"#;
+        let bookmark =
+            "{\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"6\"}}}\n";
+        let answers = [whole_answer(410, expired), whole_answer(200, bookmark)];
+        for watches in answers {
+            let began = Instant::now();
+            let mut fake = Fake::start(whole_answer(200, LIST), watches.clone()).await;
+            while fake.asked.watches.load(Ordering::SeqCst) < 4 {
+                let heard = fake.heard.recv().await.unwrap();
+                assert!(!matches!(heard, Heard::Missed(_)), "{heard:?}");
+            }
+            // 0.8, 1.6 and 3.2 s.
+            assert!(began.elapsed() >= Duration::from_millis(5_600), "{watches}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_the_server_is_told_from_an_answer_on_the_way_to_it() {
+        let status = r#"{"kind":"Status","reason":"Forbidden","code":403}"#;
+        let mut fake = Fake::start(whole_answer(403, status), open_watch()).await;
+        assert!(matches!(fake.heard.recv().await, Some(Heard::Refused(_))));
+        let mut fake = Fake::start(whole_answer(403, "<html>"), open_watch()).await;
+        assert!(matches!(fake.heard.recv().await, Some(Heard::Missed(_))));
+    }
+
     #[test]
     fn what_a_list_asks_for() {
         let watched = Watched {
             resource: "pods",
             path: "/api/v1/pods".into(),
             fields: "spec.nodeName%3Dn".into(),
+            silence: SILENT_WATCH,
         };
         assert_eq!(
             watched.url(&From::Any.parameters()),

@@ -257,11 +257,11 @@ impl Store {
     fn take(&mut self, kind: Kind, heard: Heard) -> bool {
         let watch = self.watches.entry(kind).or_default();
         // Within a list only its end says that all is known.
-        if watch.is_listed && !matches!(heard, Heard::Missed(_) | Heard::List) {
+        if watch.is_listed && !matches!(heard, Heard::Missed(_) | Heard::Refused(_) | Heard::List) {
             watch.missed = None;
         }
         match heard {
-            Heard::Missed(why) => {
+            Heard::Missed(why) | Heard::Refused(why) => {
                 watch.missed = Some(why);
                 false
             }

@@ -23,8 +23,9 @@ const REPORT_EVERY_MS: u64 = 2_000;
 const STANDS_MS: u64 = 30_000;
 /// How long the kubelet may take to show the end after the cgroup has gone, milliseconds.
 const LAST_LOOK_MS: u64 = 60_000;
-/// Refusals that no waiting mends, before the eviction is given up. RBAC and admission policies take effect some seconds after they are written.
-const REFUSALS_MAX: u32 = 5;
+/// Refusals that no waiting mends, before the eviction is given up: some two minutes. RBAC and admission policies take effect some seconds after they are
+/// written, and an API server that has just started refuses until it has read them.
+const REFUSALS_MAX: u32 = 9;
 /// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on doing so.
 const CONFLICTS_AT_ONCE: u32 = 3;
 /// How soon a budget is asked again, milliseconds.
@@ -76,8 +77,8 @@ pub struct View<'a> {
     pub is_complete: bool,
     /// Whether the kubelet ends a pod whose status says `Failed` (1.22 and later).
     pub kubelet_heeds_status: bool,
-    /// Whether the API server has `pods/eviction`.
-    pub has_eviction_api: bool,
+    /// Whether the API server has `pods/eviction`; `None`: it has not said so yet.
+    pub has_eviction_api: Option<bool>,
 }
 
 /// An eviction that is not settled.
@@ -294,14 +295,14 @@ impl Eviction {
     /// The first call.
     fn begin(&self, view: View<'_>, now: Now) -> Step {
         let asks = view.policy.evict_by == EvictBy::EvictionApi
-            && view.has_eviction_api
             && !self.no_eviction_api
             && now.mono_ms < self.grace_ends_ms;
-        Step::Call(if asks {
-            Purpose::Evict
-        } else {
-            Purpose::Report
-        })
+        match view.has_eviction_api.filter(|_| asks) {
+            Some(true) => Step::Call(Purpose::Evict),
+            // Its budgets would not be asked.
+            None if asks => Step::Wait(Some(self.grace_ends_ms)),
+            Some(false) | None => Step::Call(Purpose::Report),
+        }
     }
 
     fn after_delete(&self, deleted_ms: u64, view: View<'_>, now: Now) -> Step {
@@ -370,7 +371,12 @@ impl Eviction {
         let wait_ms =
             |backoff: &mut Backoff| refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms());
         match refusal.code {
-            404 => self.is_gone = true,
+            404 if purpose == Purpose::Read && refusal.is_not_found() => self.is_gone = true,
+            404 if refusal.is_not_found() => {
+                // Heard of the pod itself, before its hold is lifted; the Eviction API may not be served.
+                self.must_read = true;
+                self.no_eviction_api |= purpose == Purpose::Evict;
+            }
             409 => {
                 self.must_read = true;
                 self.conflicts += 1;

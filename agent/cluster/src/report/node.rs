@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use plimsoll_core::kube::cluster_link::{NodeConditionReport, PlimsollCondition};
 
 use crate::backoff::Backoff;
-use crate::call::{Answer, Call, Content, Verb, cut};
+use crate::call::{Answer, Call, Content, Refusal, Verb, cut};
 use crate::clock::{Now, rfc3339_s};
 use crate::report::body::escaped;
 use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, WITHHELD, withheld_value};
 
-/// Unchanged conditions are written so often, milliseconds: as the kubelet does with a status that did not change (`nodeStatusReportFrequency`).
-const HEARTBEAT_MS: u64 = 300_000;
+/// Unchanged conditions are written so often, milliseconds: half as often as the kubelet's (`nodeStatusReportFrequency`), for each write goes to all who watch nodes.
+const HEARTBEAT_MS: u64 = 600_000;
 /// An agent that is gone for longer does not only start anew, milliseconds: what it said is not known any more. As long as a kubelet may be silent
 /// (`--node-monitor-grace-period` of kube-controller-manager from 1.32 on).
 const LOST_AFTER_MS: u64 = 50_000;
@@ -137,8 +137,12 @@ pub struct NodeReports {
     sends_unknown: bool,
     /// The API server has them.
     is_unknown: bool,
-    /// Whether the taint is to be there; `None`: nothing is known, or the option is off.
+    /// Whether the taint is to be there; `None`: nothing is known, or it cannot be written.
     wants_taint: Option<bool>,
+    /// Whether pressure is to be a taint.
+    taints: bool,
+    /// It is not, and one that is there from before cannot be taken away.
+    leaves_taint: bool,
     /// The node as it was just read, to be written back with the change.
     fresh: Option<SeenNode>,
     in_flight: Option<NodePurpose>,
@@ -159,6 +163,8 @@ impl NodeReports {
             sends_unknown: false,
             is_unknown: false,
             wants_taint: None,
+            taints: false,
+            leaves_taint: false,
             fresh: None,
             in_flight: None,
             not_before_ms: 0,
@@ -166,7 +172,8 @@ impl NodeReports {
         }
     }
 
-    /// Takes all conditions of the agent, each once. Returns those that have just begun.
+    /// Takes all conditions of the agent, each once. Returns those that have just begun. `taints`: whether pressure is to be a taint; without, one that is there from
+    /// before goes.
     pub fn want(
         &mut self,
         conditions: Vec<NodeConditionReport>,
@@ -190,8 +197,9 @@ impl NodeReports {
         let pressure = conditions
             .iter()
             .find(|it| it.condition == PlimsollCondition::MemoryPressure);
-        if let Some(pressure) = pressure.filter(|_| taints) {
-            self.wants_taint = Some(pressure.status);
+        self.taints = taints;
+        if let Some(pressure) = pressure.filter(|_| taints || !self.leaves_taint) {
+            self.wants_taint = Some(pressure.status && taints);
         }
         self.wanted = conditions;
         begun
@@ -225,6 +233,10 @@ impl NodeReports {
     #[must_use]
     pub fn is_idle(&self, node: Option<&SeenNode>, now: Now) -> bool {
         node.is_none_or(|node| !self.is_dirty && !self.taint_differs(node, now))
+    }
+
+    fn is_taint_left(&self, refusal: &Refusal) -> bool {
+        !self.taints && refusal.code == 403 && !refusal.is_foreign
     }
 
     fn taint_differs(&self, node: &SeenNode, now: Now) -> bool {
@@ -316,6 +328,13 @@ impl NodeReports {
             }
             (Answer::Refused(refusal), NodePurpose::WriteTaints) if refusal.code == 409 => {
                 // Somebody else wrote the node in between: read again, at once the first time.
+                None
+            }
+            // The right goes with the option.
+            (Answer::Refused(refusal), NodePurpose::ReadTaints | NodePurpose::WriteTaints)
+                if self.is_taint_left(refusal) =>
+            {
+                (self.leaves_taint, self.wants_taint) = (true, None);
                 None
             }
             (Answer::Refused(refusal), _) => {
@@ -489,32 +508,66 @@ mod tests {
             written(&mut reports, &tainted, 1_000).unwrap().1["status"],
             "True"
         );
-        reports.lose_agent(now(290_000));
+        reports.lose_agent(now(590_000));
         assert_eq!(
-            written(&mut reports, &tainted, 301_000),
+            written(&mut reports, &tainted, 601_000),
             None,
             "no heartbeat"
         );
-        assert!(reports.is_idle(Some(&tainted), now(339_999)));
+        assert!(reports.is_idle(Some(&tainted), now(639_999)));
         // It is gone for good: the taint goes, and the condition says so, once, as of when the agent was there.
-        let (purpose, _) = written(&mut reports, &tainted, 340_000).unwrap();
+        let (purpose, _) = written(&mut reports, &tainted, 640_000).unwrap();
         assert_eq!(purpose, NodePurpose::ReadTaints);
-        let (_, shown) = written(&mut reports, &clean, 340_000).unwrap();
+        let (_, shown) = written(&mut reports, &clean, 640_000).unwrap();
         assert_eq!(
             (&shown["status"], &shown["reason"]),
             (&json!("Unknown"), &json!("AgentStatusUnknown"))
         );
-        assert_eq!(shown["lastHeartbeatTime"], "2026-11-22T10:04:50Z");
+        assert_eq!(shown["lastHeartbeatTime"], "2026-11-22T10:09:50Z");
         assert_eq!(written(&mut reports, &clean, 4_000_000), None);
         // The taint is not put back by a later look, and a second loss is the first one.
         reports.lose_agent(now(4_000_000));
         assert_eq!(written(&mut reports, &clean, 4_000_001), None);
         // It comes back and says the same as before.
-        assert!(reports.want(vec![pressure(true)], false).is_empty());
+        assert!(reports.want(vec![pressure(true)], true).is_empty());
         let (_, shown) = written(&mut reports, &tainted, 4_001_000).unwrap();
         assert_eq!(shown["status"], "True");
         assert_eq!(written(&mut reports, &tainted, 4_002_000), None);
-        assert!(written(&mut reports, &tainted, 4_301_000).is_some());
+        assert!(written(&mut reports, &tainted, 4_601_000).is_some());
+    }
+
+    #[test]
+    fn a_taint_of_before_the_option_was_taken_away_goes_where_it_may() {
+        let mut reports = NodeReports::new(1);
+        let tainted = node(json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]), "1");
+        reports.want(vec![pressure(true)], false);
+        reports.send(NodePurpose::Conditions, "n", now(0), false);
+        reports.answered(NodePurpose::Conditions, &Answer::Done(Vec::new()), now(0));
+        assert_eq!(
+            reports.next(Some(&tainted), now(1)),
+            Some(NodePurpose::ReadTaints)
+        );
+        reports.send(NodePurpose::ReadTaints, "n", now(1), false);
+        let forbidden = Answer::Refused(Refusal {
+            code: 403,
+            ..Refusal::default()
+        });
+        reports.answered(NodePurpose::ReadTaints, &forbidden, now(2));
+        reports.want(vec![pressure(true)], false);
+        assert_eq!(reports.next(Some(&tainted), now(100_000)), None);
+        assert!(reports.is_idle(Some(&tainted), now(100_000)));
+        // With the option again it is ours.
+        reports.want(vec![pressure(false)], true);
+        reports.send(NodePurpose::Conditions, "n", now(100_000), false);
+        reports.answered(
+            NodePurpose::Conditions,
+            &Answer::Done(Vec::new()),
+            now(100_000),
+        );
+        assert_eq!(
+            reports.next(Some(&tainted), now(100_001)),
+            Some(NodePurpose::ReadTaints)
+        );
     }
 
     #[test]
@@ -532,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_written_on_a_change_and_every_five_minutes() {
+    fn conditions_are_written_on_a_change_and_every_ten_minutes() {
         let mut reports = NodeReports::new(1);
         let node = node(json!(null), "1");
         assert_eq!(
@@ -590,9 +643,9 @@ mod tests {
             now(402_000),
         );
         assert!(reports.is_idle(Some(&node), now(402_000)));
-        assert_eq!(reports.next(Some(&node), now(701_999)), None);
+        assert_eq!(reports.next(Some(&node), now(1_001_999)), None);
         assert_eq!(
-            reports.next(Some(&node), now(702_000)),
+            reports.next(Some(&node), now(1_002_000)),
             Some(NodePurpose::Conditions)
         );
     }

@@ -165,11 +165,19 @@ impl TopologyReports {
                 (self.differs_since_ms, self.looked_ms) = (None, None);
                 ObjectState::Written
             }
-            Answer::Refused(Refusal { code: 409, .. }) => {
+            Answer::Refused(Refusal {
+                code: 409,
+                is_foreign: false,
+                ..
+            }) => {
                 self.not_before_ms = now.mono_ms + FOREIGN_AGAIN_MS;
                 ObjectState::Foreign
             }
-            Answer::Refused(Refusal { code: 404, .. }) => {
+            Answer::Refused(Refusal {
+                code: 404,
+                is_foreign: false,
+                ..
+            }) => {
                 self.not_before_ms = now.mono_ms + ABSENT_AGAIN_MS;
                 ObjectState::Absent
             }

@@ -62,7 +62,7 @@ struct Loop {
     calls: JoinSet<(Target, Answer)>,
     /// By kind: asks for a list, and when it last did.
     lists: BTreeMap<Kind, (Arc<Notify>, Option<Instant>)>,
-    discoveries: JoinSet<Option<Served>>,
+    discoveries: JoinSet<Served>,
     heard: Receiver<(Kind, Heard)>,
     to_heard: Sender<(Kind, Heard)>,
     asked: Receiver<Asked>,
@@ -292,7 +292,7 @@ impl Loop {
                 }
             }
             Some(ended) = self.discoveries.join_next(), if !self.discoveries.is_empty() => {
-                if let Ok(Some(served)) = ended {
+                if let Ok(served) = ended {
                     let version = if served.has_policy_v1 { "v1" } else { "v1beta1" };
                     self.watch(Kind::Budgets, &format!("/apis/policy/{version}/poddisruptionbudgets"));
                     self.arbiter.eviction_version = served.eviction;
@@ -308,7 +308,7 @@ impl Loop {
     }
 
     fn take(&mut self, kind: Kind, heard: Heard) {
-        if let Heard::Missed(why) = &heard {
+        if let Heard::Missed(why) | Heard::Refused(why) = &heard {
             self.metrics.say(why);
         }
         self.reviews.hear(kind);

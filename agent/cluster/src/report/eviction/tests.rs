@@ -75,8 +75,19 @@ fn done() -> Answer {
 }
 
 fn refused(code: u16) -> Answer {
+    let reason = if code == 404 { "NotFound" } else { "" };
     Answer::Refused(Refusal {
         code,
+        reason: reason.to_owned(),
+        ..Refusal::default()
+    })
+}
+
+/// From a load balancer, a proxy or a login page.
+fn foreign(code: u16) -> Answer {
+    Answer::Refused(Refusal {
+        code,
+        is_foreign: true,
         ..Refusal::default()
     })
 }
@@ -123,7 +134,7 @@ fn view_with(policy: &Policy) -> View<'_> {
         is_listed: true,
         is_complete: true,
         kubelet_heeds_status: true,
-        has_eviction_api: true,
+        has_eviction_api: Some(true),
     }
 }
 
@@ -309,7 +320,26 @@ fn what_others_did_stays() {
             "not there",
             vec![
                 (0, Call(Report, refused(404), NoEffect)),
-                (1, settle(Settled::Gone)),
+                (1, Call(Read, refused(404), NoEffect)),
+                (2, settle(Settled::Gone)),
+            ],
+        ),
+        case(
+            "a load balancer without an API server, and a login page: told later",
+            vec![
+                (0, Call(Report, foreign(404), NoEffect)),
+                (2_000, Call(Report, foreign(302), NoEffect)),
+                (5_000, Call(Report, foreign(403), NoEffect)),
+                (20_000, Call(Report, done(), Reported)),
+            ],
+        ),
+        case(
+            "a conflict, and a load balancer's word for it",
+            vec![
+                (0, Call(Report, refused(409), NoEffect)),
+                (1, Call(Read, foreign(404), NoEffect)),
+                (2_000, Call(Read, done(), NoEffect)),
+                (2_001, Call(Report, done(), Reported)),
             ],
         ),
         case(
@@ -403,15 +433,15 @@ fn refusals_and_silence() {
         script.push((4_000_000, Call(Report, done(), Reported)));
         script
     };
-    let five = |code: u16, reads: bool| {
+    let refused_for_good = |code: u16, reads: bool| {
         let mut script = Vec::new();
-        for at in 0..5_u64 {
+        for at in 0..u64::from(REFUSALS_MAX) {
             script.push((at * 100_000, Call(Report, refused(code), NoEffect)));
-            if reads && at < 4 {
+            if reads && at + 1 < u64::from(REFUSALS_MAX) {
                 script.push((at * 100_000 + 50_000, Call(Read, done(), NoEffect)));
             }
         }
-        script.push((500_000, settle(Settled::GivenUp)));
+        script.push((u64::from(REFUSALS_MAX) * 100_000, settle(Settled::GivenUp)));
         script
     };
     let slow = Answer::Refused(Refusal {
@@ -431,8 +461,8 @@ fn refusals_and_silence() {
                 (7_000, Call(Report, done(), Reported)),
             ],
         ),
-        case("forbidden", five(403, false)),
-        case("invalid", five(422, true)),
+        case("forbidden", refused_for_good(403, false)),
+        case("invalid", refused_for_good(422, true)),
         case(
             "forbidden until the role is there",
             vec![
@@ -616,11 +646,44 @@ fn the_eviction_api_is_asked_at_soft_thresholds_only() {
             30,
             vec![
                 (0, Call(Evict, refused(404), NoEffect)),
-                (1, settle(Settled::Gone)),
+                (1, Call(Read, refused(404), NoEffect)),
+                (2, settle(Settled::Gone)),
+            ],
+        ),
+        with(
+            "no such API, and the pod is there: the status says the same",
+            30,
+            vec![
+                (0, Call(Evict, refused(404), NoEffect)),
+                (1, Call(Read, done(), NoEffect)),
+                (2, Call(Report, done(), Reported)),
             ],
         ),
     ];
     cases.iter().for_each(run);
+}
+
+/// After a restart it is not known yet: a report would go past the budgets.
+#[test]
+fn a_soft_eviction_waits_until_it_is_known_whether_budgets_can_be_asked() {
+    let policy = Policy {
+        evict_by: EvictBy::EvictionApi,
+        ..Policy::default()
+    };
+    let eviction = Eviction::new(intent(30), now(0), 1);
+    let next = |has_eviction_api, at| {
+        let view = View {
+            has_eviction_api,
+            ..view_with(&policy)
+        };
+        eviction.next(Some(&pod(RUNNING)), view, now(at))
+    };
+    let Step::Wait(Some(until_ms)) = next(None, 0) else {
+        panic!("{:?}", next(None, 0));
+    };
+    assert_eq!(next(None, until_ms), Step::Call(Report));
+    assert_eq!(next(Some(true), 0), Step::Call(Evict));
+    assert_eq!(next(Some(false), 0), Step::Call(Report));
 }
 
 #[test]
