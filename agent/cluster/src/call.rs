@@ -159,7 +159,7 @@ impl Answer {
 pub struct Refusal {
     /// HTTP status code.
     pub code: u16,
-    /// The body is no Status: a proxy, a load balancer or a login page answers, not the API server.
+    /// The body is no Status: a proxy, a load balancer or a login page answers, not the API server, whose own answer is so only for groups that it does not serve.
     pub is_foreign: bool,
     /// `reason`, one word.
     pub reason: String,

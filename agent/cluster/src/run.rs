@@ -468,8 +468,8 @@ impl Loop {
 
     fn heard_budget(&mut self, heard: Heard) {
         match heard {
-            Heard::Missed(why) => return self.missed(&why),
-            Heard::Refused(why) => self.metrics.say(&why),
+            // Whether the API server answers, the pods and the node say.
+            Heard::Missed(why) | Heard::Refused(why) => return self.metrics.say(&why),
             Heard::List => {
                 self.listed_budgets = Some(Budgets::new());
                 let namespaces = self.pods.iter().map(|pod| pod.namespace.clone());
@@ -628,11 +628,8 @@ async fn delete_topology(api: &Api, settings: &Settings) -> Result<(), String> {
     match api.call(&call).await {
         Answer::Done(object) if topology::is_written_here(&object) => {}
         Answer::Done(_) => return Ok(()),
-        Answer::Refused(refusal)
-            if refusal.is_not_found() || (refusal.code == 403 && !refusal.is_foreign) =>
-        {
-            return Ok(());
-        }
+        // Where the resource is not installed the API server's answer is no Status.
+        Answer::Refused(refusal) if matches!(refusal.code, 403 | 404) => return Ok(()),
         other => return Err(other.words()),
     }
     let (dry_run, body) = (settings.policy.dry_run, serde_json::json!({}));

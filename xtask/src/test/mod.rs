@@ -239,11 +239,12 @@ fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
 fn host(ended: &mpsc::Sender<Ended>) {
     stage(ended, "clippy", &|step| cargo::clippy(step).into());
     stage(ended, "clippy of ebpf", &|step| ebpf::clippy(step).into());
-    stage(ended, "unit, golden and CLI tests", &cargo::test);
+    // First, for it fetches the Prometheus that a test takes.
     stage(ended, "deployment files", &|_| match deploy::Tools::get() {
         Ok(tools) => deploy::check(&tools).into(),
         Err(error) => Outcome::left_out(&format!("{error:#}")),
     });
+    stage(ended, "unit, golden and CLI tests", &cargo::test);
     stage(ended, "simulation", &|step| {
         simulate::little_of_everything(step).into()
     });

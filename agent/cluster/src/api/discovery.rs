@@ -51,7 +51,7 @@ pub async fn discover(api: &Api) -> Result<Served, String> {
             group.versions.iter().any(|known| known.version == "v1")
         }
         // Not served at all.
-        Answer::Refused(refusal) if refusal.is_not_found() => false,
+        Answer::Refused(refusal) if refusal.code == 404 => false,
         other => return Err(format!("{POLICY}: {}", other.words())),
     };
     Ok(Served {

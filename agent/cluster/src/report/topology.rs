@@ -173,11 +173,8 @@ impl TopologyReports {
                 self.not_before_ms = now.mono_ms + FOREIGN_AGAIN_MS;
                 ObjectState::Foreign
             }
-            Answer::Refused(Refusal {
-                code: 404,
-                is_foreign: false,
-                ..
-            }) => {
+            // Of a resource that is not installed, which is no Status.
+            Answer::Refused(Refusal { code: 404, .. }) => {
                 self.not_before_ms = now.mono_ms + ABSENT_AGAIN_MS;
                 ObjectState::Absent
             }

@@ -3,6 +3,7 @@
 
 mod admission;
 mod arbitrator;
+mod deploy;
 mod evictions;
 mod node;
 mod policies;
