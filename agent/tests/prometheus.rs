@@ -176,8 +176,8 @@ fn a_real_prometheus_takes_every_query_and_every_rule() {
     let mut arguments = text(&["--without", "bpf", "--output", "json"]);
     arguments.extend([
         format!("--listen=127.0.0.1:{agent_port}"),
-        format!("--state-dir={}", path("state").display()),
-        format!("--manifests={}", path("manifests").display()),
+        format!("--state-dir={}", path("state").to_string_lossy()),
+        format!("--manifests={}", path("manifests").to_string_lossy()),
         format!(
             "--cgroup-root=plimsoll-test-prometheus-{}",
             std::process::id()
@@ -186,7 +186,7 @@ fn a_real_prometheus_takes_every_query_and_every_rule() {
     programs.push(("agent", started(&agent, &arguments, &path("agent"))));
     let mut arguments = text(&["arbitrate"]);
     arguments.extend([
-        format!("--kubeconfig={}", path("kubeconfig").display()),
+        format!("--kubeconfig={}", path("kubeconfig").to_string_lossy()),
         format!("--listen=127.0.0.1:{arbitrator_port}"),
     ]);
     programs.push((
@@ -194,8 +194,11 @@ fn a_real_prometheus_takes_every_query_and_every_rule() {
         started(&cluster, &arguments, &path("arbitrator")),
     ));
     let arguments = [
-        format!("--config.file={}", path("prometheus.json").display()),
-        format!("--storage.tsdb.path={}", path("data").display()),
+        format!(
+            "--config.file={}",
+            path("prometheus.json").to_string_lossy()
+        ),
+        format!("--storage.tsdb.path={}", path("data").to_string_lossy()),
         format!("--web.listen-address=127.0.0.1:{port}"),
     ];
     programs.push((

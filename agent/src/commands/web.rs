@@ -4,6 +4,7 @@
 //! pages. **Approach.** A process of its own asks the control socket, or steps through a journal, and serves three files and two JSON documents. The page needs nothing from
 //! elsewhere. Names of pods are strangers' words: the page shows them as text, and its policy lets no other script run.
 
+mod nodes;
 mod pages;
 mod recorded;
 
@@ -17,6 +18,7 @@ use clap::Args;
 use plimsoll_core::explain::ExplainError;
 use serde::Serialize;
 
+use self::nodes::Cluster;
 use self::pages::{Source, WebPages};
 use self::recorded::Recorded;
 use crate::commands::exit_status::CommandError;
@@ -34,6 +36,7 @@ use crate::show::top::{candidates, reason, signal_text};
 Examples:
   plimsoll web                                 the local agent, at http://127.0.0.1:9187
   plimsoll web --replay run.journal            a journal, with a time line to go along
+  plimsoll web --cluster                       all nodes of a cluster, with kubectl's rights of yours
   ssh -L 9187:127.0.0.1:9187 NODE plimsoll web     a node's page in the browser of this machine
 
 Only root may ask the agent, unless it runs with --control-group. Read-only, without password or encryption: an address other than \
@@ -48,6 +51,17 @@ pub struct WebArgs {
     /// Show this journal instead of asking a running agent
     #[arg(long, value_name = "JOURNAL")]
     pub replay: Option<PathBuf>,
+    /// Show the nodes of a cluster: `kubectl exec` asks each node's agent, with the rights that you have
+    #[arg(long, conflicts_with = "replay")]
+    pub cluster: bool,
+    /// Namespace of the agents
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "plimsoll",
+        requires = "cluster"
+    )]
+    pub namespace: String,
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
 }
@@ -67,6 +81,9 @@ pub enum WebError {
     /// No agent, or it refuses.
     #[error(transparent)]
     Ask(#[from] AskError),
+    /// No agent of a cluster could be found.
+    #[error("the nodes of the cluster cannot be shown: {0}")]
+    Cluster(String),
     /// Signals, or standard output.
     #[error("the page cannot be served: {0}")]
     Io(#[from] io::Error),
@@ -112,6 +129,10 @@ impl<'a> Shown<'a> {
 pub fn run(args: &WebArgs) -> Result<ExitCode, WebError> {
     let source = match &args.replay {
         Some(path) => Source::Recorded(Box::new(Recorded::open(path)?)),
+        None if args.cluster => {
+            let cluster = Cluster::open(args.namespace.clone()).map_err(WebError::Cluster)?;
+            Source::Cluster(cluster.into())
+        }
         None => {
             let socket = args.agent.socket();
             // Before anybody opens a browser.

@@ -9,22 +9,26 @@ use hyper::StatusCode;
 use serde::Serialize;
 
 use super::Shown;
+use super::nodes::Cluster;
 use super::recorded::Recorded;
 use crate::serve::control::client::ask_overview;
 use crate::serve::http::{Asked, Pages, Reply};
 
 /// The paths, and what is there.
-const PATHS: [(&str, &str); 5] = [
+const PATHS: [(&str, &str); 6] = [
     ("/", "the page"),
     ("/script.js", "its script"),
     ("/style.css", "its look"),
     (
         "/state.json",
-        "the node, its pods and who goes next; ?at=NANOSECONDS in a journal",
+        "the node, its pods and who goes next; ?at=NANOSECONDS in a journal, ?node=NAME in a cluster",
     ),
+    ("/nodes.json", "the nodes of a cluster, a row each"),
     ("/timeline.json", "what a journal has: memory and decisions"),
 ];
 
+/// A document that there is not with this source.
+const NONE: &str = "null";
 /// However many browsers ask, the agent is asked so often.
 const AGE_MAX: Duration = Duration::from_millis(500);
 
@@ -35,6 +39,8 @@ pub(super) enum Source {
     Live(PathBuf),
     /// A journal.
     Recorded(Box<Recorded>),
+    /// The agents of a cluster.
+    Cluster(Arc<Cluster>),
 }
 
 /// The page and its documents.
@@ -52,7 +58,7 @@ struct Shared {
 }
 
 /// Why a document cannot be had: a sentence for the page.
-type Problem = String;
+pub(super) type Problem = String;
 
 impl WebPages {
     /// Answers browsers that call this host by an address, `localhost` or one of `hosts`: under another name a page of a stranger could read this one
@@ -120,10 +126,13 @@ impl Pages for WebPages {
                 include_str!("../../show/web/style.css").to_owned(),
             ),
             "/state.json" => {
-                let at_ns = asked.query.split('&').find_map(|it| it.strip_prefix("at="));
-                let at_ns = at_ns.and_then(|it| it.parse().ok());
-                self.document(move |shared| shared.state(at_ns)).await
+                let given = |name| asked.query.split('&').find_map(|it| it.strip_prefix(name));
+                let at_ns = given("at=").and_then(|it| it.parse().ok());
+                let node = given("node=").map(str::to_owned);
+                self.document(move |shared| shared.state(at_ns, node.as_deref()))
+                    .await
             }
+            "/nodes.json" => self.document(Shared::nodes).await,
             "/timeline.json" => self.document(Shared::timeline).await,
             _ => Reply::no_such_page(&PATHS),
         }
@@ -138,15 +147,19 @@ fn reply(content_type: &'static str, body: String) -> Reply {
     }
 }
 
-fn json(value: &impl Serialize) -> Result<String, Problem> {
+pub(super) fn json(value: &impl Serialize) -> Result<String, Problem> {
     serde_json::to_string(value).map_err(|error| format!("the document cannot be written: {error}"))
 }
 
 impl Shared {
-    fn state(&self, at_ns: Option<u64>) -> Result<String, Problem> {
+    fn state(&self, at_ns: Option<u64>, node: Option<&str>) -> Result<String, Problem> {
+        if let Some(cluster) = self.cluster() {
+            return cluster.node(node.unwrap_or_default());
+        }
         // One question at a time; a mistake in one leaves nothing half done that another would read.
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let socket = match &mut *source {
+            Source::Cluster(_) => return Err("a node has to be named".to_owned()),
             Source::Recorded(recorded) => {
                 let overview = recorded.at(at_ns).map_err(|error| error.to_string())?;
                 return json(&Shown::of(&overview));
@@ -169,7 +182,21 @@ impl Shared {
         let source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         match &*source {
             Source::Recorded(recorded) => json(recorded.timeline()),
-            Source::Live(_) => Ok("null".to_owned()),
+            Source::Live(_) | Source::Cluster(_) => Ok(NONE.to_owned()),
+        }
+    }
+
+    fn nodes(&self) -> Result<String, Problem> {
+        self.cluster()
+            .map_or_else(|| Ok(NONE.to_owned()), |cluster| cluster.table())
+    }
+
+    /// Asked without the lock: its nodes answer one beside the other.
+    fn cluster(&self) -> Option<Arc<Cluster>> {
+        let source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*source {
+            Source::Cluster(cluster) => Some(Arc::clone(cluster)),
+            Source::Live(_) | Source::Recorded(_) => None,
         }
     }
 }

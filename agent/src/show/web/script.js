@@ -2,6 +2,7 @@
 "use strict";
 
 const POLL_MS = 1000;
+const NODES_MS = 5000;
 // Ten minutes of a running agent.
 const POINTS_MAX = 600;
 const WIDTH = 1000, HEIGHT = 220;
@@ -17,6 +18,8 @@ const make = (name, text, className) => {
 };
 
 let timeline = null;
+// In a cluster: the node that is shown.
+let node = null;
 let points = [];
 let shownAt = null;
 let latest = 0;
@@ -172,9 +175,52 @@ function point(state) {
   };
 }
 
-async function live() {
+function choose(name) {
+  if (name === node) return;
+  node = name;
+  points = [];
+  location.hash = encodeURIComponent(name);
+  for (const row of at("nodes").querySelectorAll("tbody tr")) row.classList.toggle("now", row.dataset.node === node);
+}
+
+function drawNodes(rows) {
+  const known = rows.map((row) => row.node);
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  // Who is short comes first to the eye.
+  const short = rows.find((row) => !row.problem && row.conditions !== "-");
+  if (!known.includes(node)) choose(known.includes(wanted) ? wanted : (short ?? rows[0]).node);
+  at("nodes").querySelector("tbody").replaceChildren(...rows.map((row) => {
+    const line = make("tr", undefined, row.node === node ? "now" : "");
+    line.dataset.node = row.node;
+    const name = make("button", row.node);
+    name.type = "button";
+    const cell = make("td");
+    cell.append(name);
+    const rest = row.problem
+      ? [make("td", ""), make("td", ""), make("td", ""), make("td", "?"), make("td", row.problem, "problem")]
+      : [make("td", row.pods, "number"), make("td", row.available, "number"), make("td", row.of, "number"),
+         make("td", row.conditions, row.conditions === "-" ? "" : "problem"), make("td", row.next)];
+    line.append(cell, ...rest);
+    line.addEventListener("click", () => choose(row.node));
+    return line;
+  }));
+}
+
+async function nodes() {
   try {
-    const state = await load("state.json");
+    drawNodes(await load("nodes.json"));
+  } catch (error) {
+    problem(error.message);
+  }
+  setTimeout(nodes, NODES_MS);
+}
+
+async function live() {
+  const asked = node;
+  try {
+    const state = await load(asked === null ? "state.json" : `state.json?node=${asked}`);
+    // Another one was chosen meanwhile.
+    if (asked !== node) return setTimeout(live, 0);
     problem("");
     if (!points.length || points[points.length - 1].atNs < state.overview.nowNs) points.push(point(state));
     if (points.length > POINTS_MAX) points.shift();
@@ -238,6 +284,12 @@ function replay() {
 (async () => {
   try {
     timeline = await load("timeline.json");
+    const rows = timeline ? null : await load("nodes.json");
+    if (rows) {
+      at("nodes").hidden = false;
+      drawNodes(rows);
+      setTimeout(nodes, NODES_MS);
+    }
   } catch (error) {
     problem(error.message);
     return;
