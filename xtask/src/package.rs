@@ -4,6 +4,8 @@
 //! configuration that belongs to the operator once it is changed. Built by `dpkg-deb`, without root, and the same bytes each time. Not started when it is
 //! installed: an agent that evicts is an operator's decision.
 
+mod trial;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -40,11 +42,15 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "usr/share/fish/vendor_completions.d/plimsoll.fish"),
 ];
 
+/// Copies a program into a folder, with its mode.
+type Put = fn(&Path, &Path, u32) -> Result<()>;
+
 /// `cargo xtask package`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   cargo xtask package                  target/package/plimsoll_VERSION_amd64.deb
+  cargo xtask package --try            also installs, starts, upgrades, removes and purges it in a guest
   apt-get install ./target/package/plimsoll_VERSION_amd64.deb
   systemctl enable --now plimsoll      when there are manifests in /etc/plimsoll/pods")]
 pub(crate) struct PackageArgs {
@@ -54,13 +60,21 @@ pub(crate) struct PackageArgs {
     /// Take the programs from this folder instead of building them (which takes 10 minutes and more)
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
+    /// Then install, start, upgrade, remove and purge it in a Debian guest with systemd
+    #[arg(long = "try")]
+    tries: bool,
 }
 
 /// Makes the package.
 pub(crate) fn run(args: &PackageArgs) -> Result<()> {
     let out = release::out_folder(args.out.as_deref(), "package")?;
     let programs = release::programs(args.programs.as_deref(), ARCHITECTURE)?;
-    let package = write(&programs, &out)?;
+    // Programs of a folder may be for a trial; what is built here is for everybody.
+    let put = match args.programs {
+        Some(_) => release::put_here,
+        None => release::put,
+    };
+    let package = write(&programs, put, &out)?;
     say(
         "package",
         format_args!("install it with: apt-get install {}", package.display()),
@@ -70,10 +84,20 @@ pub(crate) fn run(args: &PackageArgs) -> Result<()> {
         "install dpkg",
     )?;
     progress::print(info.trim_end());
+    if args.tries {
+        trial::run(&package)?;
+    }
     Ok(())
 }
 
-fn write(programs: &[PathBuf], out: &Path) -> Result<PathBuf> {
+/// Builds the package as it is released, and tries it.
+pub(crate) fn is_tried() -> Result<()> {
+    let out = Folder::new()?;
+    let programs = release::programs(None, ARCHITECTURE)?;
+    trial::run(&write(&programs, release::put, out.path())?)
+}
+
+fn write(programs: &[PathBuf], put: Put, out: &Path) -> Result<PathBuf> {
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let staging = Folder::inside(out)?;
     let root = staging.path().join("root");
@@ -82,7 +106,7 @@ fn write(programs: &[PathBuf], out: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder)?;
     }
     for program in programs {
-        release::put(program, &bin, 0o755)?;
+        put(program, &bin, 0o755)?;
     }
     for (name, to, mode) in FILES {
         let from = paths::root().join("deploy/package").join(name);

@@ -25,8 +25,8 @@ use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
 use crate::{
-    bench, busybox, demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, process, setup,
-    simulate, stress,
+    bench, busybox, demo, deny, deploy, ebpf, fuzz_parsers, kubernetes, miri, package, process,
+    setup, simulate, stress,
 };
 
 /// Jobs at a time: what a small machine has CPUs for, and one more, because the host's tests and those of an API server mostly wait.
@@ -258,6 +258,7 @@ fn weekly(ended: &mpsc::Sender<Ended>) {
     stage(ended, "simulation, every call", &|_| {
         simulate::every_call().into()
     });
+    stage(ended, "Debian package", &|_| package::is_tried().into());
     stage(ended, "memory stressors", &|_| {
         stress::a_little_of_each().into()
     });
