@@ -338,7 +338,8 @@ async fn a_container_is_near_to_its_device_and_not_to_that_of_the_pod_that_had_i
         &kubelet,
         two_nodes([online - last, last]),
     );
-    kubelet.is_asked(1).await;
+    // The first answer has come when it is asked again.
+    kubelet.is_asked(2).await;
 
     // It wants a device, and is placed when the kubelet has said which.
     let pod = Running::start(&mut agent, &root.0, 1);

@@ -19,7 +19,7 @@
 
 mod console;
 mod cpio;
-mod packages;
+pub(crate) mod packages;
 mod programs;
 mod qemu;
 mod topology;

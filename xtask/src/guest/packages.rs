@@ -34,17 +34,22 @@ const LEFT_OUT: [&str; 4] = [
     "usr/share/lintian",
 ];
 
+/// Has `packages` unpacked in the cache, where tests on this machine find their programs.
+pub(crate) fn fetched(packages: &[&str]) -> Result<()> {
+    let store = Store::new()?;
+    let _lock = Lock::take(&store.cache)?;
+    packages
+        .iter()
+        .try_for_each(|package| store.unpacked(package).map(drop))
+}
+
 /// Adds `packages` to the guest.
 pub(super) fn install(packages: &[&str], archive: &mut Archive) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    let cache = paths::cache()?;
-    let _lock = Lock::take(&cache)?;
-    let store = Store {
-        folder: cache.join("packages").join(SUITE),
-        cache,
-    };
+    let store = Store::new()?;
+    let _lock = Lock::take(&store.cache)?;
     let mut needed = BTreeSet::new();
     let mut libraries = BTreeMap::new();
     for package in packages {
@@ -93,6 +98,14 @@ struct Store {
 }
 
 impl Store {
+    fn new() -> Result<Self> {
+        let cache = paths::cache()?;
+        Ok(Self {
+            folder: cache.join("packages").join(SUITE),
+            cache,
+        })
+    }
+
     /// The folder that holds the package's files.
     fn unpacked(&self, package: &str) -> Result<PathBuf> {
         let folder = self.folder.join(package);

@@ -21,7 +21,7 @@ use anyhow::Result;
 use self::guests::PlannedGuest;
 use self::report::Counts;
 use crate::architecture::Architecture;
-use crate::guest::{OF_DEMO, OF_TESTS, build_programs};
+use crate::guest::{OF_DEMO, OF_TESTS, build_programs, packages};
 use crate::kernel::Kernel;
 use crate::progress::{self, Step, minutes, say};
 use crate::{
@@ -235,6 +235,9 @@ fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
     });
 }
 
+/// What tests of `agent/runtime` start on this machine: Debian's of bookworm, and one that has NRI.
+const OF_RUNTIME: [&str; 3] = ["containerd", "containerd-2", "runc"];
+
 /// What needs no guest.
 fn host(ended: &mpsc::Sender<Ended>) {
     stage(ended, "clippy", &|step| cargo::clippy(step).into());
@@ -244,6 +247,14 @@ fn host(ended: &mpsc::Sender<Ended>) {
         Ok(tools) => deploy::check(&tools).into(),
         Err(error) => Outcome::left_out(&format!("{error:#}")),
     });
+    stage(
+        ended,
+        "containerd and runc",
+        &|_| match packages::fetched(&OF_RUNTIME) {
+            Ok(()) => Ok(()).into(),
+            Err(error) => Outcome::left_out(&format!("{error:#}")),
+        },
+    );
     stage(ended, "unit, golden and CLI tests", &cargo::test);
     stage(ended, "simulation", &|step| {
         simulate::little_of_everything(step).into()
