@@ -9,6 +9,7 @@ mod notes;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -314,6 +315,19 @@ impl Cluster {
             self.say(&json!({"type": "pod", "pod": pod}));
         }
         self.say(&json!({"type": "listed"}));
+    }
+
+    /// Until the node's condition `Degraded` says this.
+    fn wait_for_degraded(&mut self, why: &str) {
+        loop {
+            let heard = self.hear("conditions");
+            let mut conditions = heard["conditions"].as_array().unwrap().iter();
+            let degraded = conditions.find(|one| one["condition"] == "degraded");
+            let says = |one: &Value| one["message"].as_str().unwrap().contains(why);
+            if degraded.is_some_and(|one| one["status"] == true && says(one)) {
+                return;
+            }
+        }
     }
 
     fn hear(&mut self, kind: &str) -> Value {
@@ -703,19 +717,44 @@ fn a_runtimes_containers_are_placed_stay_there_and_get_back_what_they_had() {
     assert!(made.iter().map(|made| cpus(made)).eq(before.clone()));
     agent.stop();
 
+    // Scenario 34: the kubelet's own, until its policy changes.
     kubelet_says(dir.path(), "static");
-    let agent = Agent::start(dir.path(), &tree, &options);
-    let started = agent.2.to_string();
-    assert!(
-        started.contains("the kubelet manages cpusets itself"),
-        "{started}"
+    let listen = free_address();
+    let agent = Agent::start(
+        dir.path(),
+        &tree,
+        &[&options[..], &["--listen", &listen]].concat(),
     );
+    assert_eq!(metric(&listen, "plimsoll_placement_active"), "0");
     let mut cluster = Cluster::connect(dir.path());
+    cluster.wait_for_degraded("the kubelet manages cpusets itself");
     cluster.list(&[spec]);
     wait_until_named(dir.path(), "default/exact");
     assert!(made.iter().map(|made| cpus(made)).eq(before));
+    assert_eq!(metric(&listen, "plimsoll_placement_active"), "0");
+    kubelet_says(dir.path(), "none");
+    wait_until(|| are([rest, own]));
+    wait_until(|| metric(&listen, "plimsoll_placement_active") == "1");
     agent.stop();
     remove_cpusets(&tree);
+}
+
+/// Nobody listens there.
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// The value of a metric without labels; empty where it is absent.
+fn metric(address: &str, name: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let mut lines = page.lines().filter_map(|line| line.split_once(' '));
+    let found = lines.find(|(series, _)| *series == name);
+    found.map_or_else(String::new, |(_, value)| value.to_owned())
 }
 
 fn remove_cpusets(tree: &Tree) {

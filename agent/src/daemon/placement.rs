@@ -1,8 +1,8 @@
 //! Placement in the loop: the engine decides who runs where, a thread makes it so, and what the machine becomes goes back to the engine.
 //!
 //! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init containers hold CPUs that they
-//! no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the loop starts, and refuses where somebody else manages
-//! cpusets, or where the settings cannot be. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the
+//! no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the loop starts, and refuses where the settings cannot be. A kubelet that
+//! manages cpusets itself is asked about before each write, so that its policy may change at any time. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the
 //! thread after all decisions have been carried out: what the thread is given is allocated, behind a lock. Its reports are said, or become events.
 
 mod in_force;
@@ -100,7 +100,7 @@ impl Placing {
     /// placed is then undone. What people should know goes to `remark`.
     ///
     /// # Errors
-    /// If somebody else manages cpusets here, the machine cannot be read, or the settings cannot be on it.
+    /// If without a kubelet's tree a kubelet manages cpusets here, the machine cannot be read, or the settings cannot be on it.
     pub fn prepare(
         paths: NodePaths,
         capacity: NodeCapacity,
@@ -176,10 +176,8 @@ impl Placing {
             has_changed: false,
             due: None,
             number: 0,
-            tally: PlacementTally {
-                is_active: true,
-                ..PlacementTally::default()
-            },
+            // Not active before the thread has placed something: the kubelet may do it.
+            tally: PlacementTally::default(),
         }))
     }
 

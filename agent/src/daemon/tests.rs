@@ -447,7 +447,7 @@ pub(super) fn pod_dir(host: &HostRoot, cgroup: Cgroup, index: usize) -> PathBuf 
         .join(format!("kubepods/{class}poduid-{index}"))
 }
 
-fn set_available(host: &HostRoot, available_bytes: u64) {
+pub(super) fn set_available(host: &HostRoot, available_bytes: u64) {
     let total_kib = (16 * GIB) >> 10;
     let available_kib = available_bytes >> 10;
     let anon_kib = total_kib - available_kib;

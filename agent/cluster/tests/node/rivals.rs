@@ -3,8 +3,13 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+use super::daemon_set::conditions;
 use super::machine;
 use super::machine::agent_log;
+use super::support::program::page;
 use super::support::{run, until};
 
 /// The agent's configuration: a policy that the kubelet has, too.
@@ -14,6 +19,9 @@ kind: KubeletConfiguration
 cpuManagerPolicy: static
 reservedSystemCPUs: \"0\"
 ";
+
+/// Where the agent has its metrics here.
+const METRICS: &str = "127.0.0.1:9937";
 
 /// How the agent and `plimsoll check` name the kubelet's managers.
 const OWNER: &str = "manages cpusets itself";
@@ -51,6 +59,14 @@ fn o_a_second_agent_ends() {
     });
 }
 
+/// What the agent's metric says of placement.
+async fn placing() -> Option<String> {
+    let text = page(TcpStream::connect(METRICS).await, "/metrics").await;
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix("plimsoll_placement_active "))?;
+    Some(value.to_owned())
+}
+
 /// Scenario 34: the kubelet's CPU manager is static, and the agent is to place, too.
 #[test]
 fn p_cpusets_are_the_kubelets() {
@@ -69,18 +85,43 @@ fn p_cpusets_are_the_kubelets() {
         machine.say("the kubelet's CPU manager is static");
         fs::write("/run/places.yaml", PLACES).unwrap();
         machine.kill_agent();
-        machine.start_agent_with(&["--config=/run/places.yaml"]);
-        // Of the condition Degraded the first loss is the message, and this machine has lost much.
+        let listen = format!("--listen={METRICS}");
+        machine.start_agent_with(&["--config=/run/places.yaml", &listen]);
         until("the agent to say that it places nothing", async || {
             let log = fs::read_to_string(agent_log()).unwrap_or_default();
             log.contains(OWNER).then_some(())
         })
         .await;
         machine.say("the agent says that it places nothing");
+        until("the node's condition to say so", async || {
+            let is_degraded = |one: &Value| {
+                let message = one["message"].as_str().unwrap_or_default();
+                one["type"] == "plimsoll.dev/Degraded"
+                    && one["status"] == "True"
+                    && message.contains(OWNER)
+            };
+            conditions(machine)
+                .await
+                .iter()
+                .any(is_degraded)
+                .then_some(())
+        })
+        .await;
+        until("the metric to say so", async || {
+            placing().await.filter(|value| value == "0")
+        })
+        .await;
+        machine.say("the node's condition and the metric say so");
         let check = machine.check();
         println!("{check}");
         assert!(check.contains(OWNER), "{check}");
         machine.restart_kubelet_with(none).await;
+        // Without a restart of the agent.
+        until("the agent to place", async || {
+            placing().await.filter(|value| value == "1")
+        })
+        .await;
+        machine.say("the kubelet places nothing any more, and the agent does");
         machine.kill_agent();
         machine.start_agent();
         until("the agent", async || machine.top().map(|_| ())).await;

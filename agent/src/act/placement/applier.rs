@@ -124,18 +124,16 @@ impl Applier {
     /// Opens it, and puts back the interrupts that a dead agent has moved. Returns also what could not be put back.
     ///
     /// # Errors
-    /// [`PlacementError::OtherOwner`] when the kubelet does this already; a ledger that cannot be opened. Where it is not known whether the kubelet does, that is no
-    /// error here: [`Applier::apply`] does nothing until it is.
+    /// [`PlacementError::OtherOwner`] without a kubelet's tree, when a kubelet does this; a ledger that cannot be opened. Beside a kubelet that is no error here:
+    /// [`Applier::apply`] asks each time, and does nothing while the kubelet does this, or nobody knows.
     pub fn open(paths: NodePaths, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
-        let other = paths.other_owner();
         let sets = paths.kubelet.is_some();
         let sets = sets.then(|| Sets::open(&paths.host, &paths.state_dir));
         let mut sets = sets.transpose()?;
-        match other {
-            // Beside a kubelet that has not written its state yet: each look asks again.
-            None | Some(OtherOwner::Unknown { .. }) => {}
-            Some(owner) => {
-                say_not_left(leave_to(&owner, &paths, sets.as_mut()), &mut None);
+        let mut not_left = None;
+        if let Some(owner) = paths.other_owner() {
+            say_not_left(leave_to(&owner, &paths, sets.as_mut()), &mut not_left);
+            if paths.kubelet.is_none() {
                 return Err(owner.into());
             }
         }
@@ -157,7 +155,7 @@ impl Applier {
             online_at_look: None,
             is_kept_for_kubelet: false,
             back_off: BackOff::default(),
-            not_left: None,
+            not_left,
         };
         let remarks = restoration.remarks().into_iter().chain(unread);
         Ok((applier, remarks.collect()))

@@ -3,9 +3,10 @@ use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 
 use super::*;
 use crate::act::placement::kubelet_state::keep;
-use crate::daemon::tests::{Cgroup, Node};
+use crate::daemon::tests::{Cgroup, Node, set_available};
 use crate::host::cgroup::CgroupPath;
 use crate::host::cgroup::tests::fake_v2;
+use crate::input::config::{ConfigFile, EvictionFlags};
 use crate::pods::names::KubeletTree;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
 
@@ -33,10 +34,8 @@ pub(in crate::daemon) fn machine() -> Machine {
 /// Has the node's agent place on [`machine`], of which CPU 0 is reserved. Its thread is there, and can write nothing.
 pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let state = r#"{"policyName":"none","defaultCpuSet":"","checksum":0}"#;
+    kubelet_says(&node.host, "none");
     let kubelet_dir = PathBuf::from("/var/lib/kubelet");
-    std::fs::create_dir_all(node.host.path(&kubelet_dir)).unwrap();
-    std::fs::write(node.host.path(&kubelet_dir).join(CPU_MANAGER_STATE), state).unwrap();
     let mounts = node.host.cgroup_mounts().unwrap();
     let cgroup_root = CgroupPath::default();
     let tree = || KubeletTree::find(&mounts, &cgroup_root).unwrap();
@@ -274,4 +273,65 @@ fn what_a_kubelet_had_is_kept_beside_it_and_given_back() {
     Checkpoint::remove(&lock(), &state_dir).unwrap();
     kubelet_state::forget(&state_dir).unwrap();
     assert_eq!(taken(&mut remarks), Assignments::default());
+}
+
+/// What a machine with these CPUs shows of them; it has no NUMA.
+fn show_cpus(host: &HostRoot, online: &str) {
+    let put = |path: String, text: &str| {
+        let path = host.sysfs(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    for list in ["online", "present"] {
+        put(format!("devices/system/cpu/{list}"), online);
+    }
+    for cpu in CpuSet::parse(online).unwrap().iter() {
+        let topology = format!("devices/system/cpu/cpu{cpu}/topology");
+        put(format!("{topology}/physical_package_id"), "0");
+        put(format!("{topology}/thread_siblings_list"), &cpu.to_string());
+    }
+    set_available(host, 8 << 30);
+}
+
+fn kubelet_says(host: &HostRoot, policy: &str) {
+    let dir = host.path("/var/lib/kubelet");
+    std::fs::create_dir_all(&dir).unwrap();
+    let text = format!(r#"{{"policyName":"{policy}","defaultCpuSet":"","checksum":0}}"#);
+    std::fs::write(dir.join(CPU_MANAGER_STATE), text).unwrap();
+}
+
+/// Scenario 34, at the agent's start: the kubelet may be given another policy.
+#[test]
+fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
+    let (dir, host) = fake_v2();
+    show_cpus(&host, "0-3");
+    kubelet_says(&host, "static");
+    std::fs::create_dir_all(host.path("/sys/fs/cgroup/kubepods/poda")).unwrap();
+    let mounts = host.cgroup_mounts().unwrap();
+    let cgroup_root = CgroupPath::default();
+    let tree = KubeletTree::find(&mounts, &cgroup_root).unwrap();
+    let file = dir.path().join("config.yaml");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n";
+    std::fs::write(&file, text).unwrap();
+    let file = ConfigFile::read(&file).unwrap();
+    let config = Config::new(file, &EvictionFlags::default()).unwrap();
+    let prepared = |kubelet| {
+        let paths = NodePaths {
+            host: host.clone(),
+            mounts: mounts.clone(),
+            cgroup_root: cgroup_root.clone(),
+            kubelet,
+            state_dir: dir.path().join("state"),
+            kubelet_dir: PathBuf::from("/var/lib/kubelet"),
+        };
+        Placing::prepare(paths, NodeCapacity::default(), false, &config, None, |_| {})
+    };
+    let placing = prepared(Some(tree)).unwrap().unwrap();
+    assert_eq!(placing.tally(), PlacementTally::default());
+    // Without its tree nobody knows whose the pods are.
+    let comm = host.procfs("77/comm");
+    std::fs::create_dir_all(comm.parent().unwrap()).unwrap();
+    std::fs::write(comm, "kubelet\n").unwrap();
+    std::fs::write(host.procfs("77/cgroup"), "0::/system.slice\n").unwrap();
+    prepared(None).unwrap_err();
 }

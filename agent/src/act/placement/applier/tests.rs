@@ -623,19 +623,19 @@ fn what_the_runtime_has_set_for_us_is_undone_too() {
 #[test]
 fn a_kubelet_that_manages_cpus_stops_the_next_write() {
     let (node, place) = beside("static");
-    let options = Options {
-        moves_interrupts: false,
-        keeps_quota: false,
-    };
-    let refused = |place: &NodePaths| Applier::open(place.clone(), options).unwrap_err();
-    let text = refused(&place).to_string();
+    // Also where it was so at the start: its policy may change.
+    let mut applier = open_at(&place);
+    let wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    let text = applier.apply(&wanted).unwrap_err().to_string();
     assert!(
         text.contains("the kubelet manages cpusets itself"),
         "{text}"
     );
+    assert_eq!(cpus_of(&node), ["", "", ""]);
     kubelet_says(&node, "none");
-    let mut applier = open_at(&place);
-    let wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    applier.apply(&wanted).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "0-1,4-7", "0-1,4-7"]);
+    applier.withdraw(Quotas::new()).unwrap().unwrap();
     // It is started again with another policy.
     kubelet_says(&node, "static");
     applier.apply(&wanted).unwrap_err();
@@ -726,11 +726,7 @@ fn a_kubelet_that_begins_to_place_finds_no_memory_nodes_of_ours() {
     assert_eq!(mems(&node), "1");
     drop(applier);
     kubelet_says(&node, "static");
-    let options = Options {
-        moves_interrupts: false,
-        keeps_quota: false,
-    };
-    Applier::open(place, options).unwrap_err();
+    open_at(&place);
     assert_eq!(mems(&node), "0");
 }
 
