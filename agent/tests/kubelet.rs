@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use plimsoll::host::HostRoot;
-use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller};
+use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::cpuset::fill_from_above;
 use plimsoll::pods::kill::HOLD_FILE;
 use plimsoll::pods::names::{Driver, KubeletTree};
@@ -737,6 +737,96 @@ fn a_runtimes_containers_are_placed_stay_there_and_get_back_what_they_had() {
     wait_until(|| metric(&listen, "plimsoll_placement_active") == "1");
     agent.stop();
     remove_cpusets(&tree);
+}
+
+/// A kubelet writes the set of its pods at its start: CPUs that come later are outside of it until it is started again.
+#[test]
+fn cpus_outside_of_the_kubelets_set_are_given_to_nobody_until_they_are_inside() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(tree) = Tree::new(Driver::Cgroupfs) else {
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online = CpuSet::parse(&online).unwrap();
+    let (Some(first), Some(second)) = (online.iter().next(), online.iter().nth(1)) else {
+        notes::left_out("a second CPU");
+        return;
+    };
+    let (own, rest) = (CpuSet::of(second), online - CpuSet::of(second));
+    let narrow = CpuSet::of(first);
+    let Some(kubepods) = with_set(&tree, narrow) else {
+        return;
+    };
+    let Some(made) = placeable(&tree, LEAKY, "01") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    kubelet_says(dir.path(), "none");
+    let config = dir.path().join("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncpuManagerPolicy: static\nreservedSystemCPUs: \"{first}\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    let listen = free_address();
+    let options = ["--config", config.to_str().unwrap(), "--listen", &listen];
+    let agent = Agent::start(dir.path(), &tree, &options);
+    let mut cluster = Cluster::connect(dir.path());
+    cluster.list(&[]);
+    let are = |wanted: [CpuSet; 2]| {
+        made.iter()
+            .map(|made| cpus(made))
+            .eq(wanted.map(|set| set.to_string()))
+    };
+    wait_until(|| are([narrow, narrow]));
+    let outside = (online - narrow).len().to_string();
+    wait_until(|| metric(&listen, "plimsoll_placement_cpus_outside") == outside);
+
+    // On v1 its pod has the CPUs that there were when it was made.
+    fs::write(kubepods.join("cpuset.cpus"), online.to_string()).unwrap();
+    wait_until(|| metric(&listen, "plimsoll_placement_cpus_outside") == "0");
+    let cpusets = tree.mounts.hierarchy_of(Controller::Cpuset).unwrap();
+    let pool = match cpusets.version {
+        Version::V1 => narrow,
+        Version::V2 => online,
+    };
+    wait_until(|| are([pool, pool]));
+    assert_eq!(metric(&listen, "plimsoll_placement_failed"), "0");
+
+    // As of a pod that is made anew.
+    if cpusets.version == Version::V1 {
+        let pod = made[0].parent().unwrap();
+        fs::write(pod.join("cpuset.cpus"), online.to_string()).unwrap();
+    }
+    let amounts = json!({"cpu": "1", "memory": "64Mi"});
+    let mut spec = pod("exact", LEAKY, '1', &json!({}));
+    spec["spec"]["containers"][0]["resources"] = json!({"requests": amounts, "limits": amounts});
+    spec["status"]["qosClass"] = json!("Guaranteed");
+    cluster.say(&json!({"type": "pod", "pod": spec}));
+    wait_until(|| are([rest, own]));
+    agent.stop();
+    remove_cpusets(&tree);
+}
+
+/// `kubepods` with this set; `None`, and a line, where it can have none.
+fn with_set(tree: &Tree, cpus: CpuSet) -> Option<PathBuf> {
+    let Ok(cpusets) = tree.mounts.hierarchy_of(Controller::Cpuset) else {
+        notes::left_out("no hierarchy has the cpuset controller");
+        return None;
+    };
+    let path = tree.found().kubepods().clone();
+    let dir = cpusets.dir(&path);
+    fs::create_dir_all(&dir).unwrap();
+    fill_from_above(cpusets, &path).unwrap();
+    for above in dir.ancestors().skip(1).take(path.lineage().len()) {
+        // v2; one that has it already takes it again.
+        let _absent = fs::write(above.join("cgroup.subtree_control"), "+cpuset");
+    }
+    if let Err(error) = fs::write(dir.join("cpuset.cpus"), cpus.to_string()) {
+        notes::left_out(format!("kubepods has no cpuset: {error}"));
+        remove_cpusets(tree);
+        return None;
+    }
+    Some(dir)
 }
 
 /// Nobody listens there.

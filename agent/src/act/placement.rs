@@ -24,6 +24,7 @@ pub mod outcome;
 pub mod owner;
 mod plan;
 pub mod quota;
+pub mod usable;
 pub mod witness;
 
 use std::path::PathBuf;
@@ -38,9 +39,10 @@ use tokio::sync::mpsc;
 
 pub use admission::Admission;
 pub use applier::{Applier, NodePaths, Options, Wanted};
-pub use outcome::{Failed, Offline, Outcome, Written};
+pub use outcome::{Failed, Outcome, Unusable, Written};
 pub use owner::{OtherOwner, running_kubelet};
 pub use quota::{PodQuotas, Quotas};
+pub use usable::Usable;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
@@ -98,9 +100,9 @@ pub enum PlacementError {
     /// The state files for a kubelet, and those that came from one, cannot be removed.
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),
-    /// The list of CPUs that are online.
+    /// A list of CPUs, or of NUMA nodes.
     #[error("{path}: cannot be read: {source}")]
-    Online {
+    List {
         /// The file.
         path: String,
         /// What is wrong.
@@ -114,6 +116,16 @@ pub enum PlacementError {
         cpus: String,
         /// Who is there.
         by: CgroupPath,
+    },
+    /// The kernel runs it on other CPUs than it was told to.
+    #[error(
+        "CPUs {wanted} were written, and the kernel runs it on {effective}: a cgroup above it does not have them; take away what narrows the set of its pod or its QoS class (systemd AllowedCPUs=)"
+    )]
+    Elsewhere {
+        /// What was written.
+        wanted: String,
+        /// Where it runs.
+        effective: String,
     },
     /// v1: processes are started faster than they can be moved.
     #[error(
@@ -143,10 +155,10 @@ impl PlacementError {
 /// The CPUs that are online.
 ///
 /// # Errors
-/// [`PlacementError::File`] or [`PlacementError::Online`].
+/// [`PlacementError::File`] or [`PlacementError::List`].
 pub fn online_cpus(host: &HostRoot) -> Result<CpuSet, PlacementError> {
     let path = host.sysfs("devices/system/cpu/online");
-    CpuSet::parse(&read_text(&path)?).map_err(|source| PlacementError::Online {
+    CpuSet::parse(&read_text(&path)?).map_err(|source| PlacementError::List {
         path: path.shown().to_string(),
         source,
     })
@@ -169,10 +181,10 @@ pub enum Report {
         /// Why; [`PlacementError::OtherOwner`] says that nothing will be, until that is over.
         error: PlacementError,
     },
-    /// CPUs went offline or came back: placements should be made anew. The first one says what there is.
-    Cpus {
-        /// Those that are online now.
-        online: CpuSet,
+    /// CPUs or memory nodes came or went: placements should be made anew. The first one says what there is.
+    Machine {
+        /// What pods can use now.
+        usable: Usable,
     },
 }
 
@@ -217,7 +229,7 @@ impl Placement {
             period,
             said: (0, Vec::new()),
             number: 0,
-            unsaid_cpus: None,
+            unsaid: None,
         };
         let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
             worker.run(&woken);
@@ -257,8 +269,8 @@ struct Worker {
     said: (u64, Vec<String>),
     /// The placement of the last turn.
     number: u64,
-    /// CPUs that are online, which the loop has not taken yet.
-    unsaid_cpus: Option<CpuSet>,
+    /// What pods can use, as the loop has not been told yet.
+    unsaid: Option<Usable>,
 }
 
 impl Worker {
@@ -279,15 +291,15 @@ impl Worker {
     }
 
     fn turn(&mut self) {
-        match self.applier.look_at_cpus() {
-            Ok(Some(online)) => self.unsaid_cpus = Some(online),
+        match self.applier.look_at_machine() {
+            Ok(Some(usable)) => self.unsaid = Some(usable),
             Ok(None) => {}
-            Err(error) => tracing::warn!(%error, "which CPUs are online is unknown"),
+            Err(error) => tracing::warn!(%error, "which CPUs pods can use is unknown"),
         }
-        if let Some(online) = self.unsaid_cpus.take()
-            && !self.tell(Report::Cpus { online })
+        if let Some(usable) = self.unsaid.take()
+            && !self.tell(Report::Machine { usable })
         {
-            self.unsaid_cpus = Some(online);
+            self.unsaid = Some(usable);
         }
         let (number, wanted) = self.shared.wanted().clone();
         self.number = number;

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::act::placement::owner::beside;
 use crate::act::placement::running_kubelet;
+use crate::act::placement::usable::usable_cpus;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::{Output, OutputArgs, Style};
@@ -115,6 +116,9 @@ struct Mode {
     /// Why plimsoll can place no container: the kubelet does, or may.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<String>,
+    /// CPUs that are online and on which no pod can run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpus_outside: Option<String>,
     /// For people.
     text: String,
 }
@@ -133,7 +137,8 @@ impl Mode {
             .and_then(|mounts| {
                 let tree = KubeletTree::find(&mounts, cgroup_root)?;
                 let pods = tree.pods(&mounts)?.len();
-                Ok((tree, pods))
+                let cpus = usable_cpus(host, &mounts, tree.kubepods());
+                Ok((tree, pods, cpus))
             });
         let placement = beside(host, Path::new(KUBELET_DIR)).map(|owner| owner.to_string());
         let places = match &placement {
@@ -141,15 +146,28 @@ impl Mode {
             None => "; it manages no cpusets, so plimsoll can (cpuManagerPolicy in its own configuration)".to_owned(),
         };
         match found {
-            Ok((tree, pods)) => {
+            Ok((tree, pods, cpus)) => {
                 let (kubepods, driver) = (tree.kubepods().to_string(), tree.driver().name());
                 let has_nri = host.path(NRI_SOCKET).exists();
                 let nri = match has_nri {
                     true => "NRI is used with --runtime-endpoint",
                     false => "no NRI",
                 };
+                let (outside, limits) = match cpus {
+                    Ok((_, outside)) if outside.is_empty() => (None, String::new()),
+                    Ok((usable, outside)) => {
+                        let limits = format!(
+                            "; no pod can run on CPUs {outside}, which are online: {kubepods} has CPUs {usable} (restart the kubelet if they came after it, or take away what narrows the set, such as systemd AllowedCPUs=)"
+                        );
+                        (Some(outside.to_string()), limits)
+                    }
+                    Err(error) => (
+                        None,
+                        format!("; which CPUs pods can use is unknown: {error}"),
+                    ),
+                };
                 let text = format!(
-                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver; {nri} ({NRI_SOCKET}){places}"
+                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver; {nri} ({NRI_SOCKET}){places}{limits}"
                 );
                 Self {
                     kubelet: Some(pid),
@@ -158,6 +176,7 @@ impl Mode {
                     pods: Some(pods),
                     nri: Some(has_nri),
                     placement,
+                    cpus_outside: outside,
                     text,
                 }
             }
@@ -313,6 +332,23 @@ mod tests {
         let why = owned.placement.unwrap();
         assert!(why.contains("Set its cpuManagerPolicy: none"), "{why}");
         assert!(owned.text.contains(&why), "{}", owned.text);
+        // A CPU that came after the kubelet.
+        assert!(owned.text.contains("is unknown: "), "{}", owned.text);
+        let put = |path: std::path::PathBuf, text: &str| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(host.sysfs("devices/system/cpu/online"), "0-3\n");
+        assert_eq!(mode().cpus_outside, None);
+        let kubepods = host.path("/sys/fs/cgroup/kubepods.slice");
+        put(kubepods.join("cpuset.cpus.effective"), "0-2\n");
+        let narrow = mode();
+        assert_eq!(narrow.cpus_outside.as_deref(), Some("3"));
+        assert!(
+            narrow.text.contains("no pod can run on CPUs 3"),
+            "{}",
+            narrow.text
+        );
     }
 
     #[test]

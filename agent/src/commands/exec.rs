@@ -264,7 +264,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     // Until the process is in its cgroup, the agent moves no pod.
     let mut is_admitted = false;
     for _ in 0..ADMISSIONS_MAX {
-        let admission = Admission::begin(&host, &args.state_dir, &pod.uid())?;
+        let admission =
+            Admission::begin(&host, (&mounts, &cgroup_root), &args.state_dir, &pod.uid())?;
         for note in admission.notes() {
             eprintln!("plimsoll: note: {}", line(&note.to_string()));
         }

@@ -41,7 +41,8 @@ use crate::act::placement::kubelet_state::{
     MemoryManagerState,
 };
 use crate::act::placement::{
-    Applier, NodePaths, Options, Outcome, Placement, PodQuotas, Quotas, Report, Reports, Wanted,
+    Applier, NodePaths, Options, Outcome, Placement, PodQuotas, Quotas, Report, Reports, Usable,
+    Wanted,
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupMounts;
@@ -69,8 +70,8 @@ pub struct Placing {
     reports: Option<Reports>,
     /// The start event; taken when the loop begins.
     start: Option<Box<PlacementStart>>,
-    /// The CPUs that the engine plans with.
-    online: CpuSet,
+    /// What pods can use, as the thread has seen it last.
+    usable: Usable,
     /// All manifests of the start have been seen.
     listed: bool,
     /// The thread has not looked since a container may have come, or limits were written.
@@ -136,12 +137,13 @@ impl Placing {
             }
             return Ok(None);
         }
-        let machine = read_machine(&paths.host)?;
+        let usable = Usable::read(&paths)?;
+        let machine = read_machine(&paths.host)?.without(usable.outside)?;
         settings.check_reserved_memory(&kubepods::reservation(&paths.host, config)?, &machine)?;
         let saved = saved(&paths, &machine, &mut remark)?;
         // The engine starts it in the loop. What it would refuse has to be known before anything is changed.
-        NodePlacement::start(settings.clone(), machine.clone(), &saved)?;
-        let online = machine.online();
+        let settings_here = settings.without(usable.outside);
+        NodePlacement::start(settings_here.clone(), machine.clone(), &saved)?;
         let period = Duration::from_nanos(config.cpu_reconcile_period_ns);
         let period = if period.is_zero() {
             RECONCILE_PERIOD
@@ -158,9 +160,9 @@ impl Placing {
             capacity,
             placement,
             reports: Some(reports),
-            online,
+            usable,
             start: Some(Box::new(PlacementStart {
-                settings: settings.clone(),
+                settings: settings_here,
                 machine,
                 saved: Some(saved),
             })),
@@ -247,6 +249,7 @@ impl Placing {
         self.tally.is_active = true;
         self.tally.writes += count(outcome.written.len());
         self.tally.failed = count(outcome.failed.len());
+        self.tally.cpus_outside = u64::from(outcome.usable.outside.len());
         if number == self.number {
             self.in_force.applied(outcome.occupied);
         }
@@ -255,7 +258,7 @@ impl Placing {
     /// As [`InForce::pool_of_new`]. `None` while nothing is placed.
     pub(super) fn pool_of_new(&self) -> Option<CpuSet> {
         self.in_force
-            .pool_of_new(self.online)
+            .pool_of_new(self.usable.cpus)
             .filter(|_| self.tally.is_active)
     }
 
@@ -267,12 +270,16 @@ impl Placing {
 
     /// As [`InForce::places`].
     pub(super) fn places(&self, uid: &PodUid) -> BTreeMap<String, ContainerPlace> {
-        self.in_force.places(uid, self.online)
+        self.in_force.places(uid, self.usable.cpus)
     }
 
     /// Another value than before: what [`Self::places`] and [`Self::foreign`] say may be something else.
     pub(super) fn revision(&self) -> (u64, u64, CpuSet) {
-        (self.in_force.revision(), self.made.revision, self.online)
+        (
+            self.in_force.revision(),
+            self.made.revision,
+            self.usable.cpus,
+        )
     }
 
     /// Containers of a pod whose cpuset another plugin of the runtime has set, by id.
@@ -497,32 +504,38 @@ impl Agent {
                 self.say_not_placing(Some(format!("placement of CPUs and memory: {error}")));
                 self.warn(format!("nothing is placed: {error}"));
             }
-            Report::Cpus { online } => self.cpus_changed(online),
+            Report::Machine { usable } => self.machine_changed(usable),
         }
     }
 
-    fn cpus_changed(&mut self, online: CpuSet) {
+    fn machine_changed(&mut self, usable: Usable) {
         let Some(placing) = &mut self.placing else {
             return;
         };
-        if placing.online == online {
+        if placing.usable == usable {
             return;
         }
-        match read_machine(&placing.host) {
+        let machine = read_machine(&placing.host).map_err(|error| error.to_string());
+        let machine = machine.and_then(|machine| {
+            let machine = machine.without(usable.outside);
+            machine.map_err(|error| error.to_string())
+        });
+        match machine {
             Ok(machine) => {
-                placing.online = machine.online();
+                placing.usable = usable;
                 let start = PlacementStart {
-                    settings: placing.settings.clone(),
+                    settings: placing.settings.without(usable.outside),
                     machine,
                     saved: None,
                 };
                 self.warn(format!(
-                    "CPUs {online} are online now: pods are placed anew as far as they have to be"
+                    "pods can use CPUs {} now: they are placed anew as far as they have to be",
+                    usable.cpus
                 ));
                 self.take_in(EventKind::PlacementStarted(Box::new(start)));
             }
             // Said at every look until it can be read.
-            Err(error) => self.warn(error.to_string()),
+            Err(error) => self.warn(error),
         }
     }
 

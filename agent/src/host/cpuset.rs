@@ -225,6 +225,17 @@ impl Cpuset {
         }
     }
 
+    /// What a set of CPUs must lie within: on v1 the set of the cgroup above, on v2 anything may be written.
+    ///
+    /// # Errors
+    /// [`CpusetError`].
+    pub fn bound(&self) -> Result<Option<CpuSet>, CpusetError> {
+        match (self.version, self.dir.parent()) {
+            (Version::V1, Some(above)) => read(above, CPUS).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     fn set(&self, file: &str, to: CpuSet) -> Result<bool, CpusetError> {
         match self.version {
             Version::V1 => {

@@ -162,6 +162,8 @@ pub struct PlacementTally {
     pub writes: u64,
     /// Writes that failed, or could not be made yet, at the last look.
     pub failed: u64,
+    /// CPUs that are online and that no pod can use, at the last look.
+    pub cpus_outside: u64,
     /// Reports of the thread that found no room in their queue.
     pub reports_lost: u64,
 }

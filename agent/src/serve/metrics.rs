@@ -377,6 +377,12 @@ fn placement(tally: Option<PlacementTally>, page: &mut Page<'_>) -> fmt::Result 
         "",
         tally.map(|it| ([], Value::Count(it.failed))),
     )?;
+    page.gauge(
+        "plimsoll_placement_cpus_outside",
+        "CPUs that are online and on which no pod can run: the cpuset of the cgroup of all pods does not have them. Nothing is placed on them.",
+        "",
+        tally.map(|it| ([], Value::Count(it.cpus_outside))),
+    )?;
     page.counter(
         "plimsoll_placement_reports_lost",
         "Reports of the placement thread that the loop did not take in time.",

@@ -108,6 +108,16 @@ impl Machine {
         Ok(Self { parts, online })
     }
 
+    /// The machine without some of its CPUs: they count as switched off.
+    ///
+    /// # Errors
+    ///
+    /// If no other is online.
+    pub fn without(mut self, cpus: CpuSet) -> Result<Self, MachineError> {
+        self.parts.offline |= cpus & self.online;
+        Self::new(self.parts)
+    }
+
     /// What people call it.
     #[must_use]
     pub fn name(&self) -> Option<&str> {

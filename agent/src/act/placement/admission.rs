@@ -6,8 +6,9 @@ use plimsoll_core::kube::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
+use super::PlacementError;
 use super::checkpoint::{Checkpoint, Found, LOCK_PATIENCE, PlacementLock};
-use super::{PlacementError, online_cpus};
+use super::usable::usable_cpus;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::cpuset::Cpuset;
@@ -18,7 +19,8 @@ pub struct Admission {
     lock: PlacementLock,
     pod: PodUid,
     checkpoint: Option<Checkpoint>,
-    online: CpuSet,
+    /// CPUs that pods can use.
+    usable: CpuSet,
     notes: Vec<String>,
 }
 
@@ -27,7 +29,12 @@ impl Admission {
     ///
     /// # Errors
     /// [`PlacementError::Refused`] for a pod that could not be placed; a checkpoint that can neither be read nor set aside.
-    pub fn begin(host: &HostRoot, state_dir: &Path, pod: &PodUid) -> Result<Self, PlacementError> {
+    pub fn begin(
+        host: &HostRoot,
+        (mounts, cgroup_root): (&CgroupMounts, &CgroupPath),
+        state_dir: &Path,
+        pod: &PodUid,
+    ) -> Result<Self, PlacementError> {
         let lock = PlacementLock::shared(state_dir, LOCK_PATIENCE)?;
         let mut notes = Vec::new();
         let checkpoint = match Checkpoint::read(&lock, state_dir)? {
@@ -47,15 +54,15 @@ impl Admission {
                 reason: reason.clone(),
             });
         }
-        let online = match checkpoint {
-            Some(_) => online_cpus(host)?,
+        let usable = match checkpoint {
+            Some(_) => usable_cpus(host, mounts, cgroup_root)?.0,
             None => CpuSet::EMPTY,
         };
         Ok(Self {
             lock,
             pod: pod.clone(),
             checkpoint,
-            online,
+            usable,
             notes,
         })
     }
@@ -116,12 +123,12 @@ impl Admission {
             return Ok(());
         };
         let cpuset = Cpuset::at(mounts, cgroup)?;
-        let cpus = checkpoint.starts_on(&self.pod, container, self.online);
-        // Nothing of the pool is online any more: until the agent has planned anew, anything is better than not to start.
-        let others = self.online - checkpoint.assignments.exclusive();
-        let choices = [cpus, others, self.online];
+        let cpus = checkpoint.starts_on(&self.pod, container, self.usable);
+        // Nothing of the pool can be used any more: until the agent has planned anew, anything is better than not to start.
+        let others = self.usable - checkpoint.assignments.exclusive();
+        let choices = [cpus, others, self.usable];
         let cpus = choices.into_iter().find(|cpus| !cpus.is_empty());
-        cpuset.set_cpus(cpus.unwrap_or(self.online))?;
+        cpuset.set_cpus(cpus.unwrap_or(self.usable))?;
         match checkpoint.assignments.nodes(&self.pod, container) {
             Some(nodes) => cpuset.set_mems(nodes)?,
             None => cpuset.inherit_mems()?,

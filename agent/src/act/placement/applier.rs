@@ -20,6 +20,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
 use plimsoll_core::placement::memory::NodeMemory;
 
+use super::PlacementError;
 use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock};
@@ -27,9 +28,9 @@ use super::foreign::{self, Foreign};
 use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
 use super::owner::{self, BackOff, OtherOwner, REWRITES_MAX};
-use super::plan::{all_of, left_over, nobody_alone, runs_on, then, was_alone};
+use super::plan::{all_of, left_over, nobody_alone, runs_elsewhere, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
-use super::{PlacementError, online_cpus};
+use super::usable::Usable;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::cpuset::{CPUS, MEMS};
@@ -55,6 +56,14 @@ pub struct NodePaths {
 }
 
 impl NodePaths {
+    /// The cgroup that all pods are in, and whose set is not ours.
+    pub(super) fn of_all_pods(&self) -> &CgroupPath {
+        match &self.kubelet {
+            Some(tree) => tree.kubepods(),
+            None => &self.cgroup_root,
+        }
+    }
+
     /// Somebody else who manages cpusets here.
     fn other_owner(&self) -> Option<OtherOwner> {
         match self.kubelet {
@@ -109,10 +118,10 @@ pub struct Applier {
     foreign: Foreign,
     irqs: Option<IrqAffinity>,
     ours: BTreeMap<CgroupPath, Ours>,
-    /// CPUs that were online when they were last looked at.
-    online: Option<CpuSet>,
-    /// Those at the last look at the sets.
-    online_at_look: Option<CpuSet>,
+    /// What pods could use when that was last looked at.
+    seen: Option<Usable>,
+    /// The CPUs of that at the last look at the sets.
+    usable_at_look: Option<CpuSet>,
     /// The files for a kubelet have what is in force.
     is_kept_for_kubelet: bool,
     back_off: BackOff,
@@ -151,8 +160,8 @@ impl Applier {
             sets,
             foreign,
             ours: BTreeMap::new(),
-            online: None,
-            online_at_look: None,
+            seen: None,
+            usable_at_look: None,
             is_kept_for_kubelet: false,
             back_off: BackOff::default(),
             not_left,
@@ -185,13 +194,13 @@ impl Applier {
         Ok(true)
     }
 
-    /// The CPUs that are online, if they are others than at the last call.
+    /// What pods can use, if it is something else than at the last call.
     ///
     /// # Errors
     /// [`PlacementError`].
-    pub fn look_at_cpus(&mut self) -> Result<Option<CpuSet>, PlacementError> {
-        let online = online_cpus(&self.paths.host)?;
-        Ok((self.online.replace(online) != Some(online)).then_some(online))
+    pub fn look_at_machine(&mut self) -> Result<Option<Usable>, PlacementError> {
+        let usable = Usable::read(&self.paths)?;
+        Ok((self.seen.replace(usable) != Some(usable)).then_some(usable))
     }
 
     /// Makes it so. What could not be done is in the outcome, and the next call tries again.
@@ -213,10 +222,11 @@ impl Applier {
             return Err(owner.into());
         }
         let kept = self.foreign.set(&wanted.foreign);
-        let online = online_cpus(&self.paths.host)?;
+        let usable = Usable::read(&self.paths)?;
         let lock = PlacementLock::exclusive_by_force(&self.paths.state_dir, BREAK_AFTER)?;
         let mut outcome = Outcome {
-            online,
+            usable,
+            of_all_pods: self.paths.of_all_pods().clone(),
             foreign_not_kept: kept.err().map(|error| error.to_string()),
             ..Outcome::default()
         };
@@ -236,7 +246,7 @@ impl Applier {
         }
         // Who was alone before is so until the last cgroup is written.
         let before = match is_new {
-            true => Some(all_of(&known).unwrap_or_else(|| nobody_alone(online))),
+            true => Some(all_of(&known).unwrap_or_else(|| nobody_alone(usable.cpus))),
             false => known.get(1).cloned(),
         };
         let mut checkpoint = Checkpoint {
@@ -248,8 +258,8 @@ impl Applier {
             checkpoint.write(&lock, &self.paths.state_dir)?;
         }
         let containers = self.containers(wanted, &known, &mut outcome)?;
-        outcome.uncontested = self.notice_rewriting(&containers, online, now)?;
-        let settled = self.cpus(wanted, &known, &containers, online, &mut outcome);
+        outcome.uncontested = self.notice_rewriting(&containers, usable.cpus, now)?;
+        let settled = self.cpus(wanted, &known, &containers, usable.cpus, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
         // Beside a kubelet they are its own.
@@ -257,7 +267,7 @@ impl Applier {
             self.quotas(wanted, &checkpoint, &containers, &mut outcome);
         }
         if let Some(irqs) = &mut self.irqs {
-            match irqs.keep_off(wanted.assignments.exclusive(), online) {
+            match irqs.keep_off(wanted.assignments.exclusive(), usable.online()) {
                 Ok(moved) => outcome.interrupts = moved,
                 Err(error) => outcome.interrupts.failed = Some(error.to_string()),
             }
@@ -302,7 +312,7 @@ impl Applier {
             }
         }
         let wanted = Wanted {
-            assignments: nobody_alone(online_cpus(&self.paths.host)?),
+            assignments: nobody_alone(Usable::read(&self.paths)?.cpus),
             quotas,
             names: Names::new(),
             foreign: self.foreign.ids.clone(),
@@ -383,10 +393,10 @@ impl Applier {
     fn notice_rewriting(
         &mut self,
         containers: &[Container],
-        online: CpuSet,
+        usable: CpuSet,
         now: Instant,
     ) -> Result<Option<CgroupPath>, PlacementError> {
-        let online_changed = self.online_at_look.replace(online) != Some(online);
+        let has_changed = self.usable_at_look.replace(usable) != Some(usable);
         let there = |path: &CgroupPath| containers.iter().any(|container| container.path == *path);
         self.ours.retain(|path, _| there(path));
         let mut as_written = true;
@@ -394,12 +404,12 @@ impl Applier {
             let Some(ours) = self.ours.get_mut(&container.path) else {
                 continue;
             };
-            let Ok(theirs) = runs_on(container, online) else {
+            let Ok(theirs) = runs_on(container, usable) else {
                 continue;
             };
             // v1 takes CPUs out of sets when they go offline, and does not give them back. On v2 they stay in what is written.
-            let is_as_written = theirs & online == ours.cpus & online;
-            if is_as_written || ours.id != container.id || online_changed {
+            let is_as_written = theirs & usable == ours.cpus & usable;
+            if is_as_written || ours.id != container.id || has_changed {
                 ours.rewritten = 0;
                 continue;
             }
@@ -424,19 +434,21 @@ impl Applier {
         wanted: &Wanted,
         known: &[Assignments],
         containers: &[Container],
-        online: CpuSet,
+        usable: CpuSet,
         outcome: &mut Outcome,
     ) -> Vec<(PodUid, String)> {
         let mut changes = Vec::new();
         let mut moved = Vec::new();
         for container in containers {
-            match runs_on(container, online) {
-                Ok(now) => {
-                    let (then, offline) = then(&wanted.assignments, container, online);
-                    outcome.offline.extend(offline);
+            let looked =
+                runs_on(container, usable).and_then(|now| Ok((now, container.cpuset.bound()?)));
+            match looked {
+                Ok((now, bound)) => {
+                    let (then, unusable) = then(&wanted.assignments, container, usable, bound);
+                    outcome.unusable.extend(unusable);
                     let exclusive = was_alone(known, container, now);
                     let now = Cpus {
-                        cpus: now & online,
+                        cpus: now & usable,
                         exclusive,
                     };
                     changes.push(Change { now, then });
@@ -445,7 +457,7 @@ impl Applier {
                 Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
             }
         }
-        let order = cpuset_order::order(online, &changes);
+        let order = cpuset_order::order(usable, &changes);
         outcome.shared = order
             .shared
             .iter()
@@ -483,6 +495,27 @@ impl Applier {
                 }
                 None => self.write(moved[change], cpus, outcome),
             };
+        }
+        let exclusive = wanted.assignments.exclusive();
+        for index in 0..changes.len() {
+            if !settled[index] {
+                continue;
+            }
+            let (container, told) = (moved[index], changes[index].then);
+            let error = match runs_elsewhere(container, told, exclusive) {
+                Ok(None) => continue,
+                Ok(Some(effective)) => {
+                    at[index] = effective;
+                    PlacementError::Elsewhere {
+                        wanted: told.cpus.to_string(),
+                        effective: effective.to_string(),
+                    }
+                }
+                Err(error) if error.is_vanished() => continue,
+                Err(error) => error.into(),
+            };
+            outcome.fail(&container.pod, &container.name, error);
+            settled[index] = false;
         }
         let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
         outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);

@@ -12,6 +12,7 @@ use super::cgroups::Container;
 use super::checkpoint::SetAside;
 use super::foreign::FOREIGN;
 use super::kubelet_state::FOR_KUBELET;
+use super::usable::Usable;
 use crate::host::cgroup::CgroupPath;
 use crate::host::irq::Moved;
 
@@ -41,9 +42,9 @@ pub struct Failed {
     pub error: Arc<PlacementError>,
 }
 
-/// Exclusive CPUs that are not online.
+/// Exclusive CPUs that went offline, or that pods cannot use any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offline {
+pub struct Unusable {
     /// Whose.
     pub pod: PodUid,
     /// Which container.
@@ -66,8 +67,10 @@ pub struct Overlap {
 /// All that a turn did.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// The CPUs that were online.
-    pub online: CpuSet,
+    /// What pods could use.
+    pub usable: Usable,
+    /// The cgroup that all pods are in.
+    pub of_all_pods: CgroupPath,
     /// What was written, in this order.
     pub written: Vec<Written>,
     /// What could not be.
@@ -78,8 +81,8 @@ pub struct Outcome {
     pub occupied: CpuSet,
     /// Who was put by another program where others are to be alone.
     pub overlaps: Vec<Overlap>,
-    /// Who lacks CPUs that went offline. One that has none left runs in the shared pool.
-    pub offline: Vec<Offline>,
+    /// Who lacks CPUs that it was given. One that has none left runs in the shared pool.
+    pub unusable: Vec<Unusable>,
     /// Why the file of containers whose cpuset another plugin has set could not be written.
     pub foreign_not_kept: Option<String>,
     /// Why the state files for a kubelet could not be written.
@@ -119,7 +122,14 @@ impl Outcome {
             )
         }));
         remarks.extend(self.overlaps.iter().map(ToString::to_string));
-        remarks.extend(self.offline.iter().map(ToString::to_string));
+        remarks.extend(self.unusable.iter().map(ToString::to_string));
+        if !self.usable.outside.is_empty() {
+            remarks.push(format!(
+                "CPUs {} are online, and no pod can run there: the kernel runs all that is in cgroup {} on {}; nothing is placed on them. If they came after the kubelet, restart it: it writes this set at its start; \
+                 else take away what narrows it (cpuset.cpus, systemd AllowedCPUs=)",
+                self.usable.outside, self.of_all_pods, self.usable.cpus
+            ));
+        }
         if self.interrupts.refused > 0 {
             remarks.push(format!(
                 "{} interrupts are bound to exclusive CPUs {} and stay there",
@@ -151,11 +161,11 @@ impl fmt::Display for Overlap {
     }
 }
 
-impl fmt::Display for Offline {
+impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "pod {} container {}: its exclusive CPUs {} went offline; bring them back, or have it placed anew",
+            "pod {} container {}: its exclusive CPUs {} went offline, or out of the cpuset of all pods; bring them back, or have it placed anew",
             self.pod, self.container, self.cpus
         )
     }

@@ -5,14 +5,14 @@ use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::Cpus;
 
-use super::Offline;
+use super::Unusable;
 use super::cgroups::Container;
 use crate::host::cpuset::CpusetError;
 
-/// Where its processes are: what is written, or, where that is nothing or nothing that is online (v2), what the kernel makes of it.
-pub(super) fn runs_on(container: &Container, online: CpuSet) -> Result<CpuSet, CpusetError> {
+/// Where its processes are: what is written, or, where that is nothing or nothing that pods can use (v2), what the kernel makes of it.
+pub(super) fn runs_on(container: &Container, usable: CpuSet) -> Result<CpuSet, CpusetError> {
     let written = container.cpuset.cpus()?;
-    if written.is_disjoint(&online) {
+    if written.is_disjoint(&usable) {
         container.cpuset.effective_cpus()
     } else {
         Ok(written)
@@ -61,36 +61,54 @@ pub(super) fn left_over(
 }
 
 /// Everybody everywhere.
-pub(super) fn nobody_alone(online: CpuSet) -> Assignments {
+pub(super) fn nobody_alone(usable: CpuSet) -> Assignments {
     Assignments {
-        shared_pool: online,
+        shared_pool: usable,
         ..Assignments::default()
     }
 }
 
-/// Where a container is to run, of what is online.
+/// Where a container is to run, of what pods can use. `bound`: one that shares runs on no other CPUs than these, if there are any; its pod, or its QoS class, may have been made when
+/// there were fewer (v1).
 pub(super) fn then(
     assignments: &Assignments,
     container: &Container,
-    online: CpuSet,
-) -> (Cpus, Option<Offline>) {
+    usable: CpuSet,
+    bound: Option<CpuSet>,
+) -> (Cpus, Option<Unusable>) {
     let wanted = assignments.cpus(&container.pod, &container.name);
-    let there = wanted.cpus & online;
-    let pool = assignments.shared_pool & online;
-    let offline = (wanted.exclusive && there != wanted.cpus).then(|| Offline {
+    let there = wanted.cpus & usable;
+    let pool = assignments.shared_pool & usable;
+    let unusable = (wanted.exclusive && there != wanted.cpus).then(|| Unusable {
         pod: container.pod.clone(),
         container: container.name.clone(),
-        cpus: wanted.cpus - online,
+        cpus: wanted.cpus - usable,
     });
     // All of them are gone: until somebody has planned anew, it runs with the others.
     let choices = [
         (there, wanted.exclusive),
         (pool, false),
-        (online - assignments.exclusive(), false),
+        (usable - assignments.exclusive(), false),
     ];
     let chosen = choices.into_iter().find(|(cpus, _)| !cpus.is_empty());
-    let (cpus, exclusive) = chosen.unwrap_or((online, false));
-    (Cpus { cpus, exclusive }, offline)
+    let (mut cpus, exclusive) = chosen.unwrap_or((usable, false));
+    if let Some(bound) = bound.filter(|bound| !exclusive && !bound.is_disjoint(&cpus)) {
+        cpus &= bound;
+    }
+    (Cpus { cpus, exclusive }, unusable)
+}
+
+/// Where the kernel runs a container that was told to run on `told`, if that is elsewhere and matters: one that is to be alone has other CPUs, or one that shares is on `exclusive` ones.
+/// A set in which the cgroup above has nothing counts for nothing (v2): its processes are wherever those of the cgroup above may be.
+pub(super) fn runs_elsewhere(
+    container: &Container,
+    told: Cpus,
+    exclusive: CpuSet,
+) -> Result<Option<CpuSet>, CpusetError> {
+    let effective = container.cpuset.effective_cpus()?;
+    let is_elsewhere =
+        !told.cpus.is_subset(&effective) && (told.exclusive || !effective.is_disjoint(&exclusive));
+    Ok(is_elsewhere.then_some(effective))
 }
 
 /// Whether it is on CPUs that are, or were, its own.

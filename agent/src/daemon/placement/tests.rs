@@ -66,7 +66,10 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         capacity: NodeCapacity::default(),
         placement,
         reports: Some(reports),
-        online: machine().online(),
+        usable: Usable {
+            cpus: machine().online(),
+            ..Usable::default()
+        },
         start: Some(Box::new(PlacementStart {
             settings: settings.clone(),
             machine: machine(),

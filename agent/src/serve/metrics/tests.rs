@@ -46,6 +46,7 @@ fn snapshot(pods: u64) -> Snapshot {
             is_active: true,
             writes: 12,
             failed: 1,
+            cpus_outside: 3,
             reports_lost: 5,
         }),
         reports: Some(ReportCounts {
@@ -199,6 +200,7 @@ fn figures_are_those_of_the_snapshot() {
         "plimsoll_placement_active 1",
         "plimsoll_placement_writes_total 12",
         "plimsoll_placement_failed 1",
+        "plimsoll_placement_cpus_outside 3",
         "plimsoll_placement_reports_lost_total 5",
         "plimsoll_cgroups_unwatched 6",
         "plimsoll_evictions_unsettled 7",

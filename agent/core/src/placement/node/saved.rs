@@ -81,7 +81,7 @@ pub(super) fn keep_cpus(
             "it is said to have CPUs of its own and has none".to_owned()
         } else if !refused.is_empty() {
             format!(
-                "it had CPUs {cpus}, of which {refused} are offline or reserved now: it is placed anew"
+                "it had CPUs {cpus}, of which {refused} are offline, outside of the cpuset of all pods or reserved now: it is placed anew"
             )
         } else if !others.is_empty() {
             format!("it had CPUs {cpus}, of which another pod has {others}: it is placed anew")

@@ -210,6 +210,24 @@ impl PlacementSettings {
             || !self.devices.is_empty()
     }
 
+    /// The settings where pods can run on none of the CPUs `outside`, which are not in the machine then. Reserved CPUs among them are the system's anyway; where all are, one CPU
+    /// stays in the shared pool in their place, for containers without CPUs of their own.
+    #[must_use]
+    pub fn without(&self, outside: CpuSet) -> Self {
+        let mut settings = self.clone();
+        let reserved = self.reserved_system_cpus;
+        if reserved.is_disjoint(&outside) {
+            return settings;
+        }
+        settings.reserved_system_cpus = reserved - outside;
+        settings.reserved_cpu_count = settings.reserved_system_cpus.len().max(1);
+        if settings.reserved_system_cpus.is_empty() {
+            let strict = StaticCpuOption::StrictReservation.name();
+            settings.cpu_manager_policy_options.remove(strict);
+        }
+        settings
+    }
+
     /// Whether `reservedMemory` adds up to what the node reserves: `kubeReserved`, `systemReserved` and the hard eviction threshold
     /// (`validateReservedMemory` in pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36). Only under the policy Static.
     ///

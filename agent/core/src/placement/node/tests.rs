@@ -248,7 +248,7 @@ fn a_change_of_settings_or_cpus_moves_only_containers_that_have_to_move() {
     assert_eq!(notes.len(), 1);
     assert_eq!(
         notes[0].to_string(),
-        "pod a, container main: it had CPUs 1-2, of which 1 are offline or reserved now: it is placed anew"
+        "pod a, container main: it had CPUs 1-2, of which 1 are offline, outside of the cpuset of all pods or reserved now: it is placed anew"
     );
     assert_eq!(
         (cpus(&placement, "a", "main"), cpus(&placement, "b", "main")),
@@ -481,4 +481,40 @@ fn without_a_policy_what_grows_gets_cpus_of_its_own_node_first() {
     assert!(grown.ends_with("4-7"), "{grown}");
     placement.admit(&pod("a", 4, 1)).unwrap();
     assert_eq!(cpus(&placement, "a", "main"), "4-7", "of one node");
+}
+
+/// A kubelet that started before some CPUs came, or that keeps pods off those that are reserved.
+#[test]
+fn cpus_that_no_pod_can_use_are_given_to_nobody() {
+    let outside = |settings: PlacementSettings, outside: &str| {
+        let outside = CpuSet::parse(outside).unwrap();
+        let machine = machine("").without(outside).unwrap();
+        let settings = settings.without(outside);
+        let start = NodePlacement::start(settings, machine, &Assignments::default());
+        start.unwrap().0
+    };
+    let mut placement = outside(settings("0-1", "none"), "6-7");
+    placement.admit(&pod("a", 5, 1)).unwrap_err();
+    placement.admit(&pod("a", 4, 1)).unwrap();
+    assert_eq!(cpus(&placement, "a", "main"), "2-5");
+    assert_eq!(placement.assignments().shared_pool.to_string(), "0-1");
+
+    let mut strict = settings("0-1", "none");
+    let options = &mut strict.cpu_manager_policy_options;
+    options.insert("strict-cpu-reservation".into(), true);
+    for settings in [settings("0-1", "none"), strict] {
+        let mut placement = outside(settings.clone(), "0-1");
+        placement.admit(&pod("a", 6, 1)).unwrap_err();
+        placement.admit(&pod("a", 5, 1)).unwrap();
+        let assignments = placement.assignments();
+        assert_eq!(assignments.shared_pool.len(), 1);
+        assert_eq!(
+            (assignments.shared_pool | assignments.exclusive()).to_string(),
+            "2-7"
+        );
+        // One of them is.
+        assert_eq!(outside(settings, "1").reserved_cpus().to_string(), "0");
+    }
+    let all = CpuSet::parse("0-7").unwrap();
+    machine("").without(all).unwrap_err();
 }

@@ -292,8 +292,8 @@ fn a_kubelet_that_places_is_left_alone() {
 fn cpus_that_go_offline_are_reported_and_survived() {
     let node = Node::new();
     let mut applier = node.applier();
-    assert!(applier.look_at_cpus().unwrap().is_some());
-    assert!(applier.look_at_cpus().unwrap().is_none());
+    assert!(applier.look_at_machine().unwrap().is_some());
+    assert!(applier.look_at_machine().unwrap().is_none());
     let first = wanted("0-3", &[("a", "6-7"), ("b", "4-5")]);
     applier.apply(&first).unwrap();
     for (online, cpus, lacks) in [
@@ -302,7 +302,7 @@ fn cpus_that_go_offline_are_reported_and_survived() {
         ("0-4", ["0-3", "4-5"], "exclusive CPUs 6-7 went offline"),
     ] {
         node.online(online);
-        assert!(applier.look_at_cpus().unwrap().is_some());
+        assert!(applier.look_at_machine().unwrap().is_some());
         let outcome = applier.apply(&first).unwrap();
         assert!(said(&outcome).contains(lacks), "{}", said(&outcome));
         assert_eq!(node.cpus(), cpus, "{online}");
@@ -322,13 +322,13 @@ fn a_cpu_that_goes_offline_is_no_other_program() {
     node.online("0-6");
     // As the engine has it, once it knows.
     for pool in ["0-5,7", "0-5", "0-5", "0-5", "0-5", "0-5"] {
-        applier.look_at_cpus().unwrap();
+        applier.look_at_machine().unwrap();
         let outcome = applier.apply(&wanted(pool, &[("a", "6")])).unwrap();
         assert_eq!(outcome.failed.len(), 0, "{}", said(&outcome));
     }
     node.online("0-7");
     for _ in 0..5 {
-        applier.look_at_cpus().unwrap();
+        applier.look_at_machine().unwrap();
         applier.apply(&first).unwrap();
     }
     assert_eq!(node.cpus(), ["6", "0-5,7"]);
@@ -410,6 +410,7 @@ fn nobody_arrives_where_somebody_cannot_leave() {
     std::os::unix::fs::symlink(real, &stuck).unwrap();
     node.online("0-1023");
     node.put(&format!("{A}/cpuset.cpus"), "1000");
+    node.put(&format!("{A}/cpuset.cpus.effective"), "0-1023\n");
     let mut applier = node.applier();
     let outcome = applier
         .apply(&wanted("1022-1023", &[("a", "0-1")]))
@@ -464,7 +465,7 @@ fn the_thread_carries_out_the_newest() {
         Placement::start(node.applier(), Duration::from_secs(3600)).unwrap();
     let report = reports.blocking_recv().unwrap();
     assert!(
-        matches!(&report, Report::Cpus { online } if online.len() == 8),
+        matches!(&report, Report::Machine { usable } if usable.cpus.len() == 8),
         "{report:?}"
     );
     placement.want(wanted("0-6", &[("a", "7")]));
@@ -786,4 +787,74 @@ fn what_another_plugin_has_set_stays_and_is_said_where_it_overlaps() {
     applier.withdraw(Quotas::new()).unwrap().unwrap();
     assert_eq!(cpus_of(&node), ["", "", "3,6"]);
     assert_eq!(node.text(&format!("{side}/cpuset.mems")), "0");
+}
+
+/// A kubelet writes the set of all pods at its start: CPUs that come later are outside of it, as are those that AllowedCPUs= leaves out.
+#[test]
+fn cpus_outside_of_the_set_of_all_pods_are_not_used_and_are_named() {
+    let (node, place) = beside("none");
+    let kubepods = "kubepods.slice/cpuset.cpus.effective";
+    node.put(kubepods, "0-3\n");
+    let mut applier = open_at(&place);
+    let usable = applier.look_at_machine().unwrap().unwrap();
+    assert_eq!(
+        (usable.cpus.to_string(), usable.outside.to_string()),
+        ("0-3".to_owned(), "4-7".to_owned())
+    );
+    // As an engine has it that planned when they were inside.
+    let mut stale = wanted("0-1,5-7", &[("a", "2-4")]);
+    stale.names = by_name(&[(MAIN, "main")]);
+    let outcome = applier.apply(&stale).unwrap();
+    assert_eq!(cpus_of(&node), ["0-1", "2-3", "0-1"]);
+    let said = said(&outcome);
+    assert!(
+        said.contains("CPUs 4-7 are online, and no pod can run there")
+            && said.contains("cgroup /kubepods.slice on 0-3"),
+        "{said}"
+    );
+    assert!(
+        said.contains("its exclusive CPUs 4 went offline, or out of"),
+        "{said}"
+    );
+    // None of those that somebody was given: it shares, with nobody's exclusive CPUs.
+    let mut stale = wanted("0-4", &[("a", "5-7")]);
+    stale.names = by_name(&[(MAIN, "main")]);
+    applier.apply(&stale).unwrap();
+    assert_eq!(cpus_of(&node), ["0-3", "0-3", "0-3"]);
+    assert!(!applier.look_at_machine().unwrap().is_some());
+    node.put(kubepods, "0-7\n");
+    let usable = applier.look_at_machine().unwrap().unwrap();
+    assert!(usable.outside.is_empty() && usable.cpus.len() == 8);
+    let outcome = applier.apply(&stale).unwrap();
+    assert_eq!(self::said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["0-4", "5-7", "0-4"]);
+}
+
+/// What was written is in the file, and the kernel runs the container on what the cgroup above has.
+#[test]
+fn a_container_that_the_kernel_runs_elsewhere_is_said_and_is_in_the_way() {
+    let (node, place) = beside("none");
+    let (main, side) = (container(MAIN), container(SIDE));
+    let mut wanted = wanted("0-1,4-7", &[("a", "2-3")]);
+    wanted.names = by_name(&[(MAIN, "main")]);
+    node.put(&format!("{main}/cpuset.cpus.effective"), "0-2\n");
+    let mut applier = open_at(&place);
+    for _ in 0..=REWRITES_MAX {
+        let outcome = applier.apply(&wanted).unwrap();
+        let said = said(&outcome);
+        assert!(
+            said.contains("CPUs 2-3 were written, and the kernel runs it on 0-2"),
+            "{said}"
+        );
+        assert_eq!(outcome.failed.len(), 1, "{said}");
+        assert_eq!(outcome.occupied.to_string(), "0-2");
+    }
+    node.put(&format!("{main}/cpuset.cpus.effective"), "2-3\n");
+    // One that shares is in the way where it is on what others have for themselves, and else not.
+    node.put(&format!("{side}/cpuset.cpus.effective"), "6-7\n");
+    assert_eq!(said(&applier.apply(&wanted).unwrap()), "");
+    node.put(&format!("{side}/cpuset.cpus.effective"), "3,6\n");
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(outcome.failed.len(), 1, "{}", said(&outcome));
+    assert_eq!(outcome.occupied.to_string(), "3,6");
 }
