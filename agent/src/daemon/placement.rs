@@ -72,6 +72,12 @@ pub struct Placing {
     start: Option<Box<PlacementStart>>,
     /// What pods can use, as the thread has seen it last.
     usable: Usable,
+    /// What of it the engine plans with; another value until it has taken what was seen last.
+    planned: Usable,
+    /// Why it has not, as it was last said.
+    not_taken: Option<String>,
+    /// The machine with which the engine could not plan.
+    refused: Option<Machine>,
     /// All manifests of the start have been seen.
     listed: bool,
     /// The thread has not looked since a container may have come, or limits were written.
@@ -161,6 +167,9 @@ impl Placing {
             placement,
             reports: Some(reports),
             usable,
+            planned: usable,
+            not_taken: None,
+            refused: None,
             start: Some(Box::new(PlacementStart {
                 settings: settings_here,
                 machine,
@@ -509,10 +518,20 @@ impl Agent {
     }
 
     fn machine_changed(&mut self, usable: Usable) {
+        if let Some(placing) = &mut self.placing {
+            placing.usable = usable;
+            self.plan_with_machine();
+        }
+    }
+
+    /// Has the engine plan with the machine that the thread has seen last. Where it cannot be read, or the engine cannot plan with it, the engine goes on with the one before; each
+    /// look after pods tries again.
+    fn plan_with_machine(&mut self) {
         let Some(placing) = &mut self.placing else {
             return;
         };
-        if placing.usable == usable {
+        let usable = placing.usable;
+        if placing.planned == usable {
             return;
         }
         let machine = read_machine(&placing.host).map_err(|error| error.to_string());
@@ -520,22 +539,44 @@ impl Agent {
             let machine = machine.without(usable.outside);
             machine.map_err(|error| error.to_string())
         });
-        match machine {
-            Ok(machine) => {
-                placing.usable = usable;
-                let start = PlacementStart {
-                    settings: placing.settings.without(usable.outside),
-                    machine,
-                    saved: None,
-                };
-                self.warn(format!(
-                    "pods can use CPUs {} now: they are placed anew as far as they have to be",
-                    usable.cpus
-                ));
-                self.take_in(EventKind::PlacementStarted(Box::new(start)));
+        let machine = match machine {
+            Ok(machine) => machine,
+            Err(why) => {
+                if placing.not_taken.as_ref() != Some(&why) {
+                    placing.not_taken = Some(why.clone());
+                    self.warn(format!(
+                        "{why}; pods are placed as on the machine before, until it can be read"
+                    ));
+                }
+                return;
             }
-            // Said at every look until it can be read.
-            Err(error) => self.warn(error),
+        };
+        placing.not_taken = None;
+        // The same machine again comes to the same.
+        if placing.refused.as_ref() == Some(&machine) {
+            return;
+        }
+        let start = PlacementStart {
+            settings: placing.settings.without(usable.outside),
+            machine: machine.clone(),
+            saved: None,
+        };
+        let nodes = match usable.nodes.is_empty() {
+            true => String::new(),
+            false => format!(" and memory of NUMA nodes {}", usable.nodes),
+        };
+        self.warn(format!(
+            "pods can use CPUs {}{nodes} now: they are placed anew as far as they have to be",
+            usable.cpus
+        ));
+        self.take_in(EventKind::PlacementStarted(Box::new(start)));
+        let placement = self.engine.state().placement.as_ref();
+        let is_taken = placement.is_some_and(|placement| *placement.machine() == machine);
+        if let Some(placing) = &mut self.placing {
+            match is_taken {
+                true => (placing.planned, placing.refused) = (usable, None),
+                false => placing.refused = Some(machine),
+            }
         }
     }
 
@@ -584,8 +625,9 @@ impl Agent {
         }
     }
 
-    /// The thread looks if there is something to see; init containers may have ended.
+    /// The thread looks if there is something to see; init containers may have ended; a machine that could not be read is read again.
     pub(super) fn look_after_placing(&mut self) {
+        self.plan_with_machine();
         let Some(placing) = &mut self.placing else {
             return;
         };

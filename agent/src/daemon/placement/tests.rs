@@ -59,6 +59,10 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         reserved_cpu_count: 1,
         ..PlacementSettings::default()
     };
+    let usable = Usable {
+        cpus: machine().online(),
+        ..Usable::default()
+    };
     node.agent.placing = Some(Placing {
         host: node.host.clone(),
         mounts,
@@ -66,10 +70,10 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         capacity: NodeCapacity::default(),
         placement,
         reports: Some(reports),
-        usable: Usable {
-            cpus: machine().online(),
-            ..Usable::default()
-        },
+        usable,
+        planned: usable,
+        not_taken: None,
+        refused: None,
         start: Some(Box::new(PlacementStart {
             settings: settings.clone(),
             machine: machine(),
@@ -337,4 +341,66 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
     std::fs::write(comm, "kubelet\n").unwrap();
     std::fs::write(host.procfs("77/cgroup"), "0::/system.slice\n").unwrap();
     prepared(None).unwrap_err();
+}
+
+/// The thread says once what pods can use.
+#[test]
+fn a_machine_that_cannot_be_read_or_planned_with_is_tried_again() {
+    let mut node = Node::with(Cgroup::V2, false);
+    let _dir = place_on(&mut node, false);
+    let report = |node: &mut Node, cpus: &str| {
+        let usable = Usable {
+            cpus: CpuSet::parse(cpus).unwrap(),
+            ..Usable::default()
+        };
+        node.agent.placement_reported(Report::Machine { usable });
+    };
+    let plans_with = |node: &Node| {
+        let placement = node.agent.engine.state().placement.as_ref().unwrap();
+        placement.machine().online().to_string()
+    };
+    // Its files are not there yet.
+    report(&mut node, "0-3");
+    assert_eq!(plans_with(&node), "0-15");
+    let said = node.agent.placing.as_ref().unwrap().not_taken.clone();
+    assert!(said.unwrap().contains("devices/system/cpu/online"));
+    // Containers are not sent to CPUs that are gone all the same.
+    let usable = node.agent.placing.as_ref().unwrap().usable;
+    assert_eq!(usable.cpus.to_string(), "0-3");
+    show_cpus(&node.host, "0-3");
+    node.agent.look_after_placing();
+    assert_eq!(plans_with(&node), "0-3");
+    // Without the reserved CPU the engine cannot plan.
+    show_cpus(&node.host, "1-3");
+    report(&mut node, "1-3");
+    assert_eq!(plans_with(&node), "0-3");
+    let is_tried = |node: &Node| node.agent.placing.as_ref().unwrap().refused.is_some();
+    assert!(is_tried(&node));
+    show_cpus(&node.host, "0-2");
+    node.agent.look_after_placing();
+    assert_eq!(plans_with(&node), "0-2");
+    assert!(!is_tried(&node));
+}
+
+/// A node whose memory came later has books.
+#[test]
+fn memory_that_came_is_placed() {
+    let mut node = Node::with(Cgroup::V2, false);
+    let _dir = place_on(&mut node, false);
+    show_cpus(&node.host, "0-15");
+    let put = |path: &str, text: &str| {
+        let path = node.host.sysfs("devices/system/node").join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    put("online", "0,2");
+    put("node0/cpulist", "0-15");
+    put("node2/cpulist", "");
+    let usable = Usable {
+        nodes: CpuSet::parse("0,2").unwrap(),
+        ..node.agent.placing.as_ref().unwrap().usable
+    };
+    node.agent.placement_reported(Report::Machine { usable });
+    let placement = node.agent.engine.state().placement.as_ref().unwrap();
+    assert_eq!(placement.machine().node_ids().to_string(), "0,2");
 }
