@@ -4,7 +4,7 @@
 //! processes of dozens of cgroups run, at every instant, while containers are started by somebody else, agents are restarted and CPUs are unplugged.
 //!
 //! **Approach.** The loop says what is to be ([`Placement::want`]) and never waits. A thread of its own ([`Placement::start`]) makes it so
-//! ([`applier`]), when that changes, when a container appears and every `cpuManagerReconcilePeriod`; only the newest placement counts. `exec` asks the
+//! ([`applier`]), when that changes, when a container appears, within a second of CPUs or memory nodes that come or go, and every `cpuManagerReconcilePeriod`; only the newest placement counts. `exec` asks the
 //! same checkpoint before it starts a container ([`Admission`]). Whoever else manages cpusets is left alone ([`owner`]).
 //!
 //! What is placed are the containers of pods. Processes of the system run where they ran: as with the kubelet, keep them off by `reservedSystemCPUs` and
@@ -56,6 +56,8 @@ use checkpoint::CheckpointError;
 
 /// Reports that may wait for the loop.
 const REPORTS: usize = 8;
+/// How often the files that tell of CPUs and memory nodes are read: nothing else tells of them.
+const WATCH: Duration = Duration::from_secs(1);
 /// All of it is locked in memory.
 const STACK_BYTES: usize = 512 << 10;
 
@@ -215,7 +217,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Starts the thread, which looks every `period`, beside when it is told to.
+    /// Starts the thread, which looks every `period`, beside when it is told to and when the machine has changed.
     ///
     /// # Errors
     /// When no thread can be had.
@@ -284,7 +286,8 @@ impl Worker {
                 look_at_ns: rest_until_ns(began_ns, ended_ns),
                 routine_at_ns: ended_ns.saturating_add(period_ns),
             };
-            if !turns.wait(woken, || self.shared.wanted().0 != self.number) {
+            let is_new = || self.shared.wanted().0 != self.number;
+            if !turns.wait(woken, is_new, || self.applier.has_machine_changed()) {
                 return self.applier.end();
             }
         }
@@ -345,14 +348,23 @@ struct Turns {
 
 impl Turns {
     /// Waits for the next turn: at once for another placement. Whether to go on.
-    fn wait(&self, woken: &Receiver<()>, is_new: impl Fn() -> bool) -> bool {
+    fn wait(
+        &self,
+        woken: &Receiver<()>,
+        is_new: impl Fn() -> bool,
+        has_machine_changed: impl Fn() -> bool,
+    ) -> bool {
         let mut at_ns = self.routine_at_ns;
         loop {
             let left = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
-            match woken.recv_timeout(left) {
+            match woken.recv_timeout(left.min(WATCH)) {
                 Ok(()) if is_new() || self.look_at_ns <= now_ns() => return true,
                 Ok(()) => at_ns = self.look_at_ns.min(self.routine_at_ns),
-                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Timeout) if at_ns <= now_ns() => return true,
+                Err(RecvTimeoutError::Timeout) if has_machine_changed() => {
+                    at_ns = self.look_at_ns.min(self.routine_at_ns);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
         }
@@ -361,6 +373,7 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::mpsc::sync_channel;
 
     use super::*;
@@ -375,20 +388,25 @@ mod tests {
             routine_at_ns: now_ns() + HOUR_NS,
         };
         wake.send(()).unwrap();
-        assert!(turns(now_ns() + HOUR_NS).wait(&woken, || true));
+        assert!(turns(now_ns() + HOUR_NS).wait(&woken, || true, || false));
         wake.send(()).unwrap();
-        assert!(turns(0).wait(&woken, || false));
+        assert!(turns(0).wait(&woken, || false, || false));
         wake.send(()).unwrap();
         wake.send(()).unwrap();
         let look_at_ns = now_ns() + 20_000_000;
-        assert!(turns(look_at_ns).wait(&woken, || false));
+        assert!(turns(look_at_ns).wait(&woken, || false, || false));
         assert!(now_ns() >= look_at_ns);
         let routine = Turns {
             look_at_ns: now_ns() + HOUR_NS,
             routine_at_ns: 0,
         };
-        assert!(routine.wait(&woken, || false));
+        assert!(routine.wait(&woken, || false, || false));
+        // Nobody says that the machine has changed.
+        let seen = Cell::new(0);
+        let second_time = || seen.replace(seen.get() + 1) > 0;
+        assert!(turns(0).wait(&woken, || false, second_time));
+        assert_eq!(seen.get(), 2);
         drop(wake);
-        assert!(!turns(0).wait(&woken, || false));
+        assert!(!turns(0).wait(&woken, || false, || false));
     }
 }

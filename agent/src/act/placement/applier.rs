@@ -203,6 +203,11 @@ impl Applier {
         Ok((self.seen.replace(usable) != Some(usable)).then_some(usable))
     }
 
+    /// Whether the next [`Applier::look_at_machine`] has something to say. While it cannot be told, as far as anybody knows it has not.
+    pub fn has_machine_changed(&self) -> bool {
+        Usable::read(&self.paths).is_ok_and(|usable| self.seen != Some(usable))
+    }
+
     /// Makes it so. What could not be done is in the outcome, and the next call tries again.
     ///
     /// # Errors

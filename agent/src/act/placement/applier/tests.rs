@@ -858,3 +858,23 @@ fn a_container_that_the_kernel_runs_elsewhere_is_said_and_is_in_the_way() {
     assert_eq!(outcome.failed.len(), 1, "{}", said(&outcome));
     assert_eq!(outcome.occupied.to_string(), "3,6");
 }
+
+/// Nobody tells of CPUs and memory nodes that come and go.
+#[test]
+fn the_thread_sees_a_machine_that_changes() {
+    use crate::act::placement::{Placement, Report, Reports};
+    let node = Node::new();
+    let hour = Duration::from_secs(3600);
+    let (_placement, mut reports) = Placement::start(node.applier(), hour).unwrap();
+    let next = |reports: &mut Reports| match reports.blocking_recv().unwrap() {
+        Report::Machine { usable } => (usable.cpus.to_string(), usable.nodes.to_string()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(next(&mut reports), ("0-7".to_owned(), String::new()));
+    node.online("0-6");
+    assert_eq!(next(&mut reports), ("0-6".to_owned(), String::new()));
+    let nodes = node.host.sysfs("devices/system/node");
+    std::fs::create_dir_all(&nodes).unwrap();
+    std::fs::write(nodes.join("has_memory"), "0,2\n").unwrap();
+    assert_eq!(next(&mut reports), ("0-6".to_owned(), "0,2".to_owned()));
+}
