@@ -41,8 +41,8 @@ use crate::act::placement::kubelet_state::{
     MemoryManagerState,
 };
 use crate::act::placement::{
-    Applier, NodePaths, Options, Outcome, Placement, PodQuotas, Quotas, Report, Reports, Usable,
-    Wanted,
+    Applier, NodePaths, Options, OtherOwner, Outcome, Placement, PlacementError, PodQuotas, Quotas,
+    Report, Reports, Usable, Wanted,
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupMounts;
@@ -259,16 +259,16 @@ impl Placing {
         self.tally.writes += count(outcome.written.len());
         self.tally.failed = count(outcome.failed.len());
         self.tally.cpus_outside = u64::from(outcome.usable.outside.len());
-        if number == self.number {
+        if let Some((_, kept)) = &outcome.fell_back {
+            self.in_force.fell_back(kept, outcome.occupied);
+        } else if number == self.number {
             self.in_force.applied(outcome.occupied);
         }
     }
 
-    /// As [`InForce::pool_of_new`]. `None` while nothing is placed.
+    /// As [`InForce::pool_of_new`]. `None` while nothing is placed, or the kubelet does it.
     pub(super) fn pool_of_new(&self) -> Option<CpuSet> {
-        self.in_force
-            .pool_of_new(self.usable.cpus)
-            .filter(|_| self.tally.is_active)
+        self.in_force.pool_of_new(self.usable.cpus)
     }
 
     /// Pods that hold something.
@@ -500,7 +500,10 @@ impl Agent {
                 if let Some(placing) = placing {
                     placing.came_into_force(number, &outcome);
                 }
-                self.say_not_placing(None);
+                let not_kept = outcome.fell_back.as_ref();
+                self.say_not_placing(
+                    not_kept.map(|(why, _)| format!("new placement of CPUs and memory: {why}")),
+                );
                 for remark in outcome.remarks() {
                     self.warn(remark);
                 }
@@ -508,7 +511,9 @@ impl Agent {
             Report::Failed { error, .. } => {
                 if let Some(placing) = placing {
                     placing.tally.is_active = false;
-                    placing.in_force.failed();
+                    if let PlacementError::OtherOwner(OtherOwner::Kubelet { .. }) = error {
+                        placing.in_force.ended();
+                    }
                 }
                 self.say_not_placing(Some(format!("placement of CPUs and memory: {error}")));
                 self.warn(format!("nothing is placed: {error}"));

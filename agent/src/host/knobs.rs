@@ -14,6 +14,7 @@
 mod ahead;
 mod fold;
 mod reliance;
+mod room;
 mod step;
 mod undo;
 
@@ -298,6 +299,7 @@ pub struct Ledger {
     patience: Duration,
     /// Why nothing can be written to it.
     closed: Option<String>,
+    room: room::Room,
 }
 
 impl Ledger {
@@ -332,6 +334,7 @@ impl Ledger {
             appended: 0,
             patience: LOCK_PATIENCE,
             closed: None,
+            room: room::Room::default(),
         })
     }
 
@@ -357,6 +360,7 @@ impl Ledger {
             appended: 0,
             patience: Duration::ZERO,
             closed: Some(why),
+            room: room::Room::default(),
         })
     }
 
@@ -557,6 +561,7 @@ impl Ledger {
             drop(lock);
             let file = state_dir::open_private(&self.path);
             self.file = file.map_err(|error| self.failed(error))?;
+            self.room.until = 0;
         }
         Err(self.failed(std::io::Error::other(
             "it is replaced again and again by another process",
@@ -582,11 +587,15 @@ impl Ledger {
         if start < end {
             step::reached();
             self.file.set_len(start)?; // a torn line of a process that was killed
+            self.room.until = 0;
         }
-        step::write_all(&mut self.file, text.as_bytes()).inspect_err(|_| {
+        let written = step::write_all(&mut self.file, text.as_bytes()).inspect_err(|_| {
             // Full disk: take the torn part back. If that fails too, the next reader skips it as torn.
             self.file.set_len(start).ok();
-        })
+            self.room.until = 0;
+        });
+        self.keep_room();
+        written
     }
 
     /// Undoes all changes, newest first, and leaves in the ledger only those that are busy.
@@ -704,8 +713,11 @@ impl Ledger {
     /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
     fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
         step::reached();
+        self.room.until = 0;
         if lines.is_empty() {
-            return self.file.set_len(0);
+            self.file.set_len(0)?;
+            self.keep_room();
+            return Ok(());
         }
         let mut text = String::new();
         for line in lines {
@@ -720,6 +732,7 @@ impl Ledger {
         std::fs::rename(&new, &self.path)?;
         step::reached();
         self.file = state_dir::open_private(&self.path)?;
+        self.keep_room();
         Ok(())
     }
 }

@@ -6,10 +6,14 @@
 //! 3. [`cpuset_order`] says who leaves, and who arrives; CPUs, then NUMA nodes, whose pages may take long to move, then quotas and interrupts;
 //! 4. the checkpoint says that it is so.
 //!
+//! Where the checkpoint cannot be written, what it has is carried out in place of what is wanted: nobody gets CPUs that the next agent would not know of, and containers that came
+//! since are kept off the exclusive CPUs of others.
+//!
 //! A container that cannot be moved away keeps its CPUs from whoever should arrive there: that one stays where it is, and both are reported and tried
 //! again. Of one whose cpuset cannot even be read nobody knows where it runs: it is reported, and does not keep the others from their places. A turn
 //! in which everything is right writes nothing.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -218,6 +222,16 @@ impl Applier {
 
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
+        self.carry_out(wanted, now, true)
+    }
+
+    /// `falls_back`: where this cannot be kept, what was kept before is carried out; else that is an error.
+    fn carry_out(
+        &mut self,
+        wanted: &Wanted,
+        now: Instant,
+        falls_back: bool,
+    ) -> Result<Outcome, PlacementError> {
         if let Some(owner) = self.paths.other_owner() {
             let left = leave_to(&owner, &self.paths, self.sets.as_mut());
             say_not_left(left, &mut self.not_left);
@@ -245,12 +259,12 @@ impl Applier {
                 Vec::new()
             }
         };
-        let is_new = known.first() != Some(&wanted.assignments);
+        let mut is_new = known.first() != Some(&wanted.assignments);
         if known.is_empty() {
             known.extend(self.before.clone());
         }
         // Who was alone before is so until the last cgroup is written.
-        let before = match is_new {
+        let mut before = match is_new {
             true => Some(all_of(&known).unwrap_or_else(|| nobody_alone(usable.cpus))),
             false => known.get(1).cloned(),
         };
@@ -259,9 +273,19 @@ impl Applier {
             before: before.clone(),
             keeps_quota: self.options.keeps_quota,
         };
-        if is_new {
-            checkpoint.write(&lock, &self.paths.state_dir)?;
+        let mut wanted = Cow::Borrowed(wanted);
+        if is_new && let Err(error) = checkpoint.write(&lock, &self.paths.state_dir) {
+            let Some(kept) = known.first().filter(|_| falls_back).cloned() else {
+                return Err(error.into());
+            };
+            is_new = false;
+            before = known.get(1).cloned();
+            checkpoint.assignments = kept.clone();
+            checkpoint.before.clone_from(&before);
+            outcome.fell_back = Some((error.to_string(), kept.clone()));
+            wanted.to_mut().assignments = kept;
         }
+        let wanted = wanted.as_ref();
         let containers = self.containers(wanted, &known, &mut outcome)?;
         outcome.uncontested = self.notice_rewriting(&containers, usable.cpus, now)?;
         let settled = self.cpus(wanted, &known, &containers, usable.cpus, &mut outcome);
@@ -286,10 +310,12 @@ impl Applier {
         });
         if before != checkpoint.before {
             checkpoint.before = before;
-            checkpoint.write(&lock, &self.paths.state_dir)?;
+            // Until it is there, containers start where nobody was alone before either.
+            let written = checkpoint.write(&lock, &self.paths.state_dir);
+            outcome.not_finished = written.err().map(|error| error.to_string());
         }
         self.is_kept_for_kubelet &= !is_new;
-        if is_apart && !self.is_kept_for_kubelet {
+        if is_apart && !self.is_kept_for_kubelet && outcome.fell_back.is_none() {
             // Everything is in force, with them or without.
             let kept =
                 kubelet_state::keep(&self.paths.state_dir, &wanted.assignments, &wanted.memory);
@@ -323,7 +349,7 @@ impl Applier {
             foreign: self.foreign.ids.clone(),
             memory: BTreeMap::new(),
         };
-        let outcome = self.apply(&wanted)?;
+        let outcome = self.carry_out(&wanted, Instant::now(), false)?;
         if let Some(sets) = &mut self.sets {
             sets.restore()?;
         }

@@ -28,6 +28,8 @@ use crate::pods::names::{KubeletTree, container_id};
 
 /// Its ledger, in the state directory.
 pub const CPUSETS_LEDGER: &str = "cpusets.jsonl";
+/// Room that it keeps for lines to come, bytes: some two hundred. A container that comes while the state directory is full must still be moved off others' exclusive CPUs.
+const ROOM_BYTES: u64 = 64 << 10;
 /// After so many lines those of files that have gone are taken out.
 const FORGET_EVERY: u32 = 256;
 
@@ -147,7 +149,8 @@ pub(super) struct Sets {
 impl Sets {
     /// Goes on with what an agent before has left.
     pub(super) fn open(host: &HostRoot, state_dir: &Path) -> Result<Self, KnobError> {
-        let mut ledger = Ledger::open(host, state_dir.join(CPUSETS_LEDGER))?;
+        let ledger = Ledger::open(host, state_dir.join(CPUSETS_LEDGER))?;
+        let mut ledger = ledger.with_room(ROOM_BYTES);
         let changes = ledger.changes()?.into_iter();
         let known = changes
             .filter_map(|change| match change {
@@ -234,7 +237,10 @@ impl Sets {
         self.lines += 1;
         if self.lines >= FORGET_EVERY {
             self.lines = 0;
-            self.ledger.forget_vanished()?;
+            // The line is there; that those of files that are gone stay does no harm.
+            if let Err(error) = self.ledger.forget_vanished() {
+                tracing::warn!(%error, "lines of cpusets that are gone stay in the ledger for now");
+            }
             self.known.retain(|path| path.exists());
         }
         Ok(())

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::numa_mask::NumaMask;
 
@@ -87,6 +88,10 @@ pub struct Outcome {
     pub foreign_not_kept: Option<String>,
     /// Why the state files for a kubelet could not be written.
     pub not_kept_for_kubelet: Option<String>,
+    /// Why what was wanted could not be kept, and what was kept before: that was carried out.
+    pub fell_back: Option<(String, Assignments)>,
+    /// Why the checkpoint does not say yet that all of it is so.
+    pub not_finished: Option<String>,
     /// A checkpoint that was none.
     pub set_aside: Option<SetAside>,
     /// Interrupts.
@@ -102,6 +107,16 @@ impl Outcome {
         remarks.extend(self.uncontested.iter().map(|cgroup| {
             format!(
                 "{cgroup}: no other program changes its cpuset.cpus any more; placement goes on"
+            )
+        }));
+        remarks.extend(self.fell_back.iter().map(|(why, _)| {
+            format!(
+                "{why}; nobody gets other CPUs or memory nodes until the placement can be kept there, and containers that come share CPUs that are nobody's own; plimsoll tries again"
+            )
+        }));
+        remarks.extend(self.not_finished.iter().map(|why| {
+            format!(
+                "{why}; everything is in its place, and plimsoll tries again to write that down"
             )
         }));
         remarks.extend(self.foreign_not_kept.iter().map(|why| {

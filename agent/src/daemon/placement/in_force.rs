@@ -50,8 +50,18 @@ impl InForce {
         self.revision += 1;
     }
 
-    /// Nothing is.
-    pub(super) fn failed(&mut self) {
+    /// In place of what was decided last, this has been carried out, except on these CPUs.
+    pub(super) fn fell_back(&mut self, to: &Assignments, occupied: CpuSet) {
+        if self.applied.as_ref() == Some(to) && self.occupied == occupied {
+            return;
+        }
+        self.applied = Some(to.clone());
+        self.occupied = occupied;
+        self.revision += 1;
+    }
+
+    /// Nothing is any more: somebody else says where containers run. Where nothing could be done for another reason, what was carried out before is still so.
+    pub(super) fn ended(&mut self) {
         if self.applied.take().is_some() {
             self.revision += 1;
         }
@@ -130,8 +140,20 @@ mod tests {
         let revision = in_force.revision();
         in_force.applied(CpuSet::EMPTY);
         assert_eq!(in_force.revision(), revision, "it is the same again");
-        in_force.failed();
+        in_force.ended();
         assert_eq!(placed(&in_force, "b"), None);
+        assert_eq!(in_force.pool_of_new(online), None);
         assert_ne!(in_force.revision(), revision);
+        // What is decided could not be kept, and what was before is so.
+        let mut before = decided.clone();
+        before.shared_pool = cpus("0-1,4-5");
+        before.containers.remove(&PodUid::from("b"));
+        in_force.fell_back(&before, CpuSet::EMPTY);
+        assert_eq!(placed(&in_force, "a").as_deref(), Some("2-3"));
+        assert_eq!(placed(&in_force, "b"), None);
+        assert_eq!(in_force.pool_of_new(online), Some(cpus("0-1")));
+        let revision = in_force.revision();
+        in_force.fell_back(&before, CpuSet::EMPTY);
+        assert_eq!(in_force.revision(), revision, "it is the same again");
     }
 }

@@ -404,3 +404,56 @@ fn memory_that_came_is_placed() {
     let placement = node.agent.engine.state().placement.as_ref().unwrap();
     assert_eq!(placement.machine().node_ids().to_string(), "0,2");
 }
+
+/// Where containers are made while nothing can be written for a moment, and where the kubelet says it.
+#[test]
+fn the_pool_of_new_containers_stays_unless_the_kubelet_places() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let _dir = place_on(&mut node, true);
+    node.agent.place_what_is_due();
+    let number = node.agent.placing.as_ref().unwrap().number;
+    let pool = |node: &Node| node.agent.placing.as_ref().unwrap().pool_of_new();
+    assert_eq!(pool(&node), None, "nothing is carried out yet");
+    let outcome = Box::<Outcome>::default();
+    node.agent
+        .placement_reported(Report::Applied { number, outcome });
+    let all = pool(&node);
+    assert!(all.is_some());
+    let failed = |node: &mut Node, owner: OtherOwner| {
+        let error = PlacementError::OtherOwner(owner);
+        node.agent
+            .placement_reported(Report::Failed { number, error });
+        assert!(!node.agent.placing.as_ref().unwrap().tally().is_active);
+    };
+    let file = PathBuf::from("cpu_manager_state");
+    let why = "it is being written".to_owned();
+    failed(
+        &mut node,
+        OtherOwner::Unknown {
+            file: file.clone(),
+            why,
+        },
+    );
+    assert_eq!(pool(&node), all);
+    failed(
+        &mut node,
+        OtherOwner::Rewriter {
+            cgroup: CgroupPath::default(),
+            ours: String::new(),
+            theirs: String::new(),
+            times: 3,
+            pause_s: 60,
+        },
+    );
+    assert_eq!(pool(&node), all);
+    failed(
+        &mut node,
+        OtherOwner::Kubelet {
+            pid: None,
+            file,
+            policy: "static".to_owned(),
+            field: "cpuManagerPolicy",
+        },
+    );
+    assert_eq!(pool(&node), None);
+}

@@ -878,3 +878,61 @@ fn the_thread_sees_a_machine_that_changes() {
     std::fs::write(nodes.join("has_memory"), "0,2\n").unwrap();
     assert_eq!(next(&mut reports), ("0-6".to_owned(), "0,2".to_owned()));
 }
+
+struct Unmount<'a>(&'a std::path::Path);
+
+impl Drop for Unmount<'_> {
+    fn drop(&mut self) {
+        std::process::Command::new("umount")
+            .arg("-l")
+            .arg(self.0)
+            .status()
+            .ok();
+    }
+}
+
+/// As a `/run` that any user has filled: nobody gets CPUs that the next agent would not know of, and who comes is kept off those of others.
+#[test]
+fn on_a_full_state_directory_what_was_kept_is_carried_out() {
+    let (node, place) = beside("none");
+    std::fs::create_dir_all(&place.state_dir).unwrap();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs"])
+        .arg(&place.state_dir)
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return notes::left_out("no tmpfs can be mounted");
+    }
+    let _unmount = Unmount(&place.state_dir);
+    let mut applier = open_at(&place);
+    let mut first = wanted("0-1,4-7", &[("a", "2-3")]);
+    first.names = by_name(&[(MAIN, "main")]);
+    let (late, side) = (node.cgroup(&container(SIDE)), container(SIDE));
+    let aside = node.cgroup("late");
+    std::fs::rename(&late, &aside).unwrap();
+    assert_eq!(said(&applier.apply(&first).unwrap()), "");
+    let filler = place.state_dir.join("filler");
+    std::fs::write(&filler, vec![1; 1 << 20]).unwrap_err();
+
+    // One that shares, and one that was decided since.
+    std::fs::rename(&aside, &late).unwrap();
+    let mut second = wanted("0-1,6-7", &[("a", "2-5")]);
+    second.names = first.names.clone();
+    let outcome = applier.apply(&second).unwrap();
+    let (why, kept) = outcome.fell_back.clone().unwrap();
+    assert!(why.contains("placement.json"), "{why}");
+    assert_eq!(kept, first.assignments);
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
+    assert_eq!(outcome.failed.len(), 0, "{}", said(&outcome));
+    assert!(said(&outcome).contains("nobody gets other CPUs"));
+    applier.withdraw(Quotas::new()).unwrap_err();
+    assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
+    // Its set is in the ledger like any other.
+    let ledger = place.state_dir.join(beside::CPUSETS_LEDGER);
+    assert!(std::fs::read_to_string(&ledger).unwrap().contains(&side));
+
+    std::fs::remove_file(&filler).unwrap();
+    let outcome = applier.apply(&second).unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["0-1,6-7", "2-5", "0-1,6-7"]);
+}
