@@ -20,21 +20,44 @@ use crate::outbox::Outbox;
 /// The only runtime that is asked, and from which version on.
 const RUNTIME: &str = "containerd";
 const MAJOR_MIN: u32 = 2;
+/// A runtime to which there is no connection is away or starts.
+const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon. One that is too old may be upgraded.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 /// A connection that was of use for so long has not ended soon.
 const LASTING: Duration = Duration::from_secs(10);
 
+/// Why the runtime does not tell.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("{} {} is not asked for its events: only {RUNTIME} from {MAJOR_MIN}.0 on sends each to everybody who listens", .0.name, .0.version)]
+    TooOld(Version),
+    #[error("GetContainerEvents: {0}")]
+    Events(String),
+    #[error("the runtime has ended the list of its events")]
+    Closed,
+}
+
 /// Tells of containers, and asks again each time that the answer has ended.
 pub(crate) async fn follow(socket: &Path, outbox: &Outbox) -> Infallible {
     let (mut again, mut said) = (AGAIN_FIRST, None);
     loop {
         let began = Instant::now();
-        let why = match listen(socket, outbox, &mut said).await {
-            Err(why) => cut(&why),
+        let ended = match listen(socket, outbox, &mut said).await {
+            Err(ended) => ended,
             Ok(never) => match never {},
         };
+        let why = cut(&ended.to_string());
+        if matches!(ended, Ended::Call(CallError::Connect { .. })) {
+            say(outbox, &mut said, Some(why));
+            // The next one that is there is another.
+            again = AGAIN_FIRST;
+            tokio::time::sleep(CONNECTED_AGAIN).await;
+            continue;
+        }
         if began.elapsed() >= LASTING {
             again = AGAIN_FIRST;
         }
@@ -56,28 +79,24 @@ async fn listen(
     socket: &Path,
     outbox: &Outbox,
     said: &mut Option<Option<String>>,
-) -> Result<Infallible, String> {
-    let text = |error: CallError| error.to_string();
-    let runtime = Runtime::open(socket).await.map_err(text)?;
+) -> Result<Infallible, Ended> {
+    let runtime = Runtime::open(socket).await?;
     let version = runtime.version();
     if !is_asked(version) {
-        let Version { name, version, .. } = version;
-        return Err(format!(
-            "{name} {version} is not asked for its events: only {RUNTIME} from {MAJOR_MIN}.0 on sends each to everybody who listens"
-        ));
+        return Err(Ended::TooOld(version.clone()));
     }
-    let mut events: Streaming<ContainerEventResponse> = runtime.events().await.map_err(text)?;
+    let mut events: Streaming<ContainerEventResponse> = runtime.events().await?;
     say(outbox, said, None);
     // From here on nothing is missed: those that were started before are named now.
-    for [pod_uid, name, id] in runtime.running().await.map_err(text)? {
+    for [pod_uid, name, id] in runtime.running().await? {
         outbox
             .container_in_turn(FromNri::Started { pod_uid, name, id })
             .await;
     }
     loop {
         let event = events.message().await;
-        let event = event.map_err(|status| format!("GetContainerEvents: {}", status.message()))?;
-        let event = event.ok_or("the runtime has ended the list of its events")?;
+        let event = event.map_err(|status| Ended::Events(status.message().to_owned()))?;
+        let event = event.ok_or(Ended::Closed)?;
         if let Some(frame) = read(event) {
             outbox.container(frame);
         }
@@ -235,6 +254,32 @@ mod tests {
             () = hearing => {}
         }
         heard
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_was_away_for_long_is_heard_soon_after_it_is_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("runtime.sock");
+        let (containers, mut told) = mpsc::channel(FRAMES_MAX);
+        let outbox = Outbox {
+            state: watch::channel(None).0,
+            containers,
+            dropped: Cell::new(0),
+        };
+        let back = async {
+            tokio::time::sleep(Duration::from_secs(300)).await;
+            let away = told.try_recv().unwrap();
+            assert!(matches!(away, FromNri::Events { away: Some(_) }));
+            let runtime = tokio::net::UnixListener::bind(&socket).unwrap();
+            let listens = Instant::now();
+            runtime.accept().await.unwrap();
+            let found = listens.elapsed();
+            assert!(found <= Duration::from_millis(600), "{found:?}");
+        };
+        tokio::select! {
+            never = follow(&socket, &outbox) => match never {},
+            () = back => {}
+        }
     }
 
     #[tokio::test]

@@ -44,7 +44,9 @@ const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
 const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
-/// The first pause after a connection that has ended, and the longest, after so many that ended soon.
+/// A runtime to which there is no connection is away or starts: what it makes before the plugin is there is made without. To try costs one call of the system.
+const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
+/// The first pause after a connection that has ended, and the longest, after so many that ended soon: a runtime that does not take the plugin.
 const AGAIN_FIRST: Duration = Duration::from_millis(250);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 /// A connection that was of use for so long has not ended soon.
@@ -91,11 +93,18 @@ pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infa
             synchronized: None,
             begun: None,
         };
-        let why = match session.run(socket).await {
-            Err(ended) => cut(&ended.to_string()),
+        let ended = match session.run(socket).await {
+            Err(ended) => ended,
             Ok(never) => match never {},
         };
+        let why = cut(&ended.to_string());
         outbox.state(FromNri::Away { why });
+        if matches!(ended, Ended::Absent(_) | Ended::Connect { .. }) {
+            // The next one that is there is another.
+            again = AGAIN_FIRST;
+            tokio::time::sleep(CONNECTED_AGAIN).await;
+            continue;
+        }
         if session
             .synchronized
             .is_some_and(|since| since.elapsed() >= LASTING)

@@ -378,8 +378,46 @@ async fn a_runtime_that_is_started_anew_is_found_again() {
             tokio::time::sleep(std::time::Duration::from_secs(300)).await;
             UnixListener::bind(&scene.socket).unwrap()
         };
+        // However long it was away: until then it makes containers without the plugin.
+        let listens = tokio::time::Instant::now();
         let mut runtime = scene.connected().await;
+        let found = listens.elapsed();
+        assert!(found <= std::time::Duration::from_millis(600), "{found:?}");
         assert_eq!(score(&runtime.create("u1", "app").await), Some(321));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_does_not_take_the_plugin_is_asked_less_and_less_often() {
+    local(async {
+        let mut scene = Scene::new(&[]).await;
+        let mut refused = Vec::new();
+        for _ in 0..8 {
+            let mut runtime = Runtime::accept(&scene.listener).await;
+            refused.push(tokio::time::Instant::now());
+            let call = runtime.next().await.unwrap();
+            let status = ttrpc::Status {
+                code: 7,
+                message: "no plugins here".to_owned(),
+            };
+            let response = ttrpc::Response {
+                status: Some(status),
+                payload: Vec::new(),
+            };
+            let answer = Message {
+                kind: Kind::Response,
+                body: response.encode_to_vec(),
+                ..call
+            };
+            let answer = answer.encode().unwrap();
+            runtime.stream.write_all(&answer).await.unwrap();
+            assert!(runtime.is_left().await);
+        }
+        assert!(scene.away().await.contains("no plugins here"));
+        let pauses = refused.windows(2).map(|pair| pair[1] - pair[0]);
+        let pauses: Vec<u64> = pauses.map(|pause| pause.as_secs()).collect();
+        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 10]);
     })
     .await;
 }
