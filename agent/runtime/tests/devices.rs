@@ -25,7 +25,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_runtime::interface;
 use plimsoll_runtime::interface::pod_resources as messages;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use stand_in::{Answer, StandIn, sound};
 use support::{Cgroup, notes};
@@ -149,10 +149,28 @@ impl Kubelet {
     }
 }
 
+/// The next of the agent's frames.
+fn report(reports: &mut UnixStream) -> Option<Value> {
+    let mut length = [0; 4];
+    reports.read_exact(&mut length).ok()?;
+    let mut frame = vec![0; u32::from_le_bytes(length) as usize];
+    reports.read_exact(&mut frame).ok()?;
+    Some(serde_json::from_slice(&frame).unwrap())
+}
+
+/// How many CPUs of a zone may be given, and how many no pod has.
+fn cpus_of(zones: &Value, zone: usize) -> (u64, u64) {
+    let cpus = &zones["zones"][zone]["resources"]["cpu"];
+    let amount = |name: &str| cpus[name].as_u64().unwrap_or(u64::MAX);
+    (amount("allocatable"), amount("available"))
+}
+
 struct Agent {
     process: Child,
     cluster: UnixStream,
     output: Arc<Mutex<String>>,
+    /// What NUMA nodes have left, as it has said last.
+    zones: Arc<Mutex<Value>>,
     _dirs: [tempfile::TempDir; 2],
 }
 
@@ -181,6 +199,7 @@ impl Agent {
             .arg(nodes.path())
             .arg(program)
             .args(["--kubernetes", "--without", "bpf", "--cluster-uid", "0"])
+            .arg("--node-resource-topology")
             // Whatever this machine's disks have left.
             .args(["--eviction-hard", "memory.available<1Mi"])
             .args(["--cgroup-root", root, "--config"])
@@ -211,15 +230,20 @@ impl Agent {
             }
             assert_eq!(process.try_wait().unwrap(), None, "the agent has ended");
         };
-        // What it reports is read and of no interest.
-        let mut reports = cluster.try_clone().unwrap();
-        std::thread::spawn(
-            move || while reports.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {},
-        );
+        let zones = Arc::new(Mutex::new(Value::Null));
+        let (newest, mut reports) = (Arc::clone(&zones), cluster.try_clone().unwrap());
+        std::thread::spawn(move || {
+            while let Some(mut report) = report(&mut reports) {
+                if report["type"] == "node_topology" {
+                    *newest.lock().unwrap() = report["topology"].take();
+                }
+            }
+        });
         let mut agent = Self {
             process,
             cluster,
             output,
+            zones,
             _dirs: [dir, nodes],
         };
         let node = "node".to_owned();
@@ -234,6 +258,13 @@ impl Agent {
         let json = serde_json::to_vec(frame).unwrap();
         let frame = FRAMING.frame(&json).unwrap();
         self.cluster.write_all(&frame).unwrap();
+    }
+
+    /// Until it says so of the zones.
+    async fn zones_are(&self, so: impl Fn(&Value) -> bool) {
+        while !so(&self.zones.lock().unwrap()) {
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     fn has_said(&self, words: [&str; 2]) -> bool {
@@ -338,7 +369,12 @@ async fn a_container_is_near_to_its_device_and_not_to_that_of_the_pod_that_had_i
         &kubelet,
         two_nodes([online - last, last]),
     );
-    // The first answer has come when it is asked again.
+    // The reserved CPU is nobody's to give.
+    let on_first = u64::from(online.len()) - 2;
+    let idle =
+        |zones: &Value| (cpus_of(zones, 0), cpus_of(zones, 1)) == ((on_first, on_first), (1, 1));
+    agent.zones_are(idle).await;
+    // By then the loop has heard the first answer: without one nobody is waited for.
     kubelet.is_asked(2).await;
 
     // It wants a device, and is placed when the kubelet has said which.
@@ -347,6 +383,16 @@ async fn a_container_is_near_to_its_device_and_not_to_that_of_the_pod_that_had_i
     assert_eq!(pod.cpus(), online);
     kubelet.gives(1);
     pod.comes_to(last).await;
+    // A scheduler hears of it, and of the agent's policy: the kubelet's own is none.
+    agent
+        .zones_are(|zones| {
+            let of_pod = json!({"namespace": "default", "name": NAME, "held": [
+                {"zone": 1, "resource": "cpu", "amount": 1}, {"zone": 1, "resource": "x/gpu", "amount": 1}]});
+            cpus_of(zones, 1) == (1, 0)
+                && zones["pods"] == json!([of_pod])
+                && zones["alignment"]["policy"] == "restricted"
+        })
+        .await;
     // Nobody is moved for a device that changes.
     kubelet.gives(0);
     kubelet.is_asked(3).await;
@@ -377,4 +423,5 @@ async fn a_container_is_near_to_its_device_and_not_to_that_of_the_pod_that_had_i
     let pod = Running::start(&mut agent, &root.0, 3);
     pod.comes_to(last).await;
     pod.end(&mut agent);
+    agent.zones_are(idle).await;
 }

@@ -4,14 +4,14 @@
 //! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
 //! which CPUs ([`Holders`]) is shown where it is known.
 //!
-//! With `--zones` it is what the kubelet's containers leave of each NUMA node: the zones of the NodeResourceTopology that the agent has written.
+//! With `--zones` it is what containers leave of each NUMA node, whether the kubelet or the agent has placed them: the zones of the NodeResourceTopology that the agent has written.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use plimsoll_core::placement::node_topology::Survey;
+use plimsoll_core::placement::node_topology::{OwnPlacement, Survey};
 
 use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
@@ -47,7 +47,7 @@ pub struct TopologyArgs {
     /// Do not fold: one line for each cache and node
     #[arg(long)]
     pub all: bool,
-    /// What the kubelet's containers leave of each NUMA node, as --node-resource-topology publishes it
+    /// What containers leave of each NUMA node, as --node-resource-topology publishes it
     #[arg(long, conflicts_with_all = ["machine", "all"])]
     pub zones: bool,
     /// Socket on which the kubelet lists what it has given to containers (with --zones)
@@ -112,8 +112,10 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
         socket: args.pod_resources.clone(),
         program,
     };
-    let surveyed = node_topology::once(&settings)
-        .and_then(|resources| node_topology::look(&HostRoot::live(), &resources, None));
+    let own = placed_here(&args.agent.socket());
+    let surveyed = node_topology::once(&settings).and_then(|resources| {
+        node_topology::look(&HostRoot::live(), &resources, None, own.as_ref())
+    });
     let Survey { topology, doubts } = surveyed.map_err(TopologyError::Zones)?;
     for doubt in doubts {
         eprintln!("plimsoll: {}", line(&doubt.to_string()));
@@ -133,6 +135,21 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     };
     stdout.write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What an agent has placed that runs here. One that runs and cannot be asked is said.
+fn placed_here(socket: &Path) -> Option<OwnPlacement> {
+    if !socket.exists() {
+        return None;
+    }
+    match ask(socket, &Request::OwnPlacement) {
+        Ok(Answer::OwnPlacement(own)) => own.map(|own| *own),
+        Ok(_) => None,
+        Err(error) => {
+            eprintln!("plimsoll: what the agent has placed is not counted: {error}");
+            None
+        }
+    }
 }
 
 /// Who holds which CPUs, if an agent runs here that places pods. One that runs and cannot be asked is said.

@@ -24,7 +24,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
-use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize};
+use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize, own_placement};
 
 use self::in_force::InForce;
 use self::made::Made;
@@ -443,6 +443,17 @@ impl Agent {
         let due = self.placing.as_mut().and_then(|placing| placing.due.take());
         if let Some(assignments) = due {
             self.place(&assignments);
+            self.publish_placement();
+        }
+    }
+
+    /// What is placed counts in what NUMA nodes have left.
+    fn publish_placement(&self) {
+        let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
+        if let Some(source) = source.filter(|source| source.wants_placement())
+            && self.placing.is_some()
+        {
+            source.place(own_placement(self.engine.state()));
         }
     }
 
@@ -648,6 +659,8 @@ impl Agent {
         self.apply_waiting_resizes();
         self.try_who_waits();
         self.ask_for_devices();
+        // The API may have named who holds something.
+        self.publish_placement();
     }
 
     /// Its kubelet is asked for pods that wait for nothing else.

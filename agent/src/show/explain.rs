@@ -24,6 +24,10 @@ pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
             || "no BPF program sends records\n".to_owned(),
             |it| crate::show::check::records_text(it, style),
         ),
+        Answer::OwnPlacement(answer) => match answer {
+            Some(_) => "what is placed counts in `plimsoll topology --zones`\n".to_owned(),
+            None => "nothing is placed\n".to_owned(),
+        },
         Answer::Health(answer) => format!("{} pods are wanted\n", answer.pods),
         Answer::Overview(answer) => crate::show::top::text::table(answer, style),
     }

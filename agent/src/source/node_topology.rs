@@ -3,7 +3,8 @@
 //! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late binds pods that are refused.
 //! **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a
 //! process that this thread starts, and kills when it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory
-//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). The loop has no part in that. To a loop that places containers it also sends which devices they have,
+//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it has placed ([`TopologySource::place`]), which counts in the
+//! zones; else it has no part in that. To such a loop it also sends which devices containers have,
 //! as that changes; and, where a pod waits for it, what the kubelet has said since then, at once ([`TopologySource::ask`]).
 #![forbid(unsafe_code)]
 
@@ -12,15 +13,15 @@ mod connection;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
 use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 use plimsoll_core::placement::device::ListedDevices;
-use plimsoll_core::placement::node_topology::{Doubt, Survey, survey};
+use plimsoll_core::placement::node_topology::{Doubt, OwnPlacement, Survey, survey};
 
 use tokio::sync::mpsc;
 
@@ -78,7 +79,7 @@ pub fn once(settings: &ResourceSettings) -> Result<NodeResources, String> {
     }
 }
 
-/// The zones of this machine.
+/// The zones of this machine; `own`: what the agent has placed.
 ///
 /// # Errors
 /// The machine cannot be read, or the kubelet does not say enough.
@@ -86,9 +87,13 @@ pub fn look(
     host: &HostRoot,
     resources: &NodeResources,
     alignment: Option<Alignment>,
+    own: Option<&OwnPlacement>,
 ) -> Result<Survey, String> {
     let machine = read_machine(host).map_err(|error| error.to_string())?;
-    let surveyed = boundary::guard(|| survey(&machine, resources, alignment));
+    let surveyed = boundary::guard(|| match own {
+        Some(own) => own.survey(&machine, resources, alignment),
+        None => survey(&machine, resources, alignment),
+    });
     let surveyed = surveyed.map_err(|panicked| panicked.to_string())?;
     surveyed.map_err(|error| error.to_string())
 }
@@ -98,8 +103,13 @@ pub fn look(
 pub struct TopologySource {
     stopper: Arc<Stopper>,
     awaited: Arc<AtomicU64>,
+    /// `None`: nobody wants zones.
+    own: Option<OwnSlot>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// What the agent has placed, the newest only.
+type OwnSlot = Arc<Mutex<Option<Arc<OwnPlacement>>>>;
 
 impl TopologySource {
     /// Begins.
@@ -127,6 +137,24 @@ impl TopologySource {
         self.prompt();
     }
 
+    /// Whether what is placed counts for anybody.
+    pub fn wants_placement(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// The agent has placed this; `None`: it places nothing any more. Where that is something new the zones are counted anew, as soon as the kubelet has answered. Does not wait.
+    pub fn place(&self, placed: Option<OwnPlacement>) {
+        let Some(slot) = &self.own else {
+            return;
+        };
+        let mut newest = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.as_deref() != placed.as_ref() {
+            *newest = placed.map(Arc::new);
+            drop(newest);
+            self.prompt();
+        }
+    }
+
     fn started_by(
         start: Start,
         host: HostRoot,
@@ -135,6 +163,7 @@ impl TopologySource {
     ) -> io::Result<Self> {
         let stopper = Arc::new(Stopper::default());
         let awaited = Arc::new(AtomicU64::new(NOT_AWAITED));
+        let own: Option<OwnSlot> = outlets.zones.is_some().then(OwnSlot::default);
         let work = Work {
             start,
             host,
@@ -142,9 +171,11 @@ impl TopologySource {
             outlets,
             devices: None,
             awaited: Arc::clone(&awaited),
+            own: own.clone(),
             stopper: Arc::clone(&stopper),
             resources: None,
             looked: None,
+            counted: None,
             sent: None,
             doubts: BTreeSet::new(),
             said: None,
@@ -156,6 +187,7 @@ impl TopologySource {
         Ok(Self {
             stopper,
             awaited,
+            own,
             thread: Some(thread),
         })
     }
@@ -182,11 +214,14 @@ struct Work {
     devices: Option<Arc<ListedDevices>>,
     /// Since when the loop waits for what the kubelet says, or [`NOT_AWAITED`].
     awaited: Arc<AtomicU64>,
+    own: Option<OwnSlot>,
     stopper: Arc<Stopper>,
     /// What the kubelet last said.
     resources: Option<NodeResources>,
     /// When the machine was last read.
     looked: Option<Instant>,
+    /// What the agent had placed then.
+    counted: Option<Arc<OwnPlacement>>,
     sent: Option<NodeTopology>,
     /// What was last said.
     doubts: BTreeSet<Doubt>,
@@ -300,13 +335,19 @@ impl Work {
         let Some(slot) = self.outlets.zones.clone() else {
             return self.say_failure(None);
         };
-        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+        let own = self.own.as_ref().and_then(|slot| {
+            let newest = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            newest.clone()
+        });
+        let is_due =
+            self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) || own != self.counted;
         let Some(resources) = self.resources.as_ref().filter(|_| is_due) else {
             return;
         };
         self.looked = Some(Instant::now());
         let alignment = boundary::guard(|| (self.alignment)()).ok().flatten();
-        match look(&self.host, resources, alignment) {
+        self.counted = own;
+        match look(&self.host, resources, alignment, self.counted.as_deref()) {
             Ok(Survey { topology, doubts }) => {
                 for doubt in doubts.difference(&self.doubts) {
                     tracing::warn!("NodeResourceTopology: {doubt}");

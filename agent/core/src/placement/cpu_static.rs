@@ -408,6 +408,14 @@ impl StaticCpus {
         self.state.shared - self.policy.reserved()
     }
 
+    /// How many CPUs may still be given away at most: the shared pool keeps some.
+    #[must_use]
+    pub fn spare(&self) -> u32 {
+        let beyond = self.state.shared.len();
+        let beyond = beyond.saturating_sub(self.policy.shared_min());
+        self.available().len().min(beyond)
+    }
+
     /// The books, to be written down.
     #[must_use]
     pub fn state(&self) -> &CpuState {

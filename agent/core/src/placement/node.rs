@@ -451,6 +451,12 @@ impl NodePlacement {
         exclusive.map_or(CpuSet::EMPTY, |cpus| cpus.policy().reserved())
     }
 
+    /// How many CPUs may still become exclusive at most.
+    #[must_use]
+    pub fn spare_cpus(&self) -> u32 {
+        self.cpus.exclusive().map_or(0, StaticCpus::spare)
+    }
+
     /// The machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {

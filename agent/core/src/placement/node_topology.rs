@@ -1,19 +1,23 @@
-//! What each NUMA node of a machine has left, by what the kubelet says that it has given away ([`NodeResources`]).
+//! What each NUMA node of a machine has left, by what the kubelet says that it has given away ([`NodeResources`]), or the agent has ([`OwnPlacement`]).
 //!
 //! **Problem.** A scheduler that knows only the node's totals binds pods that the kubelet then refuses (`TopologyAffinityError`). The kubelet says who has which
 //! CPUs, memory and devices, but not what a NUMA node has, and not how memory of several nodes is divided. **Approach.** Capacity comes from the machine, what may be
 //! given and what is given from the kubelet. A thing is taken once, whoever lists it twice, and never more than there is: what had to be cut is a [`Doubt`].
 //!
 //! Rules of the kubelet (1.36) that this follows:
-//! * Without a CPU manager `GetAllocatableResources` has no CPUs, without a memory manager no memory. It then aligns nothing to them, so the zones have
+//! * Without a CPU manager `GetAllocatableResources` has no CPUs, without a memory manager no memory. Where the agent gives none either nothing is aligned to them, so the zones have
 //!   all that the machine has: the scheduler plugin refuses each Guaranteed pod where a zone says nothing of CPUs or memory (`isHostLevelResource`).
 //! * Memory of several nodes is taken from the lowest first, as far as it goes (`updateMachineState` in memorymanager/policy_static.go).
 //! * A device is listed once for each of its nodes, and is good for a pod on any of them (`generateDeviceTopologyHints`): it counts in each, and leaves each.
 //!   Devices without a node align nothing, and are in no zone.
 //! * CPUs that several pods list are those of the shared pool, which kubelets before 1.23 list (k/k#97415): no pod has them alone.
 
+mod own;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+
+pub use own::OwnPlacement;
 
 use crate::kube::node_topology::{Alignment, Amounts, Held, ListedPod, NodeTopology, Zone};
 use crate::kube::pod_resources::{Given, Memory, NodeResources};
@@ -55,9 +59,9 @@ pub enum SurveyError {
 /// What is not sure.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Doubt {
-    /// The kubelet gives no exclusive CPUs.
+    /// Nobody gives exclusive CPUs.
     NoCpuManager,
-    /// The kubelet gives no memory of NUMA nodes.
+    /// Nobody gives memory of NUMA nodes.
     NoMemoryManager,
     /// CPUs that more than one pod lists, in the kernel's list form.
     SharedCpus(String),
@@ -96,10 +100,10 @@ impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoCpuManager => f.write_str(
-                "the kubelet has no static CPU manager: all online CPUs count as available",
+                "neither the kubelet nor this agent has cpuManagerPolicy static: all online CPUs count as available",
             ),
             Self::NoMemoryManager => f.write_str(
-                "the kubelet has no static memory manager: all memory counts as available",
+                "neither the kubelet nor this agent has memoryManagerPolicy Static: all memory counts as available",
             ),
             Self::SharedCpus(cpus) => {
                 write!(
@@ -137,6 +141,15 @@ impl fmt::Display for Doubt {
     }
 }
 
+/// What is given at all; of what is not, zones have all that the machine has.
+#[derive(Debug, Clone, Copy)]
+struct Managed {
+    /// Exclusive CPUs, and how many more of them at most.
+    cpus: Option<u64>,
+    /// Memory of NUMA nodes.
+    memory: bool,
+}
+
 /// What each NUMA node has left. The order of what the kubelet lists does not matter.
 ///
 /// # Errors
@@ -145,6 +158,20 @@ pub fn survey(
     machine: &Machine,
     resources: &NodeResources,
     alignment: Option<Alignment>,
+) -> Result<Survey, SurveyError> {
+    let gives = |what: fn(&Given) -> bool| resources.allocatable.as_ref().is_some_and(what);
+    let managed = Managed {
+        cpus: gives(|allocatable| !allocatable.cpus.is_empty()).then_some(u64::MAX),
+        memory: gives(|allocatable| !allocatable.memory.is_empty()),
+    };
+    survey_of(machine, resources, alignment, managed)
+}
+
+fn survey_of(
+    machine: &Machine,
+    resources: &NodeResources,
+    alignment: Option<Alignment>,
+    managed: Managed,
 ) -> Result<Survey, SurveyError> {
     let allocatable = resources.allocatable.as_ref();
     let allocatable = allocatable.ok_or(SurveyError::NoAllocatable)?;
@@ -159,6 +186,7 @@ pub fn survey(
     });
     let mut book = Book {
         machine,
+        managed,
         zones: zones.collect(),
         held: BTreeMap::new(),
         doubts: BTreeSet::new(),
@@ -214,6 +242,7 @@ fn distances(machine: &Machine, from: u32, highest: u32) -> Vec<u32> {
 
 struct Book<'a> {
     machine: &'a Machine,
+    managed: Managed,
     zones: Vec<Zone>,
     /// By pod, zone and resource.
     held: BTreeMap<&'a str, BTreeMap<(u32, String), u64>>,
@@ -272,7 +301,7 @@ impl<'a> Book<'a> {
         }
         let online: CpuSet = zone_of.keys().copied().collect();
         let mut unknown = CpuSet::EMPTY;
-        let may_be_given = if allocatable.cpus.is_empty() {
+        let may_be_given = if self.managed.cpus.is_none() {
             self.doubts.insert(Doubt::NoCpuManager);
             online
         } else {
@@ -303,6 +332,12 @@ impl<'a> Book<'a> {
                 if let Some(zone) = zone_of.get(&cpu) {
                     self.take(pod, *zone, CPU, 1);
                 }
+            }
+        }
+        for zone in &mut self.zones {
+            if let Some(amounts) = zone.resources.get_mut(CPU) {
+                let at_most = self.managed.cpus.unwrap_or(u64::MAX);
+                amounts.available = amounts.available.min(at_most);
             }
         }
         if !shared.is_empty() {
@@ -361,7 +396,7 @@ impl<'a> Book<'a> {
                 }
             }
         }
-        let is_managed = !allocatable.memory.is_empty();
+        let is_managed = self.managed.memory;
         if !is_managed {
             self.doubts.insert(Doubt::NoMemoryManager);
         }

@@ -32,6 +32,7 @@ use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::device::{GivenDevices, ListedDevices};
 use crate::placement::node::{NodePlacement, Placed};
+use crate::placement::node_topology::OwnPlacement;
 
 /// Why the resources of a pod that runs are not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -430,4 +431,15 @@ fn container_ended(state: &mut NodeState, uid: &PodUid, container: &str) -> bool
         return false;
     };
     placement.container_ended(&pod.pod, container)
+}
+
+/// What is placed here, as it counts in what NUMA nodes have left; `None`: no policy places anything.
+#[must_use]
+pub fn own_placement(state: &NodeState) -> Option<OwnPlacement> {
+    let placement = state.placement.as_ref()?;
+    let name = |uid: &PodUid| {
+        let pod = state.pods.get(uid).filter(|pod| !pod.pod.is_unnamed());
+        pod.map(|pod| pod.name.clone())
+    };
+    Some(OwnPlacement::of(placement, name))
 }

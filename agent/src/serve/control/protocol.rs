@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
+use plimsoll_core::placement::node_topology::OwnPlacement;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::AccountReport;
@@ -60,6 +61,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
+    /// What the agent has placed, as it counts in what NUMA nodes have left.
+    OwnPlacement,
 }
 
 /// The answer to a question that could be answered.
@@ -76,6 +79,8 @@ pub enum Answer {
     Memory(Box<ExplainedMemory>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
+    /// To [`Request::OwnPlacement`]; `None` where no policy of the agent's places anything.
+    OwnPlacement(Option<Box<OwnPlacement>>),
     /// To [`Request::Health`]: the loop answers, or there would be a refusal.
     Health(Health),
     /// To [`Request::Records`]; `None` where no BPF program sends any.

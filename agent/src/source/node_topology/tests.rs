@@ -2,6 +2,9 @@ use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
 use plimsoll_core::kube::pod_resources::{FRAMING, Given, PROTOCOL};
+use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::placement::node::{CpuManagerPolicy, NodePlacement, PlacementSettings};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
@@ -68,6 +71,16 @@ fn zones(slot: &TopologySlot) -> Value {
     }
 }
 
+/// The next question.
+fn question(end: &mut UnixStream) -> ToKubelet {
+    let mut question = vec![0; 4];
+    io::Read::read_exact(end, &mut question).unwrap();
+    let length = u32::from_le_bytes(question[..].try_into().unwrap());
+    question.resize(length as usize, 0);
+    io::Read::read_exact(end, &mut question).unwrap();
+    serde_json::from_slice(&question).unwrap()
+}
+
 /// No manager places anything, and these pods are listed.
 fn resources(pods: &[&str]) -> FromKubelet {
     FromKubelet::Resources {
@@ -110,6 +123,48 @@ fn zones_are_put_when_they_have_changed_and_outlive_a_failure() {
 }
 
 #[test]
+fn what_the_agent_has_placed_counts_when_the_kubelet_has_answered_next() {
+    let slot = slot();
+    let (source, ends) = source(zones_only(&slot));
+    let mut end = ends.recv().unwrap();
+    hello(&mut end);
+    send(&mut end, &resources(&[]));
+    let machine = read_machine(&HostRoot::live()).unwrap();
+    let online = machine.online();
+    let free = |zones: &Value| {
+        let zones = zones["zones"].as_array().unwrap().iter();
+        let of = |zone: &Value| zone["resources"]["cpu"]["available"].as_u64();
+        zones.filter_map(of).sum::<u64>()
+    };
+    assert_eq!(free(&zones(&slot)), u64::from(online.len()));
+    let settings = PlacementSettings {
+        cpu_manager_policy: CpuManagerPolicy::Static,
+        reserved_system_cpus: CpuSet::of(online.first().unwrap()),
+        reserved_cpu_count: 1,
+        ..PlacementSettings::default()
+    };
+    let placement = NodePlacement::start(settings, machine, &Assignments::default());
+    let placed = || OwnPlacement::of(&placement.as_ref().unwrap().0, |_| None);
+    source.place(Some(placed()));
+    assert_eq!(question(&mut end), ToKubelet::Ask);
+    send(&mut end, &SAME);
+    assert_eq!(free(&zones(&slot)), u64::from(online.len()) - 1);
+    // The same again is nothing new: the next question is for what follows.
+    source.place(Some(placed()));
+    source.ask();
+    assert_eq!(question(&mut end), ToKubelet::Ask);
+    source.place(None);
+    assert_eq!(question(&mut end), ToKubelet::Ask);
+    send(&mut end, &SAME);
+    assert_eq!(free(&zones(&slot)), u64::from(online.len()));
+    drop(source);
+    // No question that nobody has asked.
+    let mut rest = Vec::new();
+    io::Read::read_to_end(&mut end, &mut rest).unwrap();
+    assert!(rest.is_empty(), "{rest:?}");
+}
+
+#[test]
 fn devices_are_sent_as_they_change_and_when_they_are_asked_for() {
     let (sender, mut devices) = mpsc::channel(1);
     let (source, ends) = source(Outlets {
@@ -142,13 +197,7 @@ fn devices_are_sent_as_they_change_and_when_they_are_asked_for() {
     send(&mut end, &given("a"));
     assert_eq!(pods(devices.blocking_recv()), said("a"));
     source.ask();
-    let mut question = vec![0; 4];
-    io::Read::read_exact(&mut end, &mut question).unwrap();
-    let length = u32::from_le_bytes(question[..].try_into().unwrap());
-    question.resize(length as usize, 0);
-    io::Read::read_exact(&mut end, &mut question).unwrap();
-    let question: ToKubelet = serde_json::from_slice(&question).unwrap();
-    assert_eq!(question, ToKubelet::Ask);
+    assert_eq!(question(&mut end), ToKubelet::Ask);
     // The same is said once again, when it was asked for after the question.
     send(&mut end, &SAME);
     for asked_at_ns in [now_ns(), now_ns()] {

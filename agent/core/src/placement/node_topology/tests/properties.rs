@@ -6,7 +6,7 @@ use super::*;
 use crate::kube::node_topology::{KnownPod, zone_name};
 
 /// A request: CPUs, GiB of memory, NICs; and disk space, which no zone has.
-type Request = (u64, u64, u64);
+pub(super) type Request = (u64, u64, u64);
 
 fn resources_of(request: Request) -> BTreeMap<String, u64> {
     let (cpus, gib, nics) = request;
@@ -24,7 +24,7 @@ fn resources_of(request: Request) -> BTreeMap<String, u64> {
 
 /// The plugin's filter for `single-numa-node` and a Guaranteed pod, stated anew (filter.go: `singleNUMAContainerLevelHandler`,
 /// `resourcesAvailableInAnyNUMANodes`, `subtractResourcesFromNUMANodeList`). It reads names and `available` alone.
-fn plugin_admits(topology: &NodeTopology, containers: &[Request]) -> bool {
+pub(super) fn plugin_admits(topology: &NodeTopology, containers: &[Request]) -> bool {
     let numbered = topology.zones.iter().enumerate();
     let mut zones: BTreeMap<u32, BTreeMap<String, u64>> = numbered
         .map(|(at, zone)| {
