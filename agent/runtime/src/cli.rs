@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use plimsoll_core::kube::runtime_link::NRI_SOCKET;
+use plimsoll_core::kube::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use plimsoll_core::policy::disk::unused::{ImageBook, unused_images};
 use plimsoll_core::shown::line;
 use serde_json::json;
 use tokio::net::UnixStream;
 
-use crate::cri::{Runtime, SOCKETS};
+use crate::cri::Runtime;
 use crate::{frames, limits, nri, pod_resources, serve, show};
 
 const AFTER_HELP: &str = "\
@@ -176,9 +176,9 @@ fn agent(option: &str) -> Result<UnixStream, String> {
 }
 
 fn found() -> Result<PathBuf, String> {
-    let mut sockets = SOCKETS.iter().map(PathBuf::from);
+    let mut sockets = RUNTIME_SOCKETS.iter().map(PathBuf::from);
     sockets.find(|socket| socket.exists()).ok_or_else(|| {
-        let sockets = SOCKETS.join(", ");
+        let sockets = RUNTIME_SOCKETS.join(", ");
         format!(
             "no container runtime was found at {sockets}; name its socket with --runtime-endpoint"
         )
@@ -198,6 +198,12 @@ async fn list(what: What, socket: &Path, output: Output) -> Result<(), String> {
         eprintln!(
             "plimsoll-runtime: {} containers could not be read and are not shown; plimsoll removes nothing while there are any",
             inventory.left_out
+        );
+    }
+    if inventory.mounts_unread > 0 {
+        eprintln!(
+            "plimsoll-runtime: of {} containers it is not known which images they have as volumes; plimsoll removes no image while there are any",
+            inventory.mounts_unread
         );
     }
     if inventory.images_left_out > 0 {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +14,7 @@ use http::uri::PathAndQuery;
 use http::{Request, Uri};
 use plimsoll_core::kube::runtime_link::{
     CONTAINERS_MAX, ContainerState, IMAGES_MAX, Inventory, LayerUse, NAMES_MAX, Removal,
-    RuntimeContainer, RuntimeImage, TEXT_BYTES_MAX,
+    RuntimeContainer, RuntimeDirectories, RuntimeImage, TEXT_BYTES_MAX, bare,
 };
 use serde::Serialize;
 use tonic::body::Body;
@@ -31,12 +32,6 @@ use crate::interface::cri::{
     RemoveContainerRequest, RemoveImageRequest, StatusRequest, VersionRequest,
 };
 
-/// Where runtimes listen, in the order in which they are looked for.
-pub const SOCKETS: [&str; 3] = [
-    "/run/containerd/containerd.sock",
-    "/run/crio/crio.sock",
-    "/run/cri-dockerd.sock",
-];
 /// The label of containers that has their pod's UID.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 /// For a list.
@@ -45,8 +40,10 @@ const LIST_WITHIN: Duration = Duration::from_secs(10);
 const REMOVE_WITHIN: Duration = Duration::from_secs(20);
 /// Of one event, which has all containers of a pod.
 const EVENT_BYTES_MAX: usize = 1 << 20;
-/// Containers that have ended of which it is asked when; those beyond are not removed this time.
-const ENDED_MAX: usize = 512;
+/// Containers that are asked for their status in one list: each of them once when it is new, and once when it has ended. Those beyond have their turn in the next.
+const STATUSES_MAX: usize = 1024;
+/// Images that are mounted in containers, each counted in each: what is beyond is not known.
+const MOUNTS_MAX: usize = 65_536;
 /// Of the runtime's own configuration, in which it names the sandboxes' image.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 
@@ -61,6 +58,10 @@ pub struct Version {
     /// `v1` or `v1alpha2`.
     pub api: &'static str,
 }
+
+/// What file systems of the runtime are for.
+const IMAGES: &str = "images";
+const CONTAINERS: &str = "containers";
 
 /// A file system of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -111,11 +112,25 @@ fn alpha(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
+/// What a container's status says and a list does not. Mounts do not change while it lives, and its end does not after it.
+#[derive(Debug, Clone, Default)]
+struct Status {
+    /// It had ended when it was asked.
+    has_ended: bool,
+    finished_unix_ns: Option<u64>,
+    /// Images that it has as volumes, as the kubelet names them: by id.
+    mounted: BTreeSet<String>,
+}
+
 /// A container runtime.
 #[derive(Debug, Clone)]
 pub struct Runtime {
     service: Versioned,
     version: Version,
+    /// By container, of those in the last list.
+    statuses: Arc<Mutex<BTreeMap<String, Status>>>,
+    /// Asked once: to answer, some runtimes count all their files.
+    directories: Arc<OnceLock<RuntimeDirectories>>,
 }
 
 impl Runtime {
@@ -143,7 +158,12 @@ impl Runtime {
             version: answer.runtime_version,
             api,
         };
-        Ok(Self { service, version })
+        Ok(Self {
+            service,
+            version,
+            statuses: Arc::default(),
+            directories: Arc::default(),
+        })
     }
 
     /// Which runtime it is.
@@ -162,7 +182,7 @@ impl Runtime {
     /// All containers and images.
     ///
     /// # Errors
-    /// [`CallError`] of the first call that failed. Without figures of writable layers, or the name of the sandboxes' image, it goes on.
+    /// [`CallError`] of the first call that failed. Without figures of writable layers, the name of the sandboxes' image, or the status of a container, it goes on.
     pub async fn inventory(&self) -> Result<Inventory, CallError> {
         let mut client = self.containers();
         let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default());
@@ -172,6 +192,7 @@ impl Runtime {
         let listed_images = self.list_images().await?;
         let sandbox_image = self.sandbox_image().await;
         let layers = self.layers().await;
+        let directories = self.directories().await;
 
         let ready: BTreeSet<&str> = sandboxes
             .items
@@ -179,8 +200,13 @@ impl Runtime {
             .filter(|sandbox| sandbox.state == PodSandboxState::SandboxReady as i32)
             .map(|sandbox| &*sandbox.id)
             .collect();
-        let mut inventory = Inventory::default();
-        let mut asked = 0;
+        let mut inventory = Inventory {
+            directories,
+            ..Inventory::default()
+        };
+        let known = std::mem::take(&mut *self.statuses());
+        let mut statuses = BTreeMap::new();
+        let (mut asked, mut mounts) = (0, 0);
         for container in listed.containers {
             let Some(mut container) = read_container(container, &ready, &layers) else {
                 inventory.left_out += 1;
@@ -190,20 +216,43 @@ impl Runtime {
                 inventory.left_out += 1;
                 continue;
             }
-            if container.state == ContainerState::Exited && asked < ENDED_MAX {
+            let has_ended = container.state == ContainerState::Exited;
+            let mut status = known.get(&container.id).cloned();
+            status = status.filter(|status| status.has_ended || !has_ended);
+            if status.is_none() && asked < STATUSES_MAX {
                 asked += 1;
-                container.finished_unix_ns = self.finished(&container.id).await?;
+                status = self.status_of(&container.id, has_ended).await?;
+            }
+            let mounted = status.as_ref().map_or(0, |status| status.mounted.len());
+            mounts += mounted;
+            match status.filter(|_| mounts <= MOUNTS_MAX) {
+                Some(status) => {
+                    container.finished_unix_ns = status.finished_unix_ns.filter(|_| has_ended);
+                    statuses.insert(container.id.clone(), status);
+                }
+                None => {
+                    mounts -= mounted;
+                    inventory.mounts_unread += 1;
+                }
             }
             inventory.containers.push(container);
         }
+        let mounted = statuses.values().flat_map(|status| &status.mounted);
+        let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
         for image in listed_images {
-            match read_image(image, sandbox_image.as_deref()) {
+            match read_image(image, sandbox_image.as_deref(), &mounted) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
                 _ => inventory.images_left_out += 1,
             }
         }
+        drop(mounted);
+        *self.statuses() = statuses;
         inventory.unix_ns = unix_ns();
         Ok(inventory)
+    }
+
+    fn statuses(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Status>> {
+        self.statuses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn list_images(&self) -> Result<Vec<messages::Image>, CallError> {
@@ -245,12 +294,43 @@ impl Runtime {
         Some(config.get("sandboxImage")?.as_str()?.to_owned())
     }
 
-    /// When a container ended, nanoseconds since 1970.
-    async fn finished(&self, id: &str) -> Result<Option<u64>, CallError> {
+    /// Where it keeps images and layers. Nothing where it does not say; it is asked again then.
+    pub async fn directories(&self) -> RuntimeDirectories {
+        if let Some(known) = self.directories.get() {
+            return known.clone();
+        }
+        let Ok(all) = self.file_systems().await else {
+            return RuntimeDirectories::default();
+        };
+        // Of several the kubelet takes the first, too.
+        let first = |of: &str| {
+            let mut all = all.iter().filter(|one| one.of == of);
+            let directory = all.next().map(|one| one.directory.clone());
+            directory.filter(|directory| directory.starts_with('/') && is_short(directory))
+        };
+        let directories = RuntimeDirectories {
+            images: first(IMAGES),
+            containers: first(CONTAINERS),
+        };
+        self.directories.get_or_init(|| directories).clone()
+    }
+
+    /// `None`: the runtime has no answer for this one.
+    async fn status_of(&self, id: &str, has_ended: bool) -> Result<Option<Status>, CallError> {
         match self.status(id).await {
-            Ok(status) => Ok(u64::try_from(status.finished_at).ok().filter(|ns| *ns > 0)),
+            Ok(status) => {
+                let finished = u64::try_from(status.finished_at).ok();
+                let mounts = status.mounts.into_iter();
+                let mounted = mounts.filter_map(|mount| Some(mount.image?.image));
+                Ok(Some(Status {
+                    has_ended,
+                    finished_unix_ns: finished.filter(|ns| *ns > 0),
+                    mounted: mounted.collect(),
+                }))
+            }
             // It has gone since.
-            Err(error) if error.is(Code::NotFound) => Ok(None),
+            Err(error) if error.is(Code::NotFound) => Ok(Some(Status::default())),
+            Err(CallError::Refused { .. } | CallError::Nonsense { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -369,8 +449,8 @@ impl Runtime {
                 used_inodes: usage.inodes_used.map(|inodes| inodes.value),
             })
         };
-        Ok(read("images", answer.image_filesystems)
-            .chain(read("containers", answer.container_filesystems))
+        Ok(read(IMAGES, answer.image_filesystems)
+            .chain(read(CONTAINERS, answer.container_filesystems))
             .collect())
     }
 }
@@ -454,13 +534,22 @@ fn read_container(
 
 /// An image; `None`: its id is none. Who may start pods decides how many names an image has: of one with too many, or too long ones, the first are kept, and it is never removed, as
 /// a container may use it by another.
-fn read_image(image: messages::Image, sandbox_image: Option<&str>) -> Option<RuntimeImage> {
+///
+/// `mounted`: what containers have as volumes, without the names of digests.
+fn read_image(
+    image: messages::Image,
+    sandbox_image: Option<&str>,
+    mounted: &BTreeSet<&str>,
+) -> Option<RuntimeImage> {
     let mut read = RuntimeImage {
         id: image.id,
         names: [image.repo_tags, image.repo_digests].concat(),
         bytes: image.size,
         is_pinned: image.pinned,
+        is_mounted: false,
     };
+    let is_mounted = |text: &String| mounted.contains(bare(text));
+    read.is_mounted = is_mounted(&read.id) || read.names.iter().any(is_mounted);
     read.is_pinned |= sandbox_image.is_some_and(|name| read.is_named(name));
     read.is_pinned |= read.names.iter().any(|name| is_pause(name));
     let names = read.names.len();

@@ -57,7 +57,9 @@ async fn answer(
     question: ToRuntime,
     writer: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
-    let (ToRuntime::List { number } | ToRuntime::Remove { number, .. }) = question;
+    let (ToRuntime::List { number }
+    | ToRuntime::Directories { number }
+    | ToRuntime::Remove { number, .. }) = question;
     let answered = tokio::time::timeout(ANSWER_WITHIN, ask(socket, runtime, question)).await;
     match answered {
         Ok(Ok(Some(inventory))) => send_inventory(inventory, number, writer).await,
@@ -66,12 +68,23 @@ async fn answer(
             // It may have been started anew.
             *runtime = None;
             let why = cut(&error.to_string());
-            send(writer, &FromRuntime::Failed { number, why }).await
+            let is_late = matches!(error, CallError::Late { .. });
+            let failed = FromRuntime::Failed {
+                number,
+                why,
+                is_late,
+            };
+            send(writer, &failed).await
         }
         Err(_) => {
             *runtime = None;
             let why = format!("no answer within {} s", ANSWER_WITHIN.as_secs());
-            send(writer, &FromRuntime::Failed { number, why }).await
+            let failed = FromRuntime::Failed {
+                number,
+                why,
+                is_late: true,
+            };
+            send(writer, &failed).await
         }
     }
 }
@@ -87,6 +100,10 @@ async fn ask(
     };
     match question {
         ToRuntime::List { .. } => runtime.inventory().await.map(Some),
+        ToRuntime::Directories { .. } => Ok(Some(Inventory {
+            directories: runtime.directories().await,
+            ..Inventory::default()
+        })),
         ToRuntime::Remove { removal, .. } => {
             let removal: Removal = removal;
             runtime.remove(&removal).await.map(|()| None)
@@ -105,6 +122,8 @@ async fn send_inventory(
         unix_ns,
         mut left_out,
         mut images_left_out,
+        mounts_unread,
+        directories,
     } = inventory;
     let containers = containers
         .into_iter()
@@ -126,6 +145,8 @@ async fn send_inventory(
         unix_ns,
         left_out,
         images_left_out,
+        mounts_unread,
+        directories,
     };
     send(writer, &listed).await
 }

@@ -10,7 +10,14 @@ use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::cri::Runtime;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
 
-use support::{Containerd, NEEDED, end_pod, notes, pod, programs, run_container, run_pod};
+use plimsoll_runtime::interface::cri::{
+    ContainerConfig, ContainerMetadata, CreateContainerRequest, ImageSpec, Mount,
+};
+
+use support::{
+    Containerd, NEEDED, NEEDED_WITH_NRI, end_pod, notes, pod, programs, programs_with_nri,
+    remove_container, run_container, run_pod,
+};
 
 /// Of an image.
 const BYTES: usize = 2 << 20;
@@ -120,5 +127,68 @@ async fn containers_and_images_of_a_real_containerd_are_listed_and_removed() {
         assert_eq!(containerd.use_of(name), None);
     }
 
+    end_pod(&mut client, sandbox).await;
+}
+
+/// containerd has image volumes from 2.1 on.
+#[tokio::test]
+async fn an_image_that_a_container_of_a_real_containerd_has_as_a_volume_is_in_use() {
+    let Some((programs, busybox)) = programs_with_nri() else {
+        notes::left_out(NEEDED_WITH_NRI);
+        return;
+    };
+    let containerd = Containerd::start_with_nri(programs).await;
+    let sleeps = ["/busybox", "sleep", "100000"];
+    containerd.import(&busybox, "localhost/sandbox:1", 4096, &sleeps);
+    containerd.import(&busybox, "localhost/data:1", BYTES, &["/busybox", "true"]);
+    let runtime = Runtime::open(&containerd.socket()).await.unwrap();
+    let images = runtime.inventory().await.unwrap().images;
+    let data = images
+        .iter()
+        .find(|image| image.is_named("localhost/data:1"));
+    let pod = pod("u1", &containerd.cgroup);
+    let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
+    let sandbox = run_pod(&mut client, &pod).await;
+    assert_eq!(
+        containerd.use_of("localhost/data:1").as_deref(),
+        Some("unused")
+    );
+    let image = |image: &str| ImageSpec {
+        image: image.to_owned(),
+        ..ImageSpec::default()
+    };
+    let volume = Mount {
+        container_path: "/data".to_owned(),
+        readonly: true,
+        // As the kubelet names it: by what the runtime said when it was pulled.
+        image: Some(image(&data.unwrap().id)),
+        ..Mount::default()
+    };
+    let config = ContainerConfig {
+        metadata: Some(ContainerMetadata {
+            name: "app".to_owned(),
+            attempt: 0,
+        }),
+        image: Some(image("localhost/sandbox:1")),
+        labels: pod.labels.clone(),
+        log_path: "app.0".to_owned(),
+        mounts: vec![volume],
+        ..ContainerConfig::default()
+    };
+    let create = CreateContainerRequest {
+        pod_sandbox_id: sandbox.clone(),
+        config: Some(config),
+        sandbox_config: Some(pod.clone()),
+    };
+    let created = client.create_container(create).await.unwrap().into_inner();
+    assert_eq!(
+        containerd.use_of("localhost/data:1").as_deref(),
+        Some("in use")
+    );
+    remove_container(&mut client, created.container_id).await;
+    assert_eq!(
+        containerd.use_of("localhost/data:1").as_deref(),
+        Some("unused")
+    );
     end_pod(&mut client, sandbox).await;
 }

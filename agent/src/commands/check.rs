@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::NRI_SOCKET;
+use plimsoll_core::kube::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use serde::Serialize;
 
 use crate::act::placement::owner::beside;
@@ -18,7 +18,7 @@ use crate::act::placement::usable::usable_cpus;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::{Output, OutputArgs, Style};
-use crate::host::shown::page;
+use crate::host::shown::{Show as _, page};
 use crate::host::{CgroupError, CgroupPath, HostRoot};
 use crate::kernel::AccountReport;
 use crate::kernel::load::{Programs, load};
@@ -30,7 +30,11 @@ use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};
 use crate::show;
-use crate::storage::KUBELET_DIR;
+use crate::storage::runtime::{self, RuntimeSettings};
+use crate::storage::{KUBELET_DIR, StorageSettings};
+
+/// For the container runtime's answer.
+const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Show which mechanism serves each signal on this machine, and why
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -72,6 +76,9 @@ struct CheckAnswer {
     report: Report,
     /// Where pods would come from.
     mode: Mode,
+    /// Where the container runtime that listens here keeps its images, for people; `None`: none was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    images: Option<String>,
     /// The exit status.
     exit_status: u8,
     /// What this program loads into the kernel.
@@ -81,9 +88,15 @@ struct CheckAnswer {
 }
 
 impl CheckAnswer {
-    fn new(report: Report, mode: Mode, records: Option<Result<AccountReport, String>>) -> Self {
+    fn new(
+        report: Report,
+        mode: Mode,
+        images: Option<String>,
+        records: Option<Result<AccountReport, String>>,
+    ) -> Self {
         Self {
             mode,
+            images,
             exit_status: match report.verdict() {
                 Verdict::Full => exit_status::DONE,
                 Verdict::Degraded => exit_status::FAILED,
@@ -215,6 +228,45 @@ fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
     Ok(hooks_of(bpf.hooks()))
 }
 
+/// Asks the runtime, and compares with what would be read without asking it.
+fn images(host: &HostRoot, cgroup_root: &CgroupPath) -> Option<String> {
+    let mut sockets = RUNTIME_SOCKETS.iter().map(|socket| host.path(socket));
+    let socket = sockets.find(|socket| socket.exists())?;
+    let mut disks = StorageSettings {
+        host: host.clone(),
+        ..StorageSettings::live(cgroup_root.clone())
+    };
+    let settings = RuntimeSettings {
+        socket: socket.clone(),
+        program: std::env::current_exe()
+            .unwrap_or_default()
+            .with_file_name("plimsoll-runtime"),
+    };
+    let told = runtime::directories(settings, RUNTIME_ASKED_WITHIN);
+    let wrong = told.as_ref().ok().and_then(|told| {
+        disks.follow_runtime(told);
+        disks.file_systems().misses(host, told, false)
+    });
+    let (socket, read) = (socket.shown(), disks.file_systems().imagefs);
+    let read = read.shown();
+    Some(match (told, wrong) {
+        (Err(why), _) => format!(
+            "imagefs is read at {read}; the container runtime at {socket} does not say where it has its images: {why}"
+        ),
+        (Ok(_), Some(wrong)) => wrong,
+        (Ok(told), None) if told.images.is_some() => {
+            format!(
+                "imagefs is read at {read} with --runtime-endpoint {socket}, where that runtime has its images"
+            )
+        }
+        (Ok(_), None) => {
+            format!(
+                "imagefs is read at {read}; the container runtime at {socket} does not say where it has its images"
+            )
+        }
+    })
+}
+
 /// Asks the agent that runs, if one does.
 fn records(args: &CheckArgs) -> Option<Result<AccountReport, String>> {
     match ask(&args.agent.socket(), &Request::Records) {
@@ -246,7 +298,8 @@ fn run_with(
         None => load(&args.without.mechanisms),
     };
     let mode = Mode::of(host, &cgroup_root);
-    let answer = CheckAnswer::new(Report::new(facts), mode, records(args));
+    let images = images(host, &cgroup_root);
+    let answer = CheckAnswer::new(Report::new(facts), mode, images, records(args));
     match args.output.format {
         Output::Text => {
             let text = show::check::check(
@@ -255,7 +308,9 @@ fn run_with(
                 answer.records.as_ref(),
                 style,
             );
-            let text = format!("{text}\nMode: {}\n", answer.mode.text);
+            let images = answer.images.as_ref();
+            let images = images.map_or_else(String::new, |images| format!("Images: {images}\n"));
+            let text = format!("{text}\nMode: {}\n{images}", answer.mode.text);
             out.write_all(page(&text).as_bytes())?;
         }
         Output::Json => {
@@ -273,15 +328,38 @@ mod tests {
     use crate::probe::facts::tests::everything;
 
     #[test]
+    fn where_images_are_is_said_where_a_runtime_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let root = CgroupPath::new("/").unwrap();
+        assert_eq!(images(&host, &root), None);
+        let socket = host.path("/run/crio/crio.sock");
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        std::fs::write(&socket, "").unwrap();
+        std::fs::create_dir_all(host.path("/var/lib/containers/storage")).unwrap();
+        let said = images(&host, &root).unwrap();
+        // Beside this test is no plimsoll-runtime that could ask, or it finds that nothing listens.
+        assert!(
+            said.contains("/var/lib/containers/storage; the container runtime at"),
+            "{said}"
+        );
+        assert!(said.contains("does not say"), "{said}");
+    }
+
+    #[test]
     fn json_has_facts_choices_and_status() {
         let facts = Facts {
             without: vec![Without::Bpf],
             bpf: Err("left out".to_owned()),
             ..everything()
         };
-        let json =
-            serde_json::to_value(CheckAnswer::new(Report::new(facts), Mode::default(), None))
-                .unwrap();
+        let json = serde_json::to_value(CheckAnswer::new(
+            Report::new(facts),
+            Mode::default(),
+            None,
+            None,
+        ))
+        .unwrap();
         assert_eq!(json["exit_status"], 1);
         assert_eq!(json["facts"]["bpf"]["reason"], "left out");
         assert_eq!(json["objects"][0]["name"], "plimsoll.bpf.o");

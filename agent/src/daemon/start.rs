@@ -40,7 +40,7 @@ use crate::daemon::{Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sour
 use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
-use crate::host::shown::Show as _;
+use crate::host::shown::{Show as _, line};
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::devices;
@@ -63,7 +63,7 @@ use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::nri::NriLink;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::reclaim::LeftToKubelet;
-use crate::storage::{Storage, StorageSettings};
+use crate::storage::{Storage, StorageSettings, runtime};
 
 mod args;
 mod ledgers;
@@ -75,6 +75,8 @@ use self::plan::{Plan, disks, nri_settings, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
+/// For the runtime's first answer: the agent starts without it.
+const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 pub const WINDOW: Duration = Duration::from_millis(100);
 
@@ -185,7 +187,7 @@ impl Start<'_> {
         self.spare_agents_pod();
         self.protect(ledger);
         let features = self.features(&loaded, capacity)?;
-        let disks = disks(&self.plan);
+        let disks = self.storage_settings();
         let engine_config = self.plan.config.engine_on(disks.file_systems().layout())?;
         let engine = Engine::new(engine_config);
         let journal = self.plan.args.journal.as_deref();
@@ -224,6 +226,21 @@ impl Start<'_> {
             programs: pinned,
         });
         Ok(agent.run(sources, stop).await)
+    }
+
+    /// Where the disks are: of images the runtime knows it, if one is asked and answers.
+    fn storage_settings(&self) -> StorageSettings {
+        let mut disks = disks(&self.plan);
+        if let Some(runtime) = disks.runtime.clone().filter(|_| disks.image_dir.is_none()) {
+            match runtime::directories(runtime, RUNTIME_ASKED_WITHIN) {
+                Ok(told) => disks.follow_runtime(&told),
+                Err(why) => tracing::info!(
+                    "the container runtime does not say where it keeps images: {}; they are looked for where runtimes have them by default",
+                    line(&why)
+                ),
+            }
+        }
+        disks
     }
 
     fn warn(&mut self, text: String) {

@@ -2,14 +2,14 @@
 //!
 //! **Terms**, the kubelet's: *nodefs* holds its directory (volumes; logs are counted to it), *imagefs* the images, *containerfs* the
 //! writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest directory above it that exists. The
-//! others are told by option or found where container runtimes keep their data by default; the container runtime itself is not
-//! asked yet. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
+//! others are told by option, or by the container runtime, or found where runtimes keep their data by default. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
 //! `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for
 //! images and layers together is `Dedicated`, anything else is `Split`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use plimsoll_core::kube::runtime_link::RuntimeDirectories;
 use plimsoll_core::model::reading::FileSystemReading;
 use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use rustix::fs::statvfs;
@@ -102,6 +102,34 @@ impl FileSystems {
         }
     }
 
+    /// What is wrong with where images are read, if the runtime says where it has them; `None`: nothing, as far as can be seen. `is_given`: the place was told by option.
+    pub fn misses(
+        &self,
+        host: &HostRoot,
+        told: &RuntimeDirectories,
+        is_given: bool,
+    ) -> Option<String> {
+        let directory = Path::new(told.images.as_ref()?);
+        let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
+        let (told, read) = (directory.shown(), self.imagefs.shown());
+        match device(&host.path(directory)) {
+            // It is visible under another name, which was given.
+            None if is_given => None,
+            None => Some(format!(
+                "the container runtime keeps its images in {told}, which cannot be seen here, so imagefs is read at {read}: mount that directory here, or give a directory on its file system with --image-dir"
+            )),
+            device if device == self.device_of_images() => None,
+            Some(_) => Some(format!(
+                "the container runtime keeps its images in {told}, which is on another file system than {read}, where imagefs is read: start the agent again, or give --image-dir {told}"
+            )),
+        }
+    }
+
+    fn device_of_images(&self) -> Option<u64> {
+        let status = std::fs::metadata(&self.imagefs).ok()?;
+        Some(status.dev())
+    }
+
     /// Which of the three share one, now.
     pub fn layout(&self) -> ImageFsLayout {
         let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
@@ -154,7 +182,9 @@ fn read(role: &'static str, dir: &Path) -> Result<FileSystemReading, FileSystemE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::cgroup::CgroupPath;
     use crate::notes;
+    use crate::storage::StorageSettings;
     use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
     #[test]
@@ -203,6 +233,71 @@ mod tests {
         let found =
             FileSystems::detect(&host, kubelet, Some(Path::new("/i")), Some(Path::new("/c")));
         assert_eq!((found.imagefs, found.containerfs), (at("/i"), at("/c")));
+    }
+
+    #[test]
+    fn images_are_read_where_the_runtime_has_them_and_else_it_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        for name in [
+            "/var/lib/kubelet",
+            "/var/lib/containerd",
+            "/data/containerd",
+            "/data/layers",
+            "/given",
+        ] {
+            std::fs::create_dir_all(host.path(name)).unwrap();
+        }
+        let data = host.path("/data");
+        match mount("tmpfs", &data, "tmpfs", MountFlags::empty(), c"size=1m") {
+            Err(error @ (Errno::PERM | Errno::ACCESS)) => {
+                return notes::left_out(format_args!("mount: {error}"));
+            }
+            result => result.unwrap(),
+        }
+        for name in ["/data/containerd", "/data/layers"] {
+            std::fs::create_dir_all(host.path(name)).unwrap();
+        }
+        let told = |images: &str, containers: Option<&str>| RuntimeDirectories {
+            images: Some(images.to_owned()),
+            containers: containers.map(str::to_owned),
+        };
+        let settings = |image_dir: Option<&str>| StorageSettings {
+            host: host.clone(),
+            image_dir: image_dir.map(PathBuf::from),
+            ..StorageSettings::live(CgroupPath::new("/").unwrap())
+        };
+        let followed = |given: Option<&str>, told: &RuntimeDirectories| {
+            let mut settings = settings(given);
+            settings.follow_runtime(told);
+            let found = settings.file_systems();
+            let misses = found.misses(&host, told, given.is_some());
+            (found.imagefs, found.containerfs, misses)
+        };
+        // A directory that an installation has left behind, or a mount has made, is not taken for the runtime's.
+        let elsewhere = told("/data/containerd", Some("/data/layers"));
+        let guessed = settings(None).file_systems();
+        assert_eq!(guessed.imagefs, host.path("/var/lib/containerd"));
+        let warning = guessed.misses(&host, &elsewhere, false).unwrap();
+        assert!(warning.contains("another file system"), "{warning}");
+        let at = |name: &str| host.path(name);
+        assert_eq!(
+            followed(None, &elsewhere),
+            (at("/data/containerd"), at("/data/layers"), None)
+        );
+        // What was told by option counts, and it is said where it is wrong.
+        let (images, layers, warning) = followed(Some("/given"), &elsewhere);
+        assert_eq!((images, layers), (at("/given"), at("/given")));
+        assert!(warning.unwrap().contains("--image-dir /data/containerd"));
+        // A container does not see all of the host.
+        let unseen = told("/mnt/containerd", None);
+        let (images, _, warning) = followed(None, &unseen);
+        assert_eq!(images, at("/var/lib/containerd"));
+        assert!(warning.unwrap().contains("cannot be seen here"));
+        assert_eq!(followed(Some("/given"), &unseen).2, None);
+        let nothing = RuntimeDirectories::default();
+        assert_eq!(followed(None, &nothing).2, None);
+        unmount(&data, UnmountFlags::DETACH).unwrap();
     }
 
     #[test]

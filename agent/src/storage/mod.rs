@@ -28,12 +28,13 @@ pub mod usage;
 pub mod walk;
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::runtime_link::RuntimeDirectories;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::policy::disk::node_reclaim::Targets;
@@ -83,6 +84,8 @@ pub struct StorageSettings {
     pub image_dir: Option<PathBuf>,
     /// A directory on containerfs; else as imagefs.
     pub container_dir: Option<PathBuf>,
+    /// Where the runtime has both, as far as that can be seen here ([`Self::follow_runtime`]).
+    pub of_runtime: RuntimeDirectories,
     /// Below which the pods' cgroups are.
     pub cgroup_root: CgroupPath,
     /// The first interval between readings of the file systems; see [`StorageHandle::set_interval`].
@@ -102,6 +105,7 @@ impl StorageSettings {
             logs_dir: PathBuf::from(LOGS_DIR),
             image_dir: None,
             container_dir: None,
+            of_runtime: RuntimeDirectories::default(),
             cgroup_root,
             interval: INTERVAL_MAX,
             cycle: CYCLE,
@@ -109,14 +113,30 @@ impl StorageSettings {
         }
     }
 
+    /// Images and layers are where the runtime says that it has them, as far as that can be seen here and no other place was told by option.
+    pub fn follow_runtime(&mut self, told: &RuntimeDirectories) {
+        let is_seen = |directory: &String| self.host.path(Path::new(directory)).is_dir();
+        self.of_runtime = RuntimeDirectories {
+            images: told.images.clone().filter(is_seen),
+            containers: told.containers.clone().filter(is_seen),
+        };
+    }
+
+    /// What was told by option, else by the runtime: for images, and for layers. A place for images alone is also that for layers.
+    fn told_dirs(&self) -> [Option<&Path>; 2] {
+        let of_runtime = [&self.of_runtime.images, &self.of_runtime.containers];
+        let of_runtime = of_runtime.map(|directory| directory.as_deref().map(Path::new));
+        let [images, layers] = match self.image_dir {
+            Some(_) => [self.image_dir.as_deref(), None],
+            None => of_runtime,
+        };
+        [images, self.container_dir.as_deref().or(layers)]
+    }
+
     /// The file systems that are watched with these settings; their layout is a setting of the engine.
     pub fn file_systems(&self) -> FileSystems {
-        FileSystems::detect(
-            &self.host,
-            &self.kubelet_dir,
-            self.image_dir.as_deref(),
-            self.container_dir.as_deref(),
-        )
+        let [images, layers] = self.told_dirs();
+        FileSystems::detect(&self.host, &self.kubelet_dir, images, layers)
     }
 }
 
@@ -229,6 +249,7 @@ impl Storage {
         let mounts = settings.host.cgroup_mounts()?;
         let file_systems = settings.file_systems();
         let runtime_file_systems = file_systems.clone();
+        let (host, is_given) = (settings.host.clone(), settings.image_dir.is_some());
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let (figures, observer_figures) = sync_channel(surveyor::FIGURES_MAX);
         let thread = |error: std::io::Error| StorageError::Kernel {
@@ -262,7 +283,8 @@ impl Storage {
             .map_err(thread)?;
         let runtime = settings.runtime.map(|settings| {
             let space = RuntimeSpace::new(settings, runtime_file_systems, runtime_events)
-                .with_layers(runtime_layers);
+                .with_layers(runtime_layers)
+                .comparing(host, is_given);
             WorkerThread::start("storage-runtime", STACK_BYTES, 1, move |orders| {
                 space.run(&orders)
             })
@@ -294,11 +316,11 @@ fn places(settings: &StorageSettings) -> Places {
     }
 }
 
-/// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator has named.
+/// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator or the runtime itself has named.
 fn layer_roots(settings: &StorageSettings) -> Vec<PathBuf> {
-    let named = [&settings.container_dir, &settings.image_dir];
+    let told = settings.told_dirs().into_iter().flatten();
     let known = LAYER_DIRS.iter().map(PathBuf::from);
-    known.chain(named.into_iter().flatten().cloned()).collect()
+    known.chain(told.map(Path::to_owned)).collect()
 }
 
 /// What the loop holds. No call waits for anything, except [`Self::shutdown`] and dropping it.

@@ -3,7 +3,7 @@
 //! **Problem.** Only the runtime can remove these; it is a large program, and may hang, lie or be away while a disk fills. **Approach.** `plimsoll-runtime` speaks
 //! to it, a process that this thread starts and may kill ([`connection`]). This thread asks one question at a time, with a bound on the time and the length of each answer. What goes next
 //! is the core's choice ([`unused::next`]); one removal at a time, and the file systems are read after each, until they are as free as their thresholds ask
-//! ([`Targets`]). Every minute it lists once, to know when images were used last. If nothing can be asked, the engine hears that nothing was freed and goes on.
+//! ([`Targets`]). A removal may show late, and be answered late: while space comes, nothing else goes. Every minute it lists once, to know when images were used last. If nothing can be asked, the engine hears that nothing was freed and goes on.
 
 mod connection;
 
@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::runtime_link::{Inventory, Removal};
+use plimsoll_core::kube::runtime_link::{Inventory, Removal, RuntimeDirectories};
 use plimsoll_core::model::decision::ReclaimSource;
-use plimsoll_core::policy::disk::node_reclaim::{FileSystemsNow, Targets};
+use plimsoll_core::policy::disk::node_reclaim::{self, FileSystemsNow, Targets};
 use plimsoll_core::policy::disk::unused::{self, ImageBook};
 use tokio::sync::mpsc::Sender;
 
@@ -22,6 +22,7 @@ use super::StorageEvent;
 use super::filesystem::FileSystems;
 use super::places::RuntimeLayers;
 use super::reclaim::Reclaimed;
+use crate::host::HostRoot;
 use crate::host::boundary;
 use crate::host::clock::now_ns;
 use crate::host::shown::line;
@@ -31,12 +32,20 @@ use connection::Runtime;
 pub const PROVIDER: &str = "runtime";
 /// How often it is looked which images are in use. The kubelet: 5 min (`StartGarbageCollection`).
 const LOOK: Duration = Duration::from_secs(60);
-/// For one order, from the engine's decision on: less than the engine waits (`node_reclaim::PATIENCE_NS`).
+/// For one order, from the engine's decision on.
 pub const ORDER_WITHIN: Duration = Duration::from_secs(25);
+/// So much longer while space comes of what is being removed; together less than the engine waits.
+const COMES_FOR: Duration = Duration::from_secs(35);
+const _: () = assert!(
+    (ORDER_WITHIN.as_nanos() + COMES_FOR.as_nanos()) < node_reclaim::PATIENCE_NS as u128,
+    "the engine waits for an order as long as that may take"
+);
 /// Removals for one order.
 const REMOVALS_MAX: u32 = 512;
-/// Freed blocks may show a little later: so long a removal is given, unless the target is reached before.
+/// Freed blocks may show later: so long nothing more has to come, unless the target is reached before.
 const SETTLE: Duration = Duration::from_millis(500);
+/// The same while less has come than the runtime says that it takes. What images share never comes.
+const SHOWS_WITHIN: Duration = Duration::from_secs(3);
 const SETTLE_POLL: Duration = Duration::from_millis(50);
 
 /// The container runtime, and the program that asks it.
@@ -46,6 +55,17 @@ pub struct RuntimeSettings {
     pub socket: PathBuf,
     /// `plimsoll-runtime`.
     pub program: PathBuf,
+}
+
+/// Where the runtime keeps images and writable layers. Asks a program of its own, once.
+///
+/// # Errors
+/// Why there is no answer.
+pub fn directories(
+    settings: RuntimeSettings,
+    within: Duration,
+) -> Result<RuntimeDirectories, String> {
+    Runtime::new(settings).directories(Instant::now() + within)
 }
 
 /// What is to be freed, and until when.
@@ -66,6 +86,10 @@ pub(super) struct RuntimeSpace {
     layers: RuntimeLayers,
     /// What was wrong last time, and has been said.
     said: Option<String>,
+    /// What was last said of where images are.
+    said_of_images: Option<String>,
+    /// Where the runtime's directories are looked for; whether `--image-dir` was given.
+    images: Option<(HostRoot, bool)>,
 }
 
 impl RuntimeSpace {
@@ -85,7 +109,15 @@ impl RuntimeSpace {
             book: ImageBook::default(),
             layers: RuntimeLayers::default(),
             said: None,
+            said_of_images: None,
+            images: None,
         }
+    }
+
+    /// Says where images are read on another file system than the runtime has them on. `is_given`: that was told by option.
+    pub(super) fn comparing(mut self, host: HostRoot, is_given: bool) -> Self {
+        self.images = Some((host, is_given));
+        self
     }
 
     /// Hands figures of writable layers on to the survey of pods.
@@ -151,7 +183,24 @@ impl RuntimeSpace {
         let inventory = self.runtime.list(Instant::now() + ORDER_WITHIN)?;
         self.book.observe(&inventory, now_ns());
         self.layers.set(&inventory.containers);
+        self.compare(&inventory.directories);
         Ok(inventory)
+    }
+
+    fn compare(&mut self, told: &RuntimeDirectories) {
+        let Some((host, is_given)) = &self.images else {
+            return;
+        };
+        let wrong = self.file_systems.misses(host, told, *is_given);
+        if let Some(text) = wrong.as_ref().filter(|_| wrong != self.said_of_images)
+            && self
+                .events
+                .try_send(StorageEvent::Warning(text.clone()))
+                .is_err()
+        {
+            return; // said next time
+        }
+        self.said_of_images = wrong;
     }
 
     fn now(&self) -> FileSystemsNow {
@@ -185,18 +234,43 @@ impl RuntimeSpace {
             let next = unused::next(&inventory, &self.book, &short_of, &passed_over, now_ns());
             if inventory.left_out > 0 {
                 failure = Some(format!(
-                    "{} containers of the runtime could not be read, so an image that they use would seem unused: nothing is removed; see `plimsoll-runtime containers`",
+                    "{} containers of the runtime could not be read, so an image that they use would seem unused: nothing is removed; see `plimsoll-runtime list containers`",
                     inventory.left_out
                 ));
             }
+            if inventory.mounts_unread > 0 && short_of.contains(&ReclaimSource::UnusedImages) {
+                failure = Some(format!(
+                    "of {} containers the runtime does not say which images they have as volumes, so one of these would seem unused: no image is removed; see `plimsoll-runtime list images`",
+                    inventory.mounts_unread
+                ));
+            }
             let Some(removal) = next else { break };
+            let expected = size(&removal, &inventory);
             match self.runtime.remove(&removal, until) {
                 Ok(()) => {
-                    self.settle(order);
+                    self.settle(order, &before, expected, false);
                     count(&removal, &before, &self.now(), reclaimed);
                 }
                 // In use after all, or broken: another one.
                 Err(connection::Failure::Refused(why)) => failure = Some(why),
+                // It may still be at it: another one might go for nothing.
+                Err(connection::Failure::Late(why)) => {
+                    failure = Some(why);
+                    self.settle(order, &before, expected, true);
+                    let now = self.now();
+                    if gained(&before, &now) > (0, 0) {
+                        count(&removal, &before, &now, reclaimed);
+                    }
+                    break;
+                }
+                Err(connection::Failure::Lost(why)) if Instant::now() >= until => {
+                    self.settle(order, &before, expected, true);
+                    let now = self.now();
+                    if gained(&before, &now) > (0, 0) {
+                        count(&removal, &before, &now, reclaimed);
+                    }
+                    return Err(why);
+                }
                 Err(connection::Failure::Lost(why)) if self.runtime.restarts_by(until) => {
                     failure = Some(why);
                 }
@@ -208,27 +282,52 @@ impl RuntimeSpace {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Waits until the removal shows, or [`SETTLE`].
-    fn settle(&self, order: &FreeOrder) {
-        let until = order.until.min(Instant::now() + SETTLE);
-        while Instant::now() < until
-            && !order
-                .targets
-                .short_of(&order.sources, &self.now())
-                .is_empty()
-        {
+    /// Waits until enough is free, or nothing more comes of a removal that takes about so many bytes. One that `is_late` is given the whole order.
+    fn settle(&self, order: &FreeOrder, before: &FileSystemsNow, expected: u64, is_late: bool) {
+        let latest = order.until + COMES_FOR;
+        let (mut most, mut came) = ((0, 0), Instant::now());
+        loop {
+            let now = self.now();
+            if order.targets.short_of(&order.sources, &now).is_empty() {
+                return;
+            }
+            let gained = gained(before, &now);
+            if gained > most {
+                (most, came) = (gained, Instant::now());
+            }
+            let quiet = if most.0 < expected {
+                SHOWS_WITHIN
+            } else {
+                SETTLE
+            };
+            let is_waited_for = is_late && Instant::now() < order.until;
+            if Instant::now() >= latest || (came.elapsed() >= quiet && !is_waited_for) {
+                return;
+            }
             std::thread::sleep(SETTLE_POLL);
         }
     }
 }
 
-/// What a removal has freed, by the file system that gained most.
-fn count(
-    removal: &Removal,
-    before: &FileSystemsNow,
-    after: &FileSystemsNow,
-    reclaimed: &mut Reclaimed,
-) {
+/// About how many bytes come of a removal; 0: it is not known.
+fn size(removal: &Removal, inventory: &Inventory) -> u64 {
+    match removal {
+        Removal::Container(id) => {
+            let mut containers = inventory.containers.iter();
+            let container = containers.find(|container| container.id == *id);
+            let layer = container.and_then(|container| container.writable_layer?.bytes);
+            layer.unwrap_or(0)
+        }
+        Removal::Image(id) => {
+            let mut images = inventory.images.iter();
+            let image = images.find(|image| image.id == *id);
+            image.map_or(0, |image| image.bytes)
+        }
+    }
+}
+
+/// Bytes and inodes that are free by now, of the file system that gained most.
+fn gained(before: &FileSystemsNow, after: &FileSystemsNow) -> (u64, u64) {
     let pairs = [
         (before.nodefs, after.nodefs),
         (before.imagefs, after.imagefs),
@@ -242,7 +341,17 @@ fn count(
             inodes.saturating_sub(before.inodes_free.unwrap_or(inodes)),
         ))
     });
-    let (bytes, inodes) = gains.max().unwrap_or_default();
+    gains.max().unwrap_or_default()
+}
+
+/// What a removal has freed.
+fn count(
+    removal: &Removal,
+    before: &FileSystemsNow,
+    after: &FileSystemsNow,
+    reclaimed: &mut Reclaimed,
+) {
+    let (bytes, inodes) = gained(before, after);
     reclaimed.bytes = reclaimed.bytes.saturating_add(bytes);
     reclaimed.inodes = reclaimed.inodes.saturating_add(inodes);
     match removal {

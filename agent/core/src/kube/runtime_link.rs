@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube::framing::Framing;
 
 /// The version of this protocol. A peer with another one is sent away.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 /// Of all frames. The largest container has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 64 << 10,
@@ -27,6 +27,13 @@ pub const IMAGES_MAX: usize = 4096;
 pub const TEXT_BYTES_MAX: usize = 1024;
 /// Names of one image.
 pub const NAMES_MAX: usize = 32;
+/// Where runtimes listen, in the order in which they are looked for.
+pub const RUNTIME_SOCKETS: [&str; 4] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/cri-dockerd.sock",
+];
 /// Where runtimes take plugins, unless configured otherwise (`DefaultSocketPath` in containerd/nri).
 pub const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 /// Pods of which `plimsoll-runtime nri` knows something at one time.
@@ -38,6 +45,11 @@ pub const ANSWERED_PODS_MAX: usize = 2048;
 pub enum ToRuntime {
     /// Asks for all containers and images; [`FromRuntime::Listed`] or [`FromRuntime::Failed`] ends the answer.
     List {
+        /// Comes back with the answer.
+        number: u64,
+    },
+    /// Asks where the runtime keeps what it has, and nothing else: [`FromRuntime::Listed`] or [`FromRuntime::Failed`] answers.
+    Directories {
         /// Comes back with the answer.
         number: u64,
     },
@@ -79,6 +91,10 @@ pub enum FromRuntime {
         left_out: u64,
         /// Images that are missing: too many, or without an id.
         images_left_out: u64,
+        /// Containers of which it is not known which images are mounted in them.
+        mounts_unread: u64,
+        /// Where the runtime keeps what it has.
+        directories: RuntimeDirectories,
     },
     /// It has been removed, or was gone already.
     Removed {
@@ -91,7 +107,19 @@ pub enum FromRuntime {
         number: u64,
         /// Why, for people.
         why: String,
+        /// It was not answered in time, and may still be carried out.
+        is_late: bool,
     },
+}
+
+/// Directories on the file systems of a container runtime, as it sees them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeDirectories {
+    /// For images; `None`: it does not say.
+    pub images: Option<String>,
+    /// For writable layers; `None`: where the images are.
+    pub containers: Option<String>,
 }
 
 /// Something that can be removed without ending a pod.
@@ -179,6 +207,8 @@ pub struct RuntimeImage {
     pub bytes: u64,
     /// The runtime wants it to stay, or makes sandboxes of it.
     pub is_pinned: bool,
+    /// A container has it as a volume.
+    pub is_mounted: bool,
 }
 
 impl RuntimeImage {
@@ -194,7 +224,7 @@ impl RuntimeImage {
 }
 
 /// An id without the name of its digest: runtimes give both forms.
-fn bare(id: &str) -> &str {
+pub fn bare(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
@@ -211,6 +241,10 @@ pub struct Inventory {
     pub left_out: u64,
     /// Images that are missing.
     pub images_left_out: u64,
+    /// Containers of which it is not known which images are mounted in them. While there are any, no image is removed.
+    pub mounts_unread: u64,
+    /// Where the runtime keeps what it has.
+    pub directories: RuntimeDirectories,
 }
 
 /// A frame from the agent to `plimsoll-runtime nri`.

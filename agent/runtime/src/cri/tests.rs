@@ -1,6 +1,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use prost::Message as _;
+
 use super::*;
 use crate::tests::stand_in::{Answer, StandIn, container, image, node, sound};
 
@@ -35,6 +37,73 @@ async fn containers_and_images_are_read_with_what_pins_and_names_them() {
         .map(|image| image.is_pinned)
         .collect();
     assert_eq!(pinned, [false, false, true]);
+}
+
+#[tokio::test]
+async fn an_image_that_a_container_has_as_a_volume_is_in_use_and_each_is_asked_once() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let stand_in = StandIn::start(
+        move |path, request| match path.rsplit('/').next().unwrap() {
+            "ContainerStatus" => {
+                count.fetch_add(1, Ordering::Relaxed);
+                let request = ContainerStatusRequest::decode(request).unwrap();
+                let mount = |image: &str| messages::Mount {
+                    image: Some(ImageSpec {
+                        image: image.to_owned(),
+                        ..ImageSpec::default()
+                    }),
+                    ..Default::default()
+                };
+                // The dead one has it too, by name; the first has a directory beside it.
+                let mounts = match &*request.container_id {
+                    "1" => vec![mount("b"), messages::Mount::default()],
+                    _ => vec![mount("app:1")],
+                };
+                sound(&messages::ContainerStatusResponse {
+                    status: Some(messages::ContainerStatus {
+                        finished_at: 7_000_000_000,
+                        mounts,
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                })
+            }
+            _ => node(path),
+        },
+    );
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    for _ in 0..3 {
+        let inventory = runtime.inventory().await.unwrap();
+        let mounted = inventory.images.iter().map(|image| image.is_mounted);
+        assert_eq!(mounted.collect::<Vec<_>>(), [true, true, false]);
+        let finished = inventory.containers.iter();
+        let finished: Vec<_> = finished.map(|one| one.finished_unix_ns).collect();
+        assert_eq!(finished, [None, Some(7_000_000_000)]);
+        assert_eq!(inventory.mounts_unread, 0);
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_container_without_a_status_is_counted() {
+    for (answer, unread) in [
+        (Answer::Refuses(13), 2),
+        (Answer::Nonsense, 2),
+        // It has gone since it was listed.
+        (Answer::Refuses(5), 0),
+    ] {
+        let stand_in = StandIn::start(move |path, _| match path.ends_with("/ContainerStatus") {
+            true => answer.clone(),
+            false => node(path),
+        });
+        let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+        for _ in 0..2 {
+            let inventory = runtime.inventory().await.unwrap();
+            assert_eq!(inventory.containers.len(), 2);
+            assert_eq!(inventory.mounts_unread, unread);
+        }
+    }
 }
 
 #[tokio::test]

@@ -38,7 +38,13 @@ async fn a_runtime_that_is_away_is_an_answer_and_it_is_asked_anew() {
     hear(&mut agent).await;
     for number in [1, 2] {
         say(&mut agent, &ToRuntime::List { number }).await;
-        let FromRuntime::Failed { number: of, why } = hear(&mut agent).await else {
+        let failed = hear(&mut agent).await;
+        let FromRuntime::Failed {
+            number: of,
+            why,
+            is_late: false,
+        } = failed
+        else {
             panic!("an answer without a runtime");
         };
         assert_eq!(of, number);

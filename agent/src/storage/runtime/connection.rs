@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::runtime_link::{
-    CONTAINERS_MAX, FRAMING, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal, ToRuntime,
+    CONTAINERS_MAX, FRAMING, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal,
+    RuntimeDirectories, ToRuntime,
 };
 
 use super::RuntimeSettings;
@@ -24,6 +25,8 @@ const AGAIN_MAX: Duration = Duration::from_secs(60);
 pub(super) enum Failure {
     /// It says that it cannot be done.
     Refused(String),
+    /// The runtime has not answered it in time, and may still do it.
+    Late(String),
     /// Nothing sound came in time.
     Lost(String),
 }
@@ -31,7 +34,7 @@ pub(super) enum Failure {
 impl From<Failure> for String {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Refused(why) | Failure::Lost(why) => why,
+            Failure::Refused(why) | Failure::Late(why) | Failure::Lost(why) => why,
         }
     }
 }
@@ -70,6 +73,14 @@ impl Runtime {
         let number = self.next_number();
         let question = ToRuntime::List { number };
         Ok(self.ask(&question, number, until)?.unwrap_or_default())
+    }
+
+    /// Where the runtime keeps what it has.
+    pub(super) fn directories(&mut self, until: Instant) -> Result<RuntimeDirectories, String> {
+        let number = self.next_number();
+        let question = ToRuntime::Directories { number };
+        let answer = self.ask(&question, number, until)?;
+        Ok(answer.unwrap_or_default().directories)
     }
 
     /// Removes something.
@@ -115,7 +126,9 @@ impl Runtime {
                     self.why.clone_from(why);
                 }
             }
-            Ok(_) | Err(Failure::Refused(_)) => (self.not_before, self.again) = (None, AGAIN_FIRST),
+            Ok(_) | Err(Failure::Refused(_) | Failure::Late(_)) => {
+                (self.not_before, self.again) = (None, AGAIN_FIRST)
+            }
         }
         answered
     }
@@ -208,14 +221,28 @@ impl Connection {
                     unix_ns,
                     left_out,
                     images_left_out,
+                    mounts_unread,
+                    directories,
                 } if of == number => {
-                    (inventory.unix_ns, inventory.left_out) = (unix_ns, left_out);
-                    inventory.images_left_out = images_left_out;
-                    return Ok(Some(inventory));
+                    return Ok(Some(Inventory {
+                        unix_ns,
+                        left_out,
+                        images_left_out,
+                        mounts_unread,
+                        directories,
+                        ..inventory
+                    }));
                 }
                 FromRuntime::Removed { number: of } if of == number => return Ok(None),
-                FromRuntime::Failed { number: of, why } if of == number => {
-                    return Err(Failure::Refused(why));
+                FromRuntime::Failed {
+                    number: of,
+                    why,
+                    is_late,
+                } if of == number => {
+                    return Err(match is_late {
+                        true => Failure::Late(why),
+                        false => Failure::Refused(why),
+                    });
                 }
                 _ => return Err(nonsense()),
             }

@@ -139,14 +139,41 @@ fn a_program_that_is_not_there_is_said_with_its_place() {
     );
 }
 
+/// How a runtime answers a removal.
+#[derive(Clone, Copy, Default)]
+struct Removes {
+    /// What it does not remove.
+    keeps: &'static str,
+    /// It answers first, and then it removes: half of it at a time.
+    later: bool,
+    /// It says that it was not done in time, and does it all the same.
+    is_late: bool,
+}
+
+/// So long after its answer, longer than [`SETTLE`], and again before the second half.
+const LATER: Duration = Duration::from_millis(800);
+
+fn remove_later(file: std::path::PathBuf) {
+    std::thread::spawn(move || {
+        let half = std::fs::metadata(&file).unwrap().len() / 2;
+        std::thread::sleep(LATER);
+        let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+        opened.set_len(half).unwrap();
+        std::thread::sleep(LATER);
+        std::fs::remove_file(file).unwrap();
+    });
+}
+
 /// A runtime whose images and containers are files of one size in a directory.
-fn serve_files(dir: &Path, keeps: &str, mut questions: u32, mut stream: UnixStream) {
+fn serve_files(dir: &Path, removes: Removes, mut questions: u32, mut stream: UnixStream) {
     let exists = |name: &str| dir.join(name).exists();
     let image = |id: &str| RuntimeImage {
         id: id.to_owned(),
         names: Vec::new(),
-        bytes: 1 << 20,
+        // A little more than ever comes of it.
+        bytes: (2 << 20) + 4096,
         is_pinned: id == "pinned",
+        is_mounted: false,
     };
     let container = RuntimeContainer {
         id: "dead".to_owned(),
@@ -186,14 +213,26 @@ fn serve_files(dir: &Path, keeps: &str, mut questions: u32, mut stream: UnixStre
                         unix_ns,
                         left_out: 0,
                         images_left_out: 0,
+                        mounts_unread: 0,
+                        directories: RuntimeDirectories::default(),
                     },
                 );
             }
             ToRuntime::Remove { number, removal } => {
                 let (Removal::Container(id) | Removal::Image(id)) = removal;
-                if id == keeps {
-                    let why = "in use".to_owned();
-                    send(&mut stream, &FromRuntime::Failed { number, why });
+                let failed = |why: &str, is_late| FromRuntime::Failed {
+                    number,
+                    why: why.to_owned(),
+                    is_late,
+                };
+                if id == removes.keeps {
+                    send(&mut stream, &failed("in use", false));
+                } else if removes.is_late {
+                    send(&mut stream, &failed("no answer within 20 s", true));
+                    remove_later(dir.join(id));
+                } else if removes.later {
+                    send(&mut stream, &FromRuntime::Removed { number });
+                    remove_later(dir.join(id));
                 } else {
                     std::fs::remove_file(dir.join(id)).unwrap();
                     send(&mut stream, &FromRuntime::Removed { number });
@@ -221,13 +260,17 @@ fn targets(available: &str) -> Targets {
 
 /// Frees until so much is available on a file system of 16 MiB with seven files of 2 MiB; what is left, and what was said.
 fn freed(available: &str, keeps: &'static str) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
-    freed_by(available, keeps, u32::MAX)
+    let removes = Removes {
+        keeps,
+        ..Removes::default()
+    };
+    freed_by(available, removes, u32::MAX)
 }
 
 /// The same, and the first program ends after so many questions.
 fn freed_by(
     available: &str,
-    keeps: &'static str,
+    removes: Removes,
     questions: u32,
 ) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
     let dir = tempfile::tempdir().unwrap();
@@ -251,7 +294,7 @@ fn freed_by(
     let lives = Mutex::new(vec![u32::MAX, questions]);
     let (runtime, _) = served_by(move |stream| {
         let questions = lives.lock().unwrap().pop().unwrap_or(0);
-        serve_files(&served, keeps, questions, stream);
+        serve_files(&served, removes, questions, stream);
     });
     let file_systems = FileSystems {
         nodefs: dir.path().to_owned(),
@@ -314,10 +357,35 @@ fn what_the_runtime_does_not_remove_is_passed_over_and_said() {
 }
 
 #[test]
+fn space_that_comes_late_is_waited_for_before_anything_else_goes() {
+    // 2 MiB are free: the container and one image are enough, or the container alone, which the runtime has not removed in time.
+    let later = |available: &str, is_late: bool| {
+        let removes = Removes {
+            later: true,
+            is_late,
+            ..Removes::default()
+        };
+        freed_by(available, removes, u32::MAX)
+    };
+    let Some((left, reclaimed, said)) = later("6Mi", false) else {
+        return;
+    };
+    assert_eq!(left, ["b", "c", "d", "other", "pinned"]);
+    assert_eq!(
+        (reclaimed.bytes, reclaimed.images, said),
+        (4 << 20, 1, None)
+    );
+    let (left, reclaimed, said) = later("4Mi", true).unwrap();
+    assert_eq!(left.len(), 6, "{left:?}");
+    assert_eq!((reclaimed.bytes, reclaimed.containers), (2 << 20, 1));
+    assert!(said.unwrap().contains("no answer within 20 s"));
+}
+
+#[test]
 fn a_program_that_ends_once_is_started_again_for_the_same_order() {
     // It is asked for a list; for a list, and to remove the container; for a list, and to remove an image.
     for questions in 1..6 {
-        let Some((left, _, said)) = freed_by("7Mi", "", questions) else {
+        let Some((left, _, said)) = freed_by("7Mi", Removes::default(), questions) else {
             return;
         };
         // What it was removing when it ended is not tried again at once.

@@ -14,8 +14,8 @@ use crate::model::signal::{Observation, Resource};
 use crate::model::threshold::{Passes, Threshold};
 use crate::policy::memory::rank::{FileSystem, ImageFsLayout};
 
-/// Then the outcome is not waited for any longer, nanoseconds.
-pub const PATIENCE_NS: u64 = 30_000_000_000;
+/// Then the outcome is not waited for any longer, nanoseconds. The agent answers within 25 s, or while space still comes of what is being removed within a minute.
+pub const PATIENCE_NS: u64 = 65_000_000_000;
 
 /// What can be freed for `resource`; empty if it is no file system.
 pub fn sources(resource: Resource, layout: ImageFsLayout) -> &'static [ReclaimSource] {

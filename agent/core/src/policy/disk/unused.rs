@@ -4,6 +4,8 @@
 //! Kubernetes 1.36. The image that was used last the longest ago goes first, of images never used the one that was seen first. Pinned images stay, and images
 //! that came less than [`IMAGE_AGE_MIN_NS`] ago: a container is about to be made of them. What was there at the first look counts as old.
 //!
+//! An image that a container has as a volume is in use (`handleImageVolumes`). The kubelet does not collect images while it cannot read a container's mounts; nor is one removed here.
+//!
 //! Differences, on purpose: the kubelet removes *all* unused images, here it is one at a time, and the file system is read between them
 //! ([`Targets`](super::node_reclaim::Targets)). When an image was used last is also taken from the times of its containers, so that the order outlives a restart of
 //! the agent. The newest container of each name stays while its sandbox runs: the kubelet counts restarts by it, and knows by it that an init container is done.
@@ -52,7 +54,8 @@ impl ImageBook {
             let used_ns = users(inventory, image)
                 .map(|container| used_ns(container, inventory.unix_ns, now_ns))
                 .max();
-            seen.last_used_ns = seen.last_used_ns.max(used_ns);
+            let mounted_ns = image.is_mounted.then_some(now_ns);
+            seen.last_used_ns = seen.last_used_ns.max(used_ns).max(mounted_ns);
             images.insert(image.id.clone(), seen);
         }
         self.images = images;
@@ -102,7 +105,7 @@ pub fn next(
     }
     let may_go = |removal: &Removal| !passed_over.contains(removal);
     let containers = sources.contains(&ReclaimSource::EndedContainers);
-    let images = sources.contains(&ReclaimSource::UnusedImages);
+    let images = sources.contains(&ReclaimSource::UnusedImages) && inventory.mounts_unread == 0;
     ended_containers(inventory)
         .into_iter()
         .filter(|_| containers)
@@ -163,7 +166,8 @@ pub fn unused_images<'a>(
     let mut images: Vec<(_, &RuntimeImage)> = inventory
         .images
         .iter()
-        .filter(|image| !image.is_pinned && users(inventory, image).next().is_none())
+        .filter(|image| !image.is_pinned && !image.is_mounted)
+        .filter(|image| users(inventory, image).next().is_none())
         .filter_map(|image| Some((old(image)?, image)))
         .collect();
     images.sort_by_key(|(order, image)| (*order, &image.id));
@@ -173,6 +177,7 @@ pub fn unused_images<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::runtime_link::RuntimeDirectories;
 
     const S: u64 = 1_000_000_000;
     const UNIX_NS: u64 = 1_790_000_000 * S;
@@ -183,6 +188,7 @@ mod tests {
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             bytes: 1 << 20,
             is_pinned: false,
+            is_mounted: false,
         }
     }
 
@@ -214,6 +220,8 @@ mod tests {
             unix_ns: UNIX_NS,
             left_out: 0,
             images_left_out: 0,
+            mounts_unread: 0,
+            directories: RuntimeDirectories::default(),
         }
     }
 
@@ -302,6 +310,29 @@ mod tests {
         assert_eq!(ended_containers(&running).len(), 1);
         let alone = inventory(Vec::new(), vec![container("a", "x", Some(300))]);
         assert_eq!(ended_containers(&alone).len(), 0);
+    }
+
+    #[test]
+    fn an_image_that_is_mounted_stays_and_all_do_while_it_is_not_known_which_are() {
+        use ReclaimSource::{EndedContainers, UnusedImages};
+        let mut all = inventory(
+            vec![image("1", &[]), image("2", &[])],
+            vec![container("a", "x", Some(300)), container("b", "y", None)],
+        );
+        all.images[0].is_mounted = true;
+        let mut book = ImageBook::default();
+        book.observe(&all, 0);
+        assert_eq!(unused(&all, &book, 0), ["sha256:2"]);
+        // Its last use was when it was last seen mounted: it goes after the other.
+        book.observe(&all, 5 * S);
+        all.images[0].is_mounted = false;
+        assert_eq!(unused(&all, &book, 6 * S), ["sha256:2", "sha256:1"]);
+        all.mounts_unread = 1;
+        let none = BTreeSet::new();
+        let next = |sources: &[ReclaimSource]| next(&all, &book, sources, &none, 0);
+        let dead = Some(Removal::Container("a".to_owned()));
+        assert_eq!(next(&[EndedContainers, UnusedImages]), dead);
+        assert_eq!(next(&[UnusedImages]), None);
     }
 
     #[test]
