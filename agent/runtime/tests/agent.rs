@@ -1,7 +1,7 @@
 //! `plimsoll-agent --runtime-endpoint` beside a real containerd on a disk that fills: unused images go, no more than needed, and no pod; whatever happens to the
-//! `plimsoll-runtime` that the agent has started.
+//! `plimsoll-runtime` that the agent has started. The same disk without it, where the pod goes, is beside it for comparison.
 //!
-//! The disk is a tmpfs. What is waited for is progress; the one bound in time is the agent's, for an answer.
+//! The disk is a tmpfs. What is waited for is progress, and how long it took is noted; the one bound in time is the agent's, for an answer.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod support;
@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
@@ -24,6 +24,8 @@ use support::{
 };
 
 const UID: &str = "1b2c9a00-0000-4000-8000-00000000000a";
+/// Of the pod that goes.
+const OTHER_UID: &str = "1b2c9a00-0000-4000-8000-00000000000b";
 const MIB: u64 = 1 << 20;
 /// Of an image; it is there twice, packed and unpacked.
 const IMAGE_BYTES: usize = 8 << 20;
@@ -50,8 +52,25 @@ fn program() -> Option<PathBuf> {
 
 impl Agent {
     fn start(program: &Path, cgroup: &str, images: &Path, socket: &Path, hard: &str) -> Self {
+        Self::start_with(program, cgroup, images, Some(socket), hard)
+    }
+
+    /// `socket`: the runtime's; `None`: it is asked nothing.
+    fn start_with(
+        program: &Path,
+        cgroup: &str,
+        images: &Path,
+        socket: Option<&Path>,
+        hard: &str,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut process = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(socket) = socket {
+            command.arg("--runtime-endpoint").arg(socket);
+            let nri = socket.with_file_name("nri.sock");
+            command.arg("--nri-socket").arg(nri);
+        }
+        let mut process = command
             .args(["--kubernetes", "--output", "json", "--without", "bpf"])
             .args(["--cluster-uid", "0", "--eviction-hard", hard])
             .args(["--eviction-minimum-reclaim", "imagefs.available=20Mi"])
@@ -65,10 +84,6 @@ impl Agent {
             .arg(dir.path())
             .arg("--image-dir")
             .arg(images)
-            .arg("--runtime-endpoint")
-            .arg(socket)
-            .arg("--nri-socket")
-            .arg(socket.with_file_name("nri.sock"))
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -105,11 +120,11 @@ impl Agent {
         });
     }
 
-    /// Whether it has said that a pod goes.
-    fn has_evicted(&self) -> bool {
-        self.said
-            .iter()
-            .any(|line| line["decision"]["decision"] == "evict")
+    /// How many pods it has said to go.
+    fn evicted(&self) -> usize {
+        let said = self.said.iter();
+        said.filter(|line| line["decision"]["decision"] == "evict")
+            .count()
     }
 
     /// The `plimsoll-runtime serve` that it has started.
@@ -181,7 +196,11 @@ fn wait_for_removal(dir: &Path) {
 }
 
 fn cgroup_of(pods_above: &str) -> String {
-    format!("{pods_above}/kubepods/besteffort/pod{UID}")
+    cgroup_of_pod(pods_above, UID)
+}
+
+fn cgroup_of_pod(pods_above: &str, uid: &str) -> String {
+    format!("{pods_above}/kubepods/besteffort/pod{uid}")
 }
 
 fn make_cgroups(cgroup: &str) {
@@ -236,14 +255,39 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
         let name = format!("localhost/old:{number}");
         containerd.import(&busybox, &name, IMAGE_BYTES, &["/busybox", "true"]);
     }
+    let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
+    let hard = format!("imagefs.available<{THRESHOLD}");
+    let short = THRESHOLD - 4 * MIB;
+
+    // Without the runtime the pod goes, which has written nothing, and the images stay.
+    let cgroup = cgroup_of_pod(&containerd.cgroup, OTHER_UID);
+    make_cgroups(&cgroup);
+    let other = pod(OTHER_UID, &cgroup);
+    let sandbox = run_pod(&mut client, &other).await;
+    run_container(&mut client, &other, &sandbox, ("app", 0), "localhost/app:1").await;
+    into_unified(&cgroup);
+    let mut agent = Agent::start_with(&program, &containerd.cgroup, dir, None, &hard);
+    fill(dir, short);
+    let filled = Instant::now();
+    agent.wait_for(|line| line["decision"]["decision"] == "evict");
+    println!(
+        "a disk that has {} MiB less than its threshold, without the runtime: {} pod evicted after {:?}, {} of {IMAGES} unused images removed",
+        4,
+        agent.evicted(),
+        filled.elapsed(),
+        IMAGES - unused(&containerd),
+    );
+    assert_eq!(unused(&containerd), IMAGES);
+    agent.stop();
+    end_pod(&mut client, sandbox).await;
+    fs::remove_file(dir.join("filler")).unwrap();
+
     let cgroup = cgroup_of(&containerd.cgroup);
     make_cgroups(&cgroup);
     let pod = pod(UID, &cgroup);
-    let mut client = RuntimeServiceClient::new(connect(&containerd.socket()).await.unwrap());
     let sandbox = run_pod(&mut client, &pod).await;
     run_container(&mut client, &pod, &sandbox, ("app", 0), "localhost/app:1").await;
     into_unified(&cgroup);
-    let hard = format!("imagefs.available<{THRESHOLD}");
     let mut agent = Agent::start(
         &program,
         &containerd.cgroup,
@@ -254,10 +298,19 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
     assert_eq!(unused(&containerd), IMAGES);
 
     // No more than is needed.
-    fill(dir, THRESHOLD - 4 * MIB);
+    fill(dir, short);
+    let filled = Instant::now();
     let freed = agent.wait_for(|line| line["event"] == "node_reclaimed");
+    let took = filled.elapsed();
+    let free = available(dir);
     agent.wait_until_satisfied();
     let gone = IMAGES - unused(&containerd);
+    println!(
+        "the same disk with it: {} pods evicted, {gone} of {IMAGES} unused images removed in {took:?}; {} MiB are free, and {} MiB were to be",
+        agent.evicted(),
+        free / MIB,
+        TARGET / MIB,
+    );
     assert_eq!(freed["images"], gone);
     assert!((1..4).contains(&gone), "{freed}");
     assert!(available(dir) >= TARGET, "{freed}");
@@ -276,7 +329,7 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
         containerd.use_of("localhost/app:1").as_deref(),
         Some("in use")
     );
-    assert!(!agent.has_evicted());
+    assert_eq!(agent.evicted(), 0);
 
     // It hangs in the middle of an order: the agent works on, ends it when its time is over, and the next order goes to another one. Whether the pod goes
     // in between hangs on how much had been freed by then.

@@ -1,5 +1,6 @@
 //! `plimsoll-agent` with `cpuManagerPolicy: static` beside a real containerd 2, and this test in place of `plimsoll-cluster`: on which CPUs a container's first
-//! instructions run, with NRI and without, how soon one is on its own without NRI where the runtime tells of it and where only the API does, and what stays when the pod is resized in place.
+//! instructions run, with NRI and without, how soon one is on its own without NRI where the runtime tells of it and where only the API does, and what stays when the pod is resized in place;
+//! and what other containers see of its CPUs while the plugin is frozen and containerd is killed.
 //!
 //! What is waited for is progress; how long it took is printed.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
@@ -11,6 +12,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent};
@@ -29,6 +32,8 @@ use support::{
 };
 
 const UID: &str = "1b2c9a00-0000-4000-8000-0000000000aa";
+/// Of a pod whose containers share.
+const OTHER_UID: &str = "1b2c9a00-0000-4000-8000-0000000000bb";
 const POLL: Duration = Duration::from_micros(200);
 /// Containers with NRI, and without.
 const CONTAINERS: u32 = 100;
@@ -142,6 +147,42 @@ impl Agent {
         });
     }
 
+    /// A pod that requests nothing, with a container `shared`.
+    fn other_pod(&mut self) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "other", "namespace": "default", "uid": OTHER_UID},
+            "spec": {"containers": [{"name": "shared"}]},
+            "status": {"containerStatuses": [{"name": "shared"}]},
+        }))
+        .unwrap();
+        self.say(&ToAgent::Pod {
+            pod: Box::new(pod),
+            is_leaving: false,
+        });
+    }
+
+    /// The `plimsoll-runtime nri` that it has started.
+    fn plugin(&self) -> Pid {
+        loop {
+            let threads = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+            let children = threads.flatten().flat_map(|thread| {
+                let children = fs::read_to_string(thread.path().join("children"));
+                let children = children.unwrap_or_default();
+                let pids = children.split_whitespace().map(str::to_owned);
+                pids.collect::<Vec<_>>()
+            });
+            let is_plugin = |child: &String| {
+                let arguments = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+                arguments.split(|byte| *byte == 0).nth(1) == Some(b"nri")
+            };
+            let mut plugins = children.filter(is_plugin);
+            if let Some(pid) = plugins.find_map(|child| Pid::from_raw(child.parse().ok()?)) {
+                return pid;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
     /// The exclusive CPUs by the file that it leaves for a kubelet.
     fn held(&self) -> String {
         let path = self.dir.path().join("state/for-kubelet.cpu_manager_state");
@@ -236,6 +277,90 @@ impl Scene {
     }
 }
 
+/// Reads again and again on which CPUs the processes of other containers may run.
+struct Witness {
+    /// Cgroups of pods and ids of containers. Empty and `None`: it ends.
+    watched: Arc<Mutex<Option<Vec<(String, String)>>>>,
+    /// How often it has looked, and since when until when it saw others where they should not be.
+    seen: Arc<Mutex<(u64, Vec<(Instant, Instant)>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Witness {
+    /// `own`: where others should not be.
+    fn start(own: CpuSet) -> Self {
+        let watched = Arc::new(Mutex::new(Some(Vec::new())));
+        let seen = Arc::new(Mutex::new((0, Vec::<(Instant, Instant)>::new())));
+        let (of_thread, notes) = (Arc::clone(&watched), Arc::clone(&seen));
+        let thread = std::thread::spawn(move || {
+            let mut is_overlapping = false;
+            loop {
+                let Some(watched) = of_thread.lock().unwrap().clone() else {
+                    return;
+                };
+                let looked = Instant::now();
+                let overlaps = watched.iter().any(|(pod, id): &(String, String)| {
+                    let processes = support::processes_of(pod, id).into_iter();
+                    processes
+                        .filter_map(allowed)
+                        .any(|cpus| !cpus.is_disjoint(&own))
+                });
+                let mut seen = notes.lock().unwrap();
+                seen.0 += 1;
+                match seen.1.last_mut().filter(|_| is_overlapping && overlaps) {
+                    Some(last) => last.1 = looked,
+                    None if overlaps => seen.1.push((looked, looked)),
+                    None => {}
+                }
+                is_overlapping = overlaps;
+                drop(seen);
+                std::thread::sleep(POLL);
+            }
+        });
+        Self {
+            watched,
+            seen,
+            thread: Some(thread),
+        }
+    }
+
+    fn watch(&self, pod: &str, id: &str) {
+        let mut watched = self.watched.lock().unwrap();
+        watched
+            .as_mut()
+            .unwrap()
+            .push((pod.to_owned(), id.to_owned()));
+    }
+
+    /// After so many more looks: all looks, and the overlaps.
+    fn looks(&self, more: u64) -> (u64, Vec<(Instant, Instant)>) {
+        let until = self.seen.lock().unwrap().0 + more;
+        loop {
+            let seen = self.seen.lock().unwrap();
+            if seen.0 >= until {
+                return seen.clone();
+            }
+            drop(seen);
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        *self.watched.lock().unwrap() = None;
+        let _panicked = self.thread.take().unwrap().join();
+    }
+}
+
+/// CPUs of a process; `None` where it has gone.
+fn allowed(pid: u32) -> Option<CpuSet> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut lines = status.lines();
+    let cpus = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    CpuSet::parse(cpus.trim()).ok()
+}
+
 fn print_windows(what: &str, mut windows: Vec<Duration>) {
     windows.sort();
     println!(
@@ -318,5 +443,144 @@ async fn containers_run_on_their_own_cpus_with_nri_and_without_and_keep_them_whe
     let told = scene.windows(&mut attempt, &own, |id| agent.pod(1, Some(id)));
     print_windows("without NRI, by the API", told.await);
     agent.stop();
+    end_pod(&mut scene.client, scene.sandbox).await;
+}
+
+/// So long the plugin is frozen at least: longer than a runtime waits for it.
+const FROZEN: Duration = Duration::from_secs(5);
+/// Looks of the witness in which nothing may overlap.
+const LOOKS: u64 = 500;
+
+#[tokio::test]
+async fn nothing_overlaps_after_the_plugin_was_frozen_and_containerd_killed() {
+    let (Some((programs, busybox)), Some(program)) = (programs_with_nri(), program()) else {
+        notes::left_out(format!(
+            "{NEEDED_WITH_NRI}, and a plimsoll-agent that is built"
+        ));
+        return;
+    };
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let online = CpuSet::parse(online.trim()).unwrap();
+    let cpus: Vec<u32> = online.iter().collect();
+    let [first, second, ..] = cpus[..] else {
+        notes::left_out("a second CPU");
+        return;
+    };
+    let own = CpuSet::of(second);
+    let (own_text, pool) = (own.to_string(), (online - own).to_string());
+    let mut scene = Scene::new(programs, &busybox).await;
+    let (nri, runtime) = (scene.containerd.nri_socket(), scene.containerd.socket());
+    let above = format!("{}/kubepods/pod{UID}", scene.containerd.cgroup);
+    let beside = format!(
+        "{}/kubepods/besteffort/pod{OTHER_UID}",
+        scene.containerd.cgroup
+    );
+    let other = PodSandboxConfig {
+        log_directory: format!("{}/other", scene.pod.log_directory),
+        ..pod(OTHER_UID, &beside)
+    };
+    let other_sandbox = run_pod(&mut scene.client, &other).await;
+    let mut agent = Agent::start(&program, &scene.containerd, (&nri, &runtime), first);
+    agent.pod(1, None);
+    agent.other_pod();
+    agent.say(&ToAgent::Listed);
+    let mut attempt = 0;
+    while scene.first_look(attempt).await != own_text {
+        attempt += 1;
+        assert!(attempt < CONTAINERS_BEFORE, "the plugin has no table");
+    }
+    let witness = Witness::start(own);
+    let shared = async |client: &mut RuntimeServiceClient<Channel>, number: u32| {
+        let id = create(client, &other, &other_sandbox, ("shared", number), SLEEP);
+        let id = id.await.unwrap();
+        witness.watch(&beside, &id);
+        let container_id = id.clone();
+        let start = StartContainerRequest { container_id };
+        client.start_container(start).await.unwrap();
+        id
+    };
+    // Before.
+    attempt += 1;
+    let container = ("own", attempt);
+    let exclusive = run_container(
+        &mut scene.client,
+        &scene.pod,
+        &scene.sandbox,
+        container,
+        SLEEP,
+    );
+    let exclusive = exclusive.await;
+    agent.pod(1, Some(&exclusive));
+    let mut sharing = vec![shared(&mut scene.client, 0).await];
+    let (_, overlaps) = witness.looks(LOOKS);
+    assert_eq!(overlaps, [], "with NRI");
+
+    // During: the runtime waits for the plugin, and goes on without it.
+    let plugin = agent.plugin();
+    kill_process(plugin, Signal::STOP).unwrap();
+    let frozen = Instant::now();
+    sharing.push(shared(&mut scene.client, 1).await);
+    let without_plugin = frozen.elapsed();
+    scene.containerd.restart().await;
+    scene.client = RuntimeServiceClient::new(connect(&runtime).await.unwrap());
+    sharing.push(shared(&mut scene.client, 2).await);
+    support::remove_container(&mut scene.client, exclusive).await;
+    attempt += 1;
+    let container = ("own", attempt);
+    let exclusive = run_container(
+        &mut scene.client,
+        &scene.pod,
+        &scene.sandbox,
+        container,
+        SLEEP,
+    );
+    let exclusive = exclusive.await;
+    agent.pod(1, Some(&exclusive));
+    while frozen.elapsed() < FROZEN {
+        tokio::time::sleep(POLL).await;
+    }
+    kill_process(plugin, Signal::CONT).unwrap();
+    let thawed = Instant::now();
+    let is_repaired = |sharing: &[String]| {
+        let is_own = support::cpuset_of(&above, &exclusive) == own_text;
+        let mut sets = sharing.iter().map(|id| support::cpuset_of(&beside, id));
+        is_own && sets.all(|set| set == pool)
+    };
+    while !is_repaired(&sharing) {
+        assert!(thawed.elapsed() < PATIENCE, "it is not repaired");
+        tokio::time::sleep(POLL).await;
+    }
+    let repaired = Instant::now();
+
+    // After: the plugin is there again, and nothing overlaps any more.
+    let mut again = 0;
+    while scene.first_look(attempt + 1 + again).await != own_text {
+        again += 1;
+        assert!(again < CONTAINERS_BEFORE, "the plugin is away");
+    }
+    let connected = thawed.elapsed();
+    for number in 3..6 {
+        sharing.push(shared(&mut scene.client, number).await);
+    }
+    let (looks, overlaps) = witness.looks(LOOKS);
+    let longest = overlaps.iter().map(|(from, until)| *until - *from).max();
+    let late: Vec<_> = overlaps
+        .iter()
+        .filter(|(_, until)| *until > repaired)
+        .collect();
+    println!(
+        "the plugin frozen for {:?}, containerd killed and started: a container without the plugin took {without_plugin:?}; {} times others were on the exclusive CPU, \
+         longest {:?}; all was repaired {:?} after the thaw, and the first container with the plugin made at most {connected:?} after it; {looks} looks, overlaps after the repair: {}",
+        thawed - frozen,
+        overlaps.len(),
+        longest.unwrap_or_default(),
+        repaired - thawed,
+        late.len(),
+    );
+    assert!(late.is_empty(), "{late:?}");
+    assert!(is_repaired(&sharing));
+    drop(witness);
+    agent.stop();
+    end_pod(&mut scene.client, other_sandbox).await;
     end_pod(&mut scene.client, scene.sandbox).await;
 }

@@ -16,6 +16,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use plimsoll_runtime::cri::Runtime;
@@ -43,6 +44,9 @@ const CONTAINERD_2: &str = "containerd-2";
 
 /// What is not there, where [`programs_with_nri`] finds nothing.
 pub(crate) const NEEDED_WITH_NRI: &str = "needs root, and containerd 2 and runc of `cargo xtask kubernetes node` with Kubernetes 1.26 or later";
+
+/// In this process: each has a cgroup of its own.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 
 /// A containerd with directories of its own; it ends with this.
 pub(crate) struct Containerd {
@@ -186,7 +190,11 @@ impl Containerd {
             programs,
             package,
             is_mounted: options.is_some(),
-            cgroup: format!("/plimsoll-runtime-test-{}", std::process::id()),
+            cgroup: format!(
+                "/plimsoll-runtime-test-{}-{}",
+                std::process::id(),
+                STARTED.fetch_add(1, Ordering::Relaxed)
+            ),
         };
         containerd.answers().await;
         containerd
@@ -305,19 +313,28 @@ pub(crate) fn cpuset_of(pod: &str, id: &str) -> String {
     text.trim().to_owned()
 }
 
+/// The processes of a container in the cgroup of its pod; none where it has gone.
+pub(crate) fn processes_of(pod: &str, id: &str) -> Vec<u32> {
+    let text = read_file_of(pod, id, &["cgroup.procs"]).unwrap_or_default();
+    text.lines().filter_map(|line| line.parse().ok()).collect()
+}
+
 /// A file of a container's cgroup, of the hierarchy that has it.
 fn file_of(pod: &str, id: &str, names: &[&str]) -> String {
+    read_file_of(pod, id, names).unwrap()
+}
+
+fn read_file_of(pod: &str, id: &str, names: &[&str]) -> Option<String> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).unwrap().flatten();
     let hierarchies = hierarchies.map(|entry| entry.path());
     let mut dirs = hierarchies.chain([root.to_owned()]);
-    let found = dirs.find_map(|hierarchy| {
+    dirs.find_map(|hierarchy| {
         let dir = hierarchy.join(&pod[1..]).join(id);
         names
             .iter()
             .find_map(|name| fs::read_to_string(dir.join(name)).ok())
-    });
-    found.unwrap()
+    })
 }
 
 /// A pod in the host's network: none has to be made for it.
