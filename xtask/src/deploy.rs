@@ -23,7 +23,7 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 13] = [
+const COMPONENTS: [(&str, &str); 15] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
@@ -34,10 +34,14 @@ const COMPONENTS: [(&str, &str); 13] = [
     ("openshift", "openshift=true"),
     ("prometheus", "prometheus=true"),
     ("runtime", "runtime=true"),
+    ("runtime-crio", "runtime=crio"),
+    ("runtime-k3s", "runtime=k3s"),
     ("taint", "taintOnPressure=true"),
     ("uninstall", "uninstall=true"),
     ("without-bpf", "withoutBpf=true"),
 ];
+/// Components in whose place there is another one among all together: a node has one runtime.
+const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];
 /// The component for API servers that are older than 1.30. The chart asks the server for its version.
 const OLDER: &str = "before-1.30";
 /// The newest of those.
@@ -63,7 +67,8 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
             .arg(&chart),
         "mend the chart",
     )?;
-    let all: Vec<&str> = COMPONENTS.iter().map(|(name, _)| *name).collect();
+    let names = COMPONENTS.iter().map(|(name, _)| *name);
+    let all: Vec<&str> = names.filter(|name| !ALTERNATIVES.contains(name)).collect();
     let each = COMPONENTS
         .iter()
         .map(|(name, _)| std::slice::from_ref(name));

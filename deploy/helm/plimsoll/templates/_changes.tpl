@@ -73,11 +73,22 @@
   {{- $_ := set $agent "ports" (list (dict "name" "metrics" "containerPort" 9186)) -}}
 {{- end -}}
 {{- if $values.runtime -}}
-  {{- $args = append $args "--runtime-endpoint=/run/containerd/containerd.sock" -}}
-  {{- $mounts := list (dict "name" "runtime" "mountPath" "/run/containerd") (dict "name" "images" "mountPath" "/var/lib/containerd" "readOnly" true) (dict "name" "nri" "mountPath" "/var/run/nri") -}}
+  {{- $run := "/run/containerd" -}}
+  {{- $socket := "containerd.sock" -}}
+  {{- $kept := "/var/lib/containerd" -}}
+  {{- if eq (toString $values.runtime) "crio" -}}
+    {{- $run = "/run/crio" -}}
+    {{- $socket = "crio.sock" -}}
+    {{- $kept = "/var/lib/containers" -}}
+  {{- else if eq (toString $values.runtime) "k3s" -}}
+    {{- $run = "/run/k3s/containerd" -}}
+    {{- $kept = "/var/lib/rancher/k3s/agent/containerd" -}}
+  {{- end -}}
+  {{- $args = append $args (printf "--runtime-endpoint=%s/%s" $run $socket) -}}
+  {{- $mounts := list (dict "name" "runtime" "mountPath" $run) (dict "name" "images" "mountPath" $kept "readOnly" true) (dict "name" "nri" "mountPath" "/var/run/nri") -}}
   {{- $_ := set $agent "volumeMounts" (concat $agent.volumeMounts $mounts) -}}
-  {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" "/run/containerd" "type" "DirectoryOrCreate") -}}
-  {{- $images := dict "name" "images" "hostPath" (dict "path" "/var/lib/containerd" "type" "DirectoryOrCreate") -}}
+  {{- $runtime := dict "name" "runtime" "hostPath" (dict "path" $run "type" "DirectoryOrCreate") -}}
+  {{- $images := dict "name" "images" "hostPath" (dict "path" $kept "type" "DirectoryOrCreate") -}}
   {{- $nri := dict "name" "nri" "hostPath" (dict "path" "/var/run/nri" "type" "DirectoryOrCreate") -}}
   {{- $_ := set $pod "volumes" (concat $pod.volumes (list $runtime $images $nri)) -}}
 {{- end -}}
