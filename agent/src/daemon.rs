@@ -26,6 +26,7 @@ mod nri;
 mod oom_kills;
 mod oom_scores;
 mod placement;
+mod pod_warnings;
 mod remedies;
 mod rescan;
 mod room;
@@ -141,6 +142,7 @@ pub struct Agent {
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
     not_watched_reported: u64,
+    pod_warnings: pod_warnings::PodWarnings,
     tally: Tally,
     started_ns: u64,
     /// When the engine wants the next sample.
@@ -207,6 +209,7 @@ impl Agent {
             placing: None,
             last_line: None,
             not_watched_reported: 0,
+            pod_warnings: pod_warnings::PodWarnings::default(),
             tally: Tally::default(),
             started_ns: now_ns(),
             sample_by_ns: 0,
@@ -359,6 +362,7 @@ impl Agent {
                         } = self.pods.kill_writes();
                         (count, sum_ns, max_ns)
                     },
+                    pod_warnings_left_out: self.pod_warnings.left_out(),
                     releases_refused: self
                         .memory_release
                         .as_ref()

@@ -176,6 +176,8 @@ struct CgroupScores {
     review_due: bool,
     /// When to compare again after newcomers were served, nanoseconds, and how often that was done.
     again: Option<(u64, usize)>,
+    /// That its processes cannot be listed has been said.
+    said_unreadable: bool,
 }
 
 /// The last few scores.
@@ -266,8 +268,9 @@ impl OomScores {
     }
 
     /// Gives the newcomers of one cgroup, and what they have forked, their scores: of the one whose turn it is. [`OomScores::served`] is to follow.
-    /// Newcomers and cgroups that are to be compared again take turns, so that newcomers of one pod keep no other pod from the second look.
-    pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) {
+    /// Newcomers and cgroups that are to be compared again take turns, so that newcomers of one pod keep no other pod from the second look. Returns whose
+    /// cgroup it was.
+    pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) -> Option<PodUid> {
         let first = self.newcomers.first().map(|newcomer| newcomer.cgroup_id);
         let due = self.again.first().filter(|(at_ns, _)| *at_ns <= now_ns);
         let due = due.map(|(_, id)| *id);
@@ -276,9 +279,7 @@ impl OomScores {
         } else {
             first.or(due)
         };
-        let Some(cgroup_id) = next else {
-            return;
-        };
+        let cgroup_id = next?;
         let mut pids = Vec::new();
         self.newcomers.retain(|newcomer| {
             let is_here = newcomer.cgroup_id == cgroup_id;
@@ -296,12 +297,13 @@ impl OomScores {
             again,
             ..
         } = self;
-        let pod = by_id.get(&cgroup_id).and_then(|uid| pods.get_mut(uid));
+        let uid = by_id.get(&cgroup_id).cloned();
+        let pod = uid.as_ref().and_then(|uid| pods.get_mut(uid));
         let cgroup = pod.and_then(|pod| pod.cgroup_mut(cgroup_id));
         let Some(cgroup) = cgroup else {
             // It is gone.
             again.retain(|(_, id)| *id != cgroup_id);
-            return;
+            return None;
         };
         let mut budget = WRITES_PER_SERVING;
         let mut turn = Turn {
@@ -316,6 +318,7 @@ impl OomScores {
             _ => 0,
         };
         cgroup.compare_again(done, now_ns, again);
+        uid
     }
 
     /// A serving took so long: the next one comes after a rest, so that newcomers, however many, cost a tenth of the loop's time.
@@ -553,6 +556,7 @@ impl PodScores {
                 reviewed_ns: 0,
                 review_due: true,
                 again: None,
+                said_unreadable: false,
             });
         }
         let mut is_there = is_there.into_iter();
@@ -710,7 +714,8 @@ impl CgroupScores {
                 ..
             }) => None,
             Err(error) => {
-                if !error.is_vanished() {
+                // Once for each cgroup: it would be said at each look.
+                if !error.is_vanished() && !std::mem::replace(&mut self.said_unreadable, true) {
                     (turn.failed)(&error.into());
                 }
                 None

@@ -13,9 +13,14 @@ impl Agent {
             && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= began_ns)
         {
             let mut failures = Vec::new();
-            scores.serve(began_ns, &mut |error| failures.push(error.to_string()));
+            let of = scores.serve(began_ns, &mut |error| failures.push(error.to_string()));
             scores.served(began_ns, now_ns());
-            failures.into_iter().for_each(|failure| self.warn(failure));
+            for (uid, failure) in of
+                .iter()
+                .flat_map(|uid| failures.iter().map(move |one| (uid, one)))
+            {
+                self.warn_of_pod(uid, failure);
+            }
         }
     }
 
@@ -70,6 +75,8 @@ impl Agent {
             self.rescans.note(uid);
             self.rescans.ask();
         }
-        failures.into_iter().for_each(|failure| self.warn(failure));
+        for failure in failures {
+            self.warn_of_pod(uid, failure);
+        }
     }
 }

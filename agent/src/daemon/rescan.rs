@@ -17,7 +17,7 @@ use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::host::clock::rest_until_ns;
-use crate::pods::kill::CGROUPS_PER_POD_MAX;
+use crate::pods::kill::{CGROUP_PATH_BYTES_MAX, CGROUPS_PER_POD_MAX};
 use crate::pods::registry::Pods;
 use crate::pods::removal::{Done, Report};
 use crate::record::journal::Journal;
@@ -139,7 +139,7 @@ impl Agent {
             self.warn_of_pod(
                 uid,
                 format_args!(
-                    "has more than {CGROUPS_PER_POD_MAX} cgroups; processes in the others keep their oom_score_adj, \
+                    "has more than {CGROUPS_PER_POD_MAX} cgroups, or one whose path is longer than {CGROUP_PATH_BYTES_MAX} bytes; processes in the others keep their oom_score_adj, \
                      and an eviction ends them too; look for what makes cgroups inside of its containers (reported once)"
                 ),
             );
@@ -207,6 +207,7 @@ impl Agent {
         self.report_limits();
         self.report_folded_oom_kills();
         self.report_lost_records();
+        self.report_left_out_warnings();
         if let Some(error) = self.journal.as_mut().and_then(Journal::take_error) {
             self.warn(error.to_string());
         }

@@ -339,8 +339,21 @@ impl Agent {
     }
 
     /// A warning about a pod, which it names as people and as cgroups do.
+    /// Too many in a row are counted, not said.
     pub(super) fn warn_of_pod(&mut self, uid: &PodUid, what: impl std::fmt::Display) {
+        if !self.pod_warnings.may_say(uid, now_ns()) {
+            return;
+        }
         self.warn(format!("pod {}: {what}", self.pods.name_and_uid(uid)));
+    }
+
+    pub(super) fn report_left_out_warnings(&mut self) {
+        for (uid, count) in self.pod_warnings.take_left_out(now_ns()) {
+            self.warn(format!(
+                "pod {}: {count} more warnings about it were left out; those before tell what kind they are",
+                self.pods.name_and_uid(&uid)
+            ));
+        }
     }
 
     /// Takes the programs away, reads what is left of their records, and counts.

@@ -52,6 +52,8 @@ use tree::{Node as _, Tree};
 
 /// Cgroups of one pod that are kept at most: containers and the cgroups that those make inside.
 pub const CGROUPS_PER_POD_MAX: usize = 256;
+/// Of the path of a cgroup that is kept, at most: any file in it can be opened by its path (PATH_MAX of 4096 with the zero at its end, NAME_MAX of 255).
+pub const CGROUP_PATH_BYTES_MAX: usize = 4096 - 1 - 255 - 1;
 /// Rounds of SIGKILL in one call of [`PodKill::kill`].
 pub const KILL_ROUNDS_MAX: u32 = 16;
 
@@ -214,7 +216,7 @@ impl PodKill {
         Ok(is_populated)
     }
 
-    /// Whether the pod has more than [`CGROUPS_PER_POD_MAX`] cgroups. Those beyond get no `oom_score_adj`, and records do not tell of them.
+    /// Whether the pod has more than [`CGROUPS_PER_POD_MAX`] cgroups, or one whose path is longer than [`CGROUP_PATH_BYTES_MAX`]. Those beyond get no `oom_score_adj`, and records do not tell of them.
     pub fn has_more_cgroups(&self) -> bool {
         self.members.is_cut()
     }

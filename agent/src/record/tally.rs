@@ -133,6 +133,8 @@ pub struct Tally {
     pub lines_lost: u64,
     /// Kills and removals in cgroups of pods that found no room in the queue of their thread.
     pub cgroup_work_refused: u64,
+    /// Warnings about pods of which there were too many in a row.
+    pub pod_warnings_left_out: u64,
     /// Killed pods whose memory the agent did not free, because it was at those of others.
     pub releases_refused: u64,
     /// Pods of manifests that were admitted, and those that were refused: each once, however often it asks again.

@@ -257,6 +257,12 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "",
         [([], Value::Count(tally.cgroup_work_refused))],
     )?;
+    page.counter(
+        "plimsoll_warnings_left_out",
+        "Warnings about pods that were not said, because there were too many about one pod in a row.",
+        "",
+        [([], Value::Count(tally.pod_warnings_left_out))],
+    )?;
     let (kills, sum_ns, max_ns) = tally.kill_writes;
     page.counter(
         "plimsoll_cgroup_kill_writes",

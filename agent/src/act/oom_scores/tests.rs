@@ -399,6 +399,10 @@ fn an_unreadable_file_is_an_error() {
         "{:?}",
         fake.errors
     );
+    for now_ns in 2..100 {
+        fake.look(now_ns, 100);
+    }
+    assert_eq!(fake.errors.len(), 1, "once for a cgroup");
 }
 
 /// A real process; killed at the end.

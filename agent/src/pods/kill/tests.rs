@@ -257,6 +257,78 @@ fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
     assert_eq!(found(&mut pod_kill), (true, 3));
 }
 
+/// Makes directories in one another, each by its name in the one above, until their path has this many bytes. Returns the last.
+fn deep_below(dir: &Path, path_bytes: usize) -> std::os::fd::OwnedFd {
+    use rustix::fs::{Mode, OFlags, mkdirat, openat};
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut deepest = rustix::fs::open(dir, flags, Mode::empty()).unwrap();
+    let mut left = path_bytes - dir.as_os_str().len();
+    while left > 0 {
+        // No name of no bytes at the end.
+        let name = match left - 1 {
+            name if name <= 200 => name,
+            name if name <= 202 => name - 2,
+            _ => 200,
+        };
+        let text = "d".repeat(name);
+        mkdirat(&deepest, &*text, Mode::RWXU).unwrap();
+        deepest = openat(&deepest, &*text, flags, Mode::empty()).unwrap();
+        left -= 1 + name;
+    }
+    deepest
+}
+
+fn write_in(dir: &std::os::fd::OwnedFd, file: &str, text: &str) {
+    use rustix::fs::{Mode, OFlags, openat};
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = openat(dir, file, flags, Mode::RUSR | Mode::WUSR).unwrap();
+    assert_eq!(
+        rustix::io::write(file, text.as_bytes()).unwrap(),
+        text.len()
+    );
+}
+
+/// A container makes cgroups deeper than any path is long: 4,090 bytes are room for no file's name, 5,000 are no path at all.
+#[test]
+fn a_cgroup_without_a_path_hides_no_pod() {
+    for path_bytes in [3839, 3840, 4090, 4094, 5000] {
+        let (_dir, host) = fake_host(&[
+            ("cgroup", "/sys/fs/cgroup/memory", "memory"),
+            ("cgroup", "/sys/fs/cgroup/freezer", "freezer"),
+        ]);
+        let pod = CgroupPath::new("kubepods/podx").unwrap();
+        let (first, hidden) = (sleeper(), sleeper());
+        for controller in ["memory", "freezer"] {
+            let pod_dir = host.path(format!("/sys/fs/cgroup/{controller}/kubepods/podx"));
+            for (dir, children) in [
+                (pod_dir.clone(), [].as_slice()),
+                (pod_dir.join("c"), &[&first]),
+            ] {
+                list(&dir, children);
+                std::fs::write(dir.join("freezer.state"), "").unwrap();
+            }
+            let deepest = deep_below(&pod_dir.join("c"), path_bytes);
+            write_in(&deepest, "cgroup.procs", &format!("{}\n", hidden.id()));
+            write_in(&deepest, "freezer.state", "FROZEN");
+        }
+        link_proc(&host, &first);
+        let mounts = host.cgroup_mounts().unwrap();
+        let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+        assert_eq!(pod_kill.first_processes().count(), 1);
+        let is_kept = path_bytes <= CGROUP_PATH_BYTES_MAX;
+        assert_eq!(pod_kill.has_more_cgroups(), !is_kept, "{path_bytes}");
+        assert!(pod_kill.refresh().unwrap() && pod_kill.is_populated().unwrap());
+        let killed = pod_kill.kill().unwrap();
+        assert_eq!(killed.processes, 1 + u32::from(is_kept));
+        assert_eq!(signal_of(first), Some(9));
+        if let Some(rest) = pod_kill.rest() {
+            let ended = rest.end(&mut |is_walk_over| !is_walk_over).unwrap();
+            assert!(ended.signals >= 1, "{ended:?}");
+        }
+        assert_eq!(signal_of(hidden), Some(9), "{path_bytes}");
+    }
+}
+
 /// A fake v1 pod whose container has made this many cgroups; the first of them is `c/0`.
 fn pod_with_cgroups(count: usize) -> ([tempfile::TempDir; 2], HostRoot, CgroupPath, PathBuf) {
     let (dir, host) = fake_host(&[("cgroup", "/sys/fs/cgroup/memory", "memory")]);

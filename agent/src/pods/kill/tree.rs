@@ -4,15 +4,16 @@
 //! [`CGROUPS_PER_POD_MAX`], in the midst of a directory if need be. That there are more is a state of the tree ([`Tree::is_cut`]): it is then
 //! read again when its upper levels, which a runtime makes, have changed, and otherwise only at every [`CUT_READ_EVERY`]th look.
 //! Directories come level by level, so containers are found before what they have made.
+//!
+//! A pod also decides how deep they are, and a directory that is made by its name alone may have a longer path than the kernel opens (PATH_MAX).
+//! Such a one, and what is in it, is not kept either: the tree is cut there.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::io::Errno;
-
-use super::{CGROUPS_PER_POD_MAX, file_error};
+use super::{CGROUP_PATH_BYTES_MAX, CGROUPS_PER_POD_MAX, file_error};
 use crate::host::file::{FileError, errno_of};
 
 /// Looks at a tree with too many cgroups from one reading of its directories to the next.
@@ -163,7 +164,7 @@ impl<N: Node> Tree<N> {
     }
 }
 
-/// The pod's cgroup and those below it, and whether there are more than [`CGROUPS_PER_POD_MAX`].
+/// The pod's cgroup and those below it, and whether there are more: than [`CGROUPS_PER_POD_MAX`], or with longer paths than are kept.
 fn places_below(dir: &Path, entries_read: &mut u64) -> Result<(Vec<Place>, bool), FileError> {
     let root = dir
         .metadata()
@@ -182,11 +183,6 @@ fn places_below(dir: &Path, entries_read: &mut u64) -> Result<(Vec<Place>, bool)
         let links = match path.metadata() {
             Ok(metadata) => metadata.nlink(),
             Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            // Deeper than any path reaches.
-            Err(error) if errno_of(&error) == Errno::NAMETOOLONG => {
-                is_cut = true;
-                0
-            }
             Err(error) => return Err(file_error(&path, errno_of(&error))),
         };
         found[next].links = links;
@@ -198,6 +194,9 @@ fn places_below(dir: &Path, entries_read: &mut u64) -> Result<(Vec<Place>, bool)
         let mut children = directories_in(&path, room + 1, entries_read)?;
         is_cut |= children.len() > room;
         children.truncate(room);
+        let found_here = children.len();
+        children.retain(|(path, _)| path.as_os_str().len() <= CGROUP_PATH_BYTES_MAX);
+        is_cut |= children.len() < found_here;
         let children = children.into_iter().map(|(path, id)| Place {
             path,
             id,
