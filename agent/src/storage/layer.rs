@@ -5,9 +5,11 @@
 //! second makes a full layer count as nothing.
 //! **Approach.** Asked is the container's *first process*, the one that started earliest, which the runtime made. Its mounts count if they cannot
 //! have been changed without privilege: its user namespace is the machine's. The directory counts if it is below a directory of a known
-//! runtime, with no link on the way. Where any of this fails the layer is *unknown*: no figure, and a warning with the reason.
+//! runtime, with no link on the way. Where any of this fails the layer is *unknown*: no figure, and a warning with the reason. A process whose main thread
+//! has ended (`pthread_exit`) shows neither mounts nor a root any more; those of a thread that lives are asked then.
 //! **Terms.** *machine's user namespace*: the initial one, whose number is the same on every kernel.
 
+use std::fs::Metadata;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
@@ -27,6 +29,8 @@ use crate::host::processes::start_ticks;
 const CGROUP_DEPTH_MAX: usize = 4;
 /// Processes of one container of which the first is looked for. The kernel lists those that came first before those that came later.
 const PROCESSES_ASKED_MAX: usize = 64;
+/// Threads of the first process that are asked, if its main thread has ended.
+const THREADS_ASKED_MAX: usize = 64;
 /// What `/proc/PID/ns/user` is in the machine's user namespace: `PROC_USER_INIT_INO` in the kernel's `include/linux/proc_ns.h`.
 const MACHINE_USER_NAMESPACE: &str = "user:[4026531837]";
 
@@ -38,6 +42,9 @@ pub enum LayerUnknown {
         "its first process is in a user namespace of its own, where it can change what its mounts show"
     )]
     UserNamespace,
+    /// It lives, and shows nothing.
+    #[error("its first process shows neither its mounts nor its root, though it runs")]
+    NotShown,
     /// Its root is something else than it says.
     #[error("its first process has another root than its mounts show")]
     OtherRoot,
@@ -129,25 +136,66 @@ pub(super) fn container_layer(
     let Some((_, first)) = first else {
         return Layer::Absent;
     };
-    layer_of(places, first, host_layer)
+    let is_listed = || {
+        let mut listed = Vec::new();
+        processes(&dir, CGROUP_DEPTH_MAX, &mut listed);
+        listed.contains(&first)
+    };
+    layer_of(places, first, host_layer, is_listed)
 }
 
-fn layer_of(places: &Places, first: Pid, host_layer: Option<&Path>) -> Layer {
-    let of_process = |file: &str| format!("{}/{file}", first.as_raw_nonzero());
-    let name = first.as_raw_nonzero().to_string();
+/// What a thread shows of its root.
+struct Shown {
+    mountinfo: Vec<u8>,
+    root: Metadata,
+}
+
+/// `None`: it has ended. An error: it is not to be believed.
+fn shown_by(places: &Places, thread: &str) -> Result<Option<Shown>, LayerUnknown> {
     // Before anything that asks a file system: the root of such a process may be one that never answers.
-    match std::fs::read_link(places.host.procfs(of_process("ns/user"))) {
+    match std::fs::read_link(places.host.procfs(format!("{thread}/ns/user"))) {
         Ok(namespace) if namespace == Path::new(MACHINE_USER_NAMESPACE) => {}
-        Ok(_) => return Layer::Unknown(LayerUnknown::UserNamespace),
-        // It has ended.
-        Err(_) => return Layer::Absent,
+        Ok(_) => return Err(LayerUnknown::UserNamespace),
+        Err(_) => return Ok(None),
     }
-    // A process that is ending has no mounts to show.
-    let Some(text) = mountinfo(places, &name).filter(|text| !text.is_empty()) else {
-        return Layer::Absent;
-    };
-    let Ok(root) = std::fs::metadata(places.host.procfs(of_process("root"))) else {
-        return Layer::Absent;
+    // A thread that is ending has no mounts to show.
+    let mountinfo = mountinfo(places, thread).filter(|text| !text.is_empty());
+    let root = std::fs::metadata(places.host.procfs(format!("{thread}/root")));
+    let shown = mountinfo.zip(root.ok());
+    Ok(shown.map(|(mountinfo, root)| Shown { mountinfo, root }))
+}
+
+/// What the process shows, or the first of its threads that lives.
+fn shown_by_any(places: &Places, process: &str) -> Result<Option<Shown>, LayerUnknown> {
+    if let Some(shown) = shown_by(places, process)? {
+        return Ok(Some(shown));
+    }
+    let threads = std::fs::read_dir(places.host.procfs(format!("{process}/task")));
+    let threads = threads.into_iter().flatten().flatten();
+    for thread in threads.take(THREADS_ASKED_MAX) {
+        let thread = format!("{process}/task/{}", thread.file_name().to_string_lossy());
+        if let Some(shown) = shown_by(places, &thread)? {
+            return Ok(Some(shown));
+        }
+    }
+    Ok(None)
+}
+
+/// `is_listed`: whether the process is in the container's cgroup still. There the kernel lists none that has ended with all its threads.
+fn layer_of(
+    places: &Places,
+    first: Pid,
+    host_layer: Option<&Path>,
+    is_listed: impl Fn() -> bool,
+) -> Layer {
+    let Shown {
+        mountinfo: text,
+        root,
+    } = match shown_by_any(places, &first.as_raw_nonzero().to_string()) {
+        Ok(Some(shown)) => shown,
+        Ok(None) if is_listed() => return Layer::Unknown(LayerUnknown::NotShown),
+        Ok(None) => return Layer::Absent,
+        Err(why) => return Layer::Unknown(why),
     };
     let machine = std::fs::metadata(places.host.procfs("1/root"));
     if machine.is_ok_and(|machine| (machine.dev(), machine.ino()) == (root.dev(), root.ino())) {

@@ -219,6 +219,44 @@ fn where_a_layer_cannot_be_walked_the_runtimes_figure_counts() {
     assert_eq!(rootfs(), Used::default());
 }
 
+/// `pthread_exit` of a main thread: the process lives, `/proc/PID/root` leads nowhere and `/proc/PID/mountinfo` cannot be opened.
+#[test]
+fn a_first_process_whose_main_thread_has_ended_hides_no_layer() {
+    let machine = Machine::new();
+    machine.write("/run/snapshots/1/fs/f", 1);
+    machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n");
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/run/snapshots/1/fs\n";
+    machine.process(7, 50, MACHINE, overlay);
+    let proc = |file: &str| machine.places.host.procfs(format!("7/{file}"));
+    let layer = || {
+        let surveyed = machine.survey(vec![pod(WEB)], 100);
+        let way = surveyed[0].directories.first().map(|report| report.way);
+        (surveyed[0].storage.containers[0].rootfs.inodes, way)
+    };
+    assert!(matches!(layer(), (Some(2), Some(Way::Walked(_)))));
+    // Of its threads 7 is the main one, and 9 lives.
+    for thread in ["7", "9"] {
+        std::fs::create_dir_all(proc(&format!("task/{thread}/ns"))).unwrap();
+        let link = proc(&format!("task/{thread}/ns/user"));
+        std::os::unix::fs::symlink(MACHINE, link).unwrap();
+    }
+    std::fs::rename(proc("mountinfo"), proc("task/9/mountinfo")).unwrap();
+    std::fs::rename(proc("root"), proc("task/9/root")).unwrap();
+    assert!(matches!(layer(), (Some(2), Some(Way::Walked(_)))));
+    // Nobody shows anything.
+    std::fs::remove_file(proc("task/9/mountinfo")).unwrap();
+    let unknown = Way::Unknown(LayerUnknown::NotShown);
+    assert_eq!(layer(), (None, Some(unknown)));
+    // It is in a user namespace of its own by the word of that thread.
+    std::fs::remove_file(proc("task/9/ns/user")).unwrap();
+    std::os::unix::fs::symlink("user:[4026533000]", proc("task/9/ns/user")).unwrap();
+    let unknown = Way::Unknown(LayerUnknown::UserNamespace);
+    assert_eq!(layer(), (None, Some(unknown)));
+    // It has ended.
+    machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "");
+    assert_eq!(layer(), (None, None));
+}
+
 #[test]
 fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
     let overlay =
