@@ -32,7 +32,7 @@ const HOLD_MAX_NS: u64 = 600_000_000_000;
 /// After the start the API server has so long to name the pods that are there. Until then the engine knows no pod of which only the cgroup is known: it
 /// may be critical, and no pod is to go because its agent was started anew (k/k#70618).
 const NAMES_WITHIN_NS: u64 = 10_000_000_000;
-/// A hold that could not be lifted is lifted again after this time.
+/// After this time it is looked what has come of a lift, and one that has failed is tried again.
 const LIFT_AGAIN_NS: u64 = 1_000_000_000;
 /// What is withheld is said anew at most so often; its end is said at once.
 const WITHHELD_EVERY_NS: u64 = 10_000_000_000;

@@ -20,7 +20,7 @@ use plimsoll_core::model::swap::PodSwap;
 use tokio::sync::mpsc;
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
-use crate::act::holds::{HOLDS_LEDGER, Holds};
+use crate::act::holds::{HOLDS_LEDGER, Holds, HoldsError};
 use crate::act::kubepods::{self, Kubepods};
 use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
@@ -335,7 +335,8 @@ impl Start<'_> {
         conflicts.into_iter().for_each(|text| self.warn(text));
         // The loop writes to it.
         let ledger = self.plan.ledger(HOLDS_LEDGER).map(Ledger::without_waiting);
-        let taken_up = ledger.and_then(|ledger| Holds::take_up(ledger, &left.unsettled));
+        let taken_up = ledger.map_err(HoldsError::from);
+        let taken_up = taken_up.and_then(|ledger| Holds::take_up(ledger, &left.unsettled));
         let (holds, held) = self
             .without(
                 "holding evicted pods, which their kubelet starts again",

@@ -4,6 +4,8 @@ use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
+
+use crate::act::holds::{Holds, Lifted, Recorded};
 use crate::daemon::turn::Unread;
 use crate::daemon::{Agent, now_ns};
 
@@ -36,6 +38,10 @@ impl Agent {
             }
             work.evicted.entry(uid).or_default().held_ns = Some(at_ns);
         }
+        self.note_lifted();
+        let Some(work) = &mut self.kubelet else {
+            return;
+        };
         let is_due = work.at_ns().is_some_and(|due_ns| due_ns <= at_ns);
         if is_due {
             self.end_unacknowledged(at_ns);
@@ -137,37 +143,47 @@ impl Agent {
         }
     }
 
-    /// Lets a pod go that was evicted: it may run again.
+    /// Lets a pod go that was evicted: it may run again, as soon as a thread has seen to that.
     pub(in crate::daemon) fn lift(&mut self, uid: &PodUid) {
         let Some(work) = &mut self.kubelet else {
             return;
         };
         work.evicted.remove(uid);
-        let lifted = match &mut work.holds {
-            None => Ok(()),
-            // It would be written after its line in the ledger has gone.
-            Some(holds) if !self.pods.are_holds_written() => holds.lift_later(uid),
-            Some(holds) => holds.lift(uid).map(|_| ()),
-        };
-        match lifted {
-            // Without its line in the ledger it must not be held. The next look writes one.
-            Ok(()) => {
+        if let Some(holds) = &mut work.holds {
+            if !self.pods.are_holds_written() {
+                // It would be written after its line in the ledger has gone.
+                holds.lift_later(uid);
+            } else if holds.lift(uid) {
+                // Without its line in the ledger it must not be held. A look after that writes one.
                 self.pods.arm_hold(uid, false).ok();
             }
-            Err(not_yet) => {
+            if !holds.to_lift().is_empty() {
                 let again_ns = now_ns().saturating_add(LIFT_AGAIN_NS);
                 work.lift_again_ns.get_or_insert(again_ns);
-                if let Some(why) = not_yet.first {
-                    self.warn_of_pod(
-                        uid,
-                        format_args!(
-                            "it is still held: {why}; it is tried again every second, and `plimsoll uninstall` lifts holds"
-                        ),
-                    );
-                }
             }
         }
         self.rescans.note(uid);
+    }
+
+    /// What has come of the lifts so far.
+    pub(in crate::daemon) fn note_lifted(&mut self) {
+        loop {
+            let holds = self.kubelet.as_mut().and_then(|work| work.holds.as_mut());
+            let Some(Lifted { uid, was_held }) = holds.and_then(Holds::lifted) else {
+                return;
+            };
+            if let Err(Some(why)) = was_held {
+                self.warn_of_pod(
+                    &uid,
+                    format_args!(
+                        "it is still held: {why}; it is tried again every second, and `plimsoll uninstall` lifts holds"
+                    ),
+                );
+            }
+            // It can be held again once it has a line.
+            self.rescans.note(&uid);
+            self.rescans.ask();
+        }
     }
 
     pub(in crate::daemon) fn lift_again(&mut self, at_ns: u64) {
@@ -181,8 +197,12 @@ impl Agent {
         {
             return;
         }
-        let to_lift = work.holds.as_ref().map(|holds| holds.to_lift().clone());
-        for uid in to_lift.into_iter().flatten() {
+        let Some(holds) = &work.holds else { return };
+        if !holds.to_lift().is_empty() {
+            work.lift_again_ns = Some(now_ns().saturating_add(LIFT_AGAIN_NS));
+        }
+        // Not those that the thread has: one may have been evicted again since.
+        for uid in holds.not_lifting() {
             self.lift(&uid);
         }
     }
@@ -206,13 +226,17 @@ impl Agent {
         let (Some(holds), Some((file, id))) = (&mut work.holds, self.pods.hold_file(uid)) else {
             return;
         };
-        let armed = holds
-            .record(uid, file, id)
-            .map_err(|error| error.to_string());
-        let armed = armed.and_then(|_| {
-            let armed = self.pods.arm_hold(uid, true);
-            armed.map_err(|error| error.to_string())
-        });
+        let armed = match holds.record(uid, file, id) {
+            Ok(Recorded::New | Recorded::Known) => {
+                let armed = self.pods.arm_hold(uid, true);
+                armed.map_err(|error| error.to_string())
+            }
+            Ok(Recorded::Later) => {
+                self.rescans.note(uid);
+                return;
+            }
+            Err(error) => Err(error.to_string()),
+        };
         if let Err(error) = armed
             && !std::mem::replace(&mut work.is_unheld_said, true)
         {

@@ -29,6 +29,14 @@ fn held() -> (Node, PodUid, std::path::PathBuf) {
     (node, uid, file)
 }
 
+/// Until the thread has lifted what it was given.
+fn wait_for_lifts(node: &mut Node) {
+    while !work(node).holds.as_ref().unwrap().to_lift().is_empty() {
+        node.agent.note_lifted();
+        std::thread::yield_now();
+    }
+}
+
 fn work(node: &mut Node) -> &mut KubeletWork {
     node.agent.kubelet.as_mut().unwrap()
 }
@@ -75,6 +83,7 @@ fn a_hold_ends_when_the_api_server_stays_silent() {
     node.agent.give_up_holds(due_ns - 1);
     assert_eq!(fs::read_to_string(&file).unwrap(), "0");
     node.agent.give_up_holds(due_ns);
+    wait_for_lifts(&mut node);
     assert_eq!(fs::read_to_string(&file).unwrap(), "max");
     assert!(work(&mut node).evicted.is_empty());
     // It can be held again.
@@ -108,6 +117,7 @@ fn a_hold_ends_with_the_pod_in_the_api_and_when_its_report_is_given_up() {
     for (event, expected) in cases {
         let (mut node, uid, file) = held();
         node.agent.cluster_event(event(&uid)).unwrap();
+        wait_for_lifts(&mut node);
         assert_eq!(
             fs::read_to_string(&file).unwrap(),
             expected,
