@@ -135,6 +135,10 @@ impl Agent {
                 }
             }
         }
+        if self.pods.is_searched(uid) {
+            self.rescans.note(uid);
+            self.rescans.ask();
+        }
         if self.pods.note_more_cgroups(uid) {
             self.warn_of_pod(
                 uid,

@@ -15,11 +15,13 @@
 //! (kernel/cgroup/cgroup-v1.c, `cgroup_pidlist_start`).
 //!
 //! **Which way.** v2 since 5.14 has `cgroup.kill`, which is atomic, also against forks. On v1, and before 5.14, each process is
-//! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter.
+//! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter. A round reads each
+//! cgroup's processes twice, whatever their number, and signals 256: a pod decides how many it has, and who has more, or still forks, leaves the others
+//! to a thread.
 //! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
 //!
-//! **What is reached.** On v2 with `cgroup.kill`: every process, however deep. By signals: those in the known cgroups, at most
-//! [`CGROUPS_PER_POD_MAX`], at once; those in the others by [`Rest::end`], on a thread that may allocate, which walks the whole tree until a walk finds
+//! **What is reached.** On v2 with `cgroup.kill`: every process, however deep. By signals: 256 in the known cgroups, at most
+//! [`CGROUPS_PER_POD_MAX`], at once; further ones, and those in other cgroups, by [`Rest::end`], on a thread that may allocate, which walks the whole tree until a walk finds
 //! no process. A process that keeps moving from cgroups not yet walked to others that were can outlive that; the pod then ends as stuck.
 
 mod containers;
@@ -46,6 +48,7 @@ pub use containers::{HELD, HOLD_FILE};
 use freezer::Thaw;
 use member::{FirstProcess, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
+use thread::Files;
 pub(crate) use thread::What;
 pub use thread::{KillThread, WriteTimes};
 use tree::{Node as _, Tree};
@@ -55,7 +58,9 @@ pub const CGROUPS_PER_POD_MAX: usize = 256;
 /// Of the path of a cgroup that is kept, at most: any file in it can be opened by its path (PATH_MAX of 4096 with the zero at its end, NAME_MAX of 255).
 pub const CGROUP_PATH_BYTES_MAX: usize = 4096 - 1 - 255 - 1;
 /// Rounds of SIGKILL in one call of [`PodKill::kill`].
-pub const KILL_ROUNDS_MAX: u32 = 16;
+pub const KILL_ROUNDS_MAX: u32 = 4;
+/// Processes that one call signals, in all the pod's cgroups.
+const SIGNALS_MAX: usize = member::BATCH;
 
 /// Two lines of at most 20 bytes, and room for those of later kernels.
 const EVENTS_BYTES_MAX: usize = 256;
@@ -87,16 +92,18 @@ pub struct Killed {
     pub processes: u32,
     /// Rounds of signals; 0 by `cgroup.kill` alone.
     pub rounds: u32,
+    /// Processes were left to [`Rest::end`].
+    pub leaves_some: bool,
 }
 
 /// How `cgroup.kill` and the file of a hold are written.
-type Write<'a> = &'a dyn Fn(&Arc<ControlFile>, What) -> Result<(), FileError>;
+type Write<'a> = &'a dyn Fn(&Files, What) -> Result<(), FileError>;
 
 /// Everything open that it takes to end one pod.
 #[derive(Debug)]
 pub struct PodKill {
     host: HostRoot,
-    cgroup_kill: Option<Arc<ControlFile>>,
+    cgroup_kill: Option<Files>,
     /// `cgroup.events` of the pod's cgroup in the unified tree.
     events: Option<ControlFile>,
     /// `cgroup.kill` reaches every process: the tree that it belongs to is also the one that accounts memory.
@@ -136,7 +143,7 @@ impl PodKill {
         let unified = mounts.unified().filter(|unified| unified.has(pod));
         let in_unified = |name: &str| unified.map(|unified| unified.dir(pod).join(name));
         let cgroup_kill = if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))? // since 5.14
-            .map(Arc::new);
+            .map(|file| Files::from([Arc::new(file)]));
         let events = if_there(in_unified("cgroup.events").map(ControlFile::open))?;
         let is_unified = unified == Some(hierarchy);
         let freezer = mounts
@@ -221,7 +228,12 @@ impl PodKill {
         self.members.is_cut()
     }
 
-    /// What [`PodKill::kill`] does not reach by itself; `None` when it reaches everything. A thread that may allocate ends it: [`Rest::end`].
+    /// All processes of the pod, for a thread that may allocate ([`Rest::end`]): for what [`PodKill::kill`] has left ([`Killed::leaves_some`]).
+    pub fn all(&self) -> &Rest {
+        &self.rest
+    }
+
+    /// Cgroups that [`PodKill::kill`] does not reach by itself; `None` when it reaches all.
     pub fn rest(&self) -> Option<&Rest> {
         let is_cut = self.members.is_cut() || self.freezer.as_ref().is_some_and(Tree::is_cut);
         let reaches_all = self.is_unified && self.cgroup_kill.is_some();
@@ -234,6 +246,11 @@ impl PodKill {
             let place = member.place();
             (&*place.path, place.id)
         })
+    }
+
+    /// Whether the first process of a container is still looked for among many: [`PodKill::refresh`] goes on with that.
+    pub fn is_searched(&self) -> bool {
+        self.members.iter().any(Member::is_searched)
     }
 
     /// Containers whose first process is known and was running at the last refresh.
@@ -269,15 +286,15 @@ impl PodKill {
     }
 
     /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process has ended gets
-    /// nothing; one in which none has been seen gets it for all its processes. Allocates nothing.
+    /// nothing; one in which none has been found yet gets it for its processes, 256 at most. Allocates nothing.
     ///
     /// # Errors
     /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A cgroup that is gone is no error.
     pub fn sigterm(&self) -> Result<Signalled, FileError> {
         let sent = self.containers().map(|member| match &member.first_process {
-            FirstProcess::Unknown => member
+            FirstProcess::Unknown(_) => member
                 .processes
-                .signal_all(Signal::TERM, &mut SeenPids::new())
+                .signal_some(Signal::TERM, SIGNALS_MAX, &mut SeenPids::new())
                 .map(|round| round.signalled),
             FirstProcess::Running { .. } | FirstProcess::Exited => {
                 member.signal_first_process(Signal::TERM).map(u32::from)
@@ -312,8 +329,8 @@ impl PodKill {
         signalled(containers.map(|member| member.signal_first_process(Signal::KILL).map(u32::from)))
     }
 
-    /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where [`PodKill::rest`] is not `None`, that is to
-    /// be ended too.
+    /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where it has to signal them one by one, it takes 256 of
+    /// them: [`Killed::leaves_some`] says whether [`Rest::end`] is to follow.
     ///
     /// The first processes first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes cgroups takes (200 ms were measured).
     /// On v1 the pod's known cgroups are thawed before and after: a frozen process takes SIGKILL when it is thawed, not before.
@@ -322,15 +339,16 @@ impl PodKill {
     /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used, or a frozen cgroup of v1 is not thawed. A cgroup that is gone
     /// is no error: nothing is left to kill.
     pub fn kill(&self) -> Result<Killed, FileError> {
-        self.kill_with(&|file, what| file.write(what.text()))
+        self.kill_with(&thread::write_here)
     }
 
-    /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes wrong there, the thread makes up for.
+    /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes wrong there, the thread makes up for. Where it has no place for
+    /// the files, the processes are signalled.
     ///
     /// # Errors
     /// As for [`PodKill::kill`].
     pub fn kill_by(&self, thread: &KillThread) -> Result<Killed, FileError> {
-        self.kill_with(&|file, what| thread.write(file, what))
+        self.kill_with(&|files, what| thread.write(files, what))
     }
 
     fn kill_with(&self, write: Write<'_>) -> Result<Killed, FileError> {
@@ -352,7 +370,7 @@ impl PodKill {
         let containers = self.beside.as_ref().filter(|one| one.is_by_container());
         let killed = match (containers, &self.cgroup_kill) {
             (Some(containers), _) => containers.kill(write),
-            (None, Some(file)) => write(file, What::Kill).map(|()| true),
+            (None, Some(files)) => write(files, What::Kill).map(|()| true),
             (None, None) => Ok(false),
         };
         match killed {
@@ -365,6 +383,7 @@ impl PodKill {
                 how: KillMethod::CgroupKill,
                 processes: 0,
                 rounds: 0,
+                leaves_some: self.rest().is_some(),
             });
         }
         let how = if is_killed {
@@ -376,24 +395,38 @@ impl PodKill {
             how,
             processes: 0,
             rounds: 0,
+            leaves_some: self.rest().is_some(),
         };
         let mut seen = SeenPids::new();
         let mut procs_error = None;
-        while killed.rounds < KILL_ROUNDS_MAX {
+        let mut new = 1;
+        while new > 0 && killed.rounds < KILL_ROUNDS_MAX {
             killed.rounds += 1;
-            let mut new = 0;
+            new = 0;
+            let mut left = SIGNALS_MAX;
+            let mut is_cut = false;
             for member in self.members.iter().filter(|member| !self.is_spared(member)) {
-                match member.processes.signal_all(Signal::KILL, &mut seen) {
-                    Ok(round) => new += round.new,
+                match member.processes.signal_some(Signal::KILL, left, &mut seen) {
+                    Ok(round) => {
+                        new += round.new;
+                        is_cut |= round.is_cut;
+                        left = left.saturating_sub(round.signalled as usize);
+                    }
                     Err(error) if error.is_vanished() => {}
                     Err(error) => procs_error = Some(error),
                 }
+                if is_cut {
+                    break;
+                }
             }
             killed.processes += new;
-            if new == 0 {
+            if is_cut {
+                killed.leaves_some = true;
                 break;
             }
         }
+        // They fork as fast as they are signalled.
+        killed.leaves_some |= new > 0;
         match procs_error.or(kill_error) {
             Some(error) if killed.processes == 0 && !is_killed => Err(error),
             _ => Ok(killed),

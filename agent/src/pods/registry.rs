@@ -427,6 +427,11 @@ impl Pods {
         })
     }
 
+    /// Whether another look at once finds more of a pod: the first process of a container among many.
+    pub fn is_searched(&self, uid: &PodUid) -> bool {
+        self.open(uid).is_some_and(|open| open.kill.is_searched())
+    }
+
     /// Whether a pod's manifest is gone and it runs no more: it only waits to be forgotten.
     pub fn is_done(&self, uid: &PodUid) -> bool {
         self.entries.get(uid).is_some_and(|entry| {
@@ -561,8 +566,10 @@ impl Pods {
             Some(thread) => open.kill.kill_by(thread),
             None => open.kill.kill(),
         };
-        if let (Some(rest), Some(worker)) = (open.kill.rest(), &self.worker) {
-            worker.end_rest(uid, rest);
+        // What goes wrong with signals here may go right there.
+        let leaves_some = killed.as_ref().map_or(true, |killed| killed.leaves_some);
+        if let Some(worker) = self.worker.as_ref().filter(|_| leaves_some) {
+            worker.end_rest(uid, open.kill.all());
         }
         killed.map(|_| ())
     }

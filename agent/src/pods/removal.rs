@@ -82,7 +82,7 @@ impl Removal {
         }
         for _ in 0..steps {
             match self.walk.as_mut().and_then(Walk::next) {
-                Some(Step::Entered(_)) => {}
+                Some(Step::Entered { .. }) => {}
                 Some(Step::Left { parent, name }) => {
                     let result = unlinkat(parent, name, AtFlags::REMOVEDIR);
                     self.note(result);

@@ -3,7 +3,7 @@
 //! Allocates, and holds a descriptor for each level. A directory is opened by its name in the one above, so that no path is too long, and read to its end
 //! by one descriptor, so that names that come and go, or hash alike, neither end the walk early nor repeat it for ever.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
@@ -17,7 +17,12 @@ const LEVELS_MAX: usize = 256;
 #[derive(Debug)]
 pub(crate) enum Step<'walk> {
     /// A directory that was not entered before.
-    Entered(BorrowedFd<'walk>),
+    Entered {
+        /// It.
+        dir: BorrowedFd<'walk>,
+        /// The name in the first one of the directory that this is, or is below; `None` for the first one itself.
+        top: Option<&'walk CStr>,
+    },
     /// All below a directory has been walked. Not for the first one.
     Left {
         /// The one above it.
@@ -84,8 +89,9 @@ impl Walk {
                 }
             }
         }
-        let dir = &self.levels.last()?.dir;
-        dir.fd().ok().map(Step::Entered)
+        let dir = self.levels.last()?.dir.fd().ok()?;
+        let top = self.levels.get(1).map(|level| level.name.as_c_str());
+        Some(Step::Entered { dir, top })
     }
 
     /// Why some of it was not walked, if so.

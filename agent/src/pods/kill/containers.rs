@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::thread::{Files, write_here};
 use super::tree::Node as _;
 use super::{KillThread, Member, What, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
@@ -28,10 +29,31 @@ pub(super) struct Containers {
     unified: Option<PathBuf>,
     usage_file: &'static str,
     open: Vec<Container>,
-    spared: Option<Box<OsStr>>,
+    spared: Arc<Spared>,
+    /// `cgroup.kill` of each container that is not left alone.
+    kills: Files,
+    hold: Option<Files>,
+}
+
+/// What is left alone in a pod's cgroup.
+#[derive(Debug, Default)]
+pub(super) struct Spared {
+    /// The sandbox's cgroup.
+    sandbox: Option<Box<OsStr>>,
     /// CRI-O has its monitors in the pod's cgroup.
     has_monitors: bool,
-    hold: Option<Arc<ControlFile>>,
+}
+
+impl Spared {
+    /// Whether this child of the pod's cgroup is left alone.
+    pub(super) fn has(&self, name: &OsStr) -> bool {
+        self.sandbox.as_deref() == Some(name) || is_monitors(name)
+    }
+
+    /// Whether anything is.
+    fn is_any(&self) -> bool {
+        self.sandbox.is_some() || self.has_monitors
+    }
 }
 
 #[derive(Debug)]
@@ -56,8 +78,8 @@ impl Containers {
                 _ => "memory.current",
             },
             open: Vec::new(),
-            spared: None,
-            has_monitors: false,
+            spared: Arc::default(),
+            kills: Arc::default(),
             hold: None,
         }
     }
@@ -93,7 +115,14 @@ impl Containers {
             };
             self.open.push(container);
         }
-        self.has_monitors = self.open.iter().any(|one| is_monitors(&one.name));
+        let has_monitors = self.open.iter().any(|one| is_monitors(&one.name));
+        if self.spared.has_monitors != has_monitors {
+            self.spared = Arc::new(Spared {
+                sandbox: self.spared.sandbox.clone(),
+                has_monitors,
+            });
+        }
+        self.gather_kills();
         Ok(())
     }
 
@@ -105,24 +134,38 @@ impl Containers {
 
     /// This one is the sandbox's, and is left alone.
     pub(super) fn spare(&mut self, name: Option<&OsStr>) {
-        if self.spared.as_deref() != name {
-            self.spared = name.map(Into::into);
+        if self.spared.sandbox.as_deref() != name {
+            self.spared = Arc::new(Spared {
+                sandbox: name.map(Into::into),
+                has_monitors: self.spared.has_monitors,
+            });
+            self.gather_kills();
         }
     }
 
+    /// A kill that waits for the thread already is known by its files: they are others only if the containers are.
+    fn gather_kills(&mut self) {
+        let kills: Vec<_> = self.ending().filter_map(|one| one.kill.clone()).collect();
+        let is_same = |one: (&Arc<ControlFile>, &Arc<ControlFile>)| Arc::ptr_eq(one.0, one.1);
+        if kills.len() != self.kills.len() || !kills.iter().zip(&*self.kills).all(is_same) {
+            self.kills = kills.into();
+        }
+    }
+
+    /// The sandbox's.
     pub(super) fn spared(&self) -> Option<&OsStr> {
-        self.spared.as_deref()
+        self.spared.sandbox.as_deref()
     }
 
     /// Whether the pod is killed and looked at by its containers: its sandbox is known, or a monitor would die with the pod. CRI-O makes no sandbox by
     /// default (`drop_infra_ctr`), so that there the monitors alone tell.
     pub(super) fn is_by_container(&self) -> bool {
-        self.spared.is_some() || self.has_monitors
+        self.spared.is_any()
     }
 
     /// Whether this directory of the pod is left alone.
     pub(super) fn spares(&self, name: &OsStr) -> bool {
-        self.spared.as_deref() == Some(name) || is_monitors(name)
+        self.spared.has(name)
     }
 
     fn ending(&self) -> impl Iterator<Item = &Container> {
@@ -138,7 +181,8 @@ impl Containers {
             return Ok(());
         }
         let file = self.unified.as_ref().map(|dir| dir.join(HOLD_FILE));
-        self.hold = if_there(file.map(ControlFile::open_to_write))?.map(Arc::new);
+        let file = if_there(file.map(ControlFile::open_to_write))?;
+        self.hold = file.map(|file| Arc::from([Arc::new(file)]));
         Ok(())
     }
 
@@ -150,7 +194,7 @@ impl Containers {
     pub(super) fn hold(&self, write: Write<'_>) -> Result<bool, FileError> {
         match &self.hold {
             None => Ok(false),
-            Some(file) => write(file, What::Hold).map(|()| true),
+            Some(files) => write(files, What::Hold).map(|()| true),
         }
     }
 
@@ -175,16 +219,8 @@ impl Containers {
 
     /// `cgroup.kill` of each. Returns whether all were killed so; else their processes have to be signalled. Allocates nothing.
     pub(super) fn kill(&self, write: Write<'_>) -> Result<bool, FileError> {
-        let (mut all, mut failure) = (true, None);
-        for one in self.ending() {
-            match one.kill.as_ref().map(|file| write(file, What::Kill)) {
-                Some(Ok(())) => {}
-                Some(Err(error)) if error.is_vanished() => {}
-                Some(Err(error)) => failure = failure.or(Some(error)),
-                None => all = false,
-            }
-        }
-        failure.map_or(Ok(all), Err)
+        write(&self.kills, What::Kill)?;
+        Ok(self.ending().all(|one| one.kill.is_some()))
     }
 
     /// Whether any has a process, as far as the unified tree says. Allocates nothing.
@@ -226,7 +262,15 @@ impl super::PodKill {
         };
         let members = self.members.iter();
         let dirs = members.map(Member::place).filter(|place| place.depth == 1);
-        containers.refresh(dirs.map(|place| (&*place.path, place.id)))
+        containers.refresh(dirs.map(|place| (&*place.path, place.id)))?;
+        self.spare_in_rest();
+        Ok(())
+    }
+
+    /// Who signals the rest leaves the same alone.
+    fn spare_in_rest(&mut self) {
+        let containers = self.beside.as_ref().filter(|one| one.is_by_container());
+        self.rest.spared = containers.map(|one| Arc::clone(&one.spared));
     }
 
     /// The cgroups in the pod's, as of the last refresh: name and id; none for a pod that no kubelet runs.
@@ -238,6 +282,7 @@ impl super::PodKill {
     pub fn spare(&mut self, name: Option<&OsStr>) {
         if let Some(containers) = &mut self.beside {
             containers.spare(name);
+            self.spare_in_rest();
         }
     }
 
@@ -276,8 +321,8 @@ impl super::PodKill {
             return Ok(false);
         };
         match thread {
-            Some(thread) => containers.hold(&|file, what| thread.write(file, what)),
-            None => containers.hold(&|file, what| file.write(what.text())),
+            Some(thread) => containers.hold(&|files, what| thread.write(files, what)),
+            None => containers.hold(&write_here),
         }
     }
 

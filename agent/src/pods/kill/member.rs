@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::num::NonZeroI32;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -18,8 +19,10 @@ use crate::host::file::FileError;
 use crate::host::processes::start_ticks;
 use crate::pods::names::CRUN_CONTAINER;
 
-/// Open pidfds at one time.
-pub(super) const BATCH: usize = 64;
+/// Processes that are signalled without allocating, at most, and as many pidfds at one time.
+pub(super) const BATCH: usize = 256;
+/// Processes whose age one call reads, some milliseconds.
+pub(super) const LOOKS_MAX: usize = 256;
 const PROCS_CHUNK_BYTES: usize = 4096;
 /// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
 const PROCS_CHUNKS_MAX: usize = 8192;
@@ -32,14 +35,67 @@ type OfChunk<'f> = &'f mut dyn FnMut(&[u8]) -> Result<ControlFlow<()>, FileError
 
 #[derive(Debug)]
 pub(super) enum FirstProcess {
-    /// No process has been seen in the container yet.
-    Unknown,
+    /// No process has been seen in the container yet, or not all that it has.
+    Unknown(Search),
     Running {
         pid: Pid,
         pidfd: OwnedFd,
     },
     /// It has ended; a runtime would send nothing now.
     Exited,
+}
+
+/// The search for the oldest process of a container, so many at a time: `cgroup.procs` is in no useful order (v1: by pid; v2: by css_set), and a container may
+/// have tens of thousands. They are looked at by ascending pid; one that comes meanwhile is no older, wherever its pid is.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    oldest: Option<(Age, Pid)>,
+    /// Those with higher pids are left; `None`: all, or none.
+    after: Option<NonZeroI32>,
+}
+
+/// Clock ticks from the boot to its start, and its pid.
+type Age = (u64, NonZeroI32);
+
+impl Search {
+    fn go_on(&mut self, host: &HostRoot, processes: &Processes) -> Result<(), FileError> {
+        let after = match self.after {
+            Some(after) => after.get(),
+            None => {
+                self.oldest = None;
+                0
+            }
+        };
+        let mut pids = Vec::new();
+        processes.for_each_pid(&mut |pid| {
+            if pid.as_raw_nonzero().get() > after {
+                pids.push(pid);
+            }
+        })?;
+        let is_cut = pids.len() > LOOKS_MAX;
+        if is_cut {
+            pids.select_nth_unstable_by_key(LOOKS_MAX, |pid| pid.as_raw_nonzero());
+            pids.truncate(LOOKS_MAX);
+        }
+        for &pid in &pids {
+            let Some(ticks) = start_ticks(host, pid) else {
+                continue;
+            };
+            let age = (ticks, pid.as_raw_nonzero());
+            if self.oldest.is_none_or(|(oldest, _)| age < oldest) {
+                self.oldest = Some((age, pid));
+            }
+        }
+        let last = pids.iter().map(|pid| pid.as_raw_nonzero()).max();
+        self.after = last.filter(|_| is_cut);
+        Ok(())
+    }
+
+    /// The oldest of all.
+    fn found(&self) -> Option<Pid> {
+        let (_, pid) = self.oldest.filter(|_| self.after.is_none())?;
+        Some(pid)
+    }
 }
 
 /// One cgroup of the pod: the pod's own, a container's, or one that a container made.
@@ -67,7 +123,12 @@ pub(super) struct Processes {
 pub(super) struct Round {
     pub(super) signalled: u32,
     pub(super) new: u32,
+    /// There are more processes than were to be signalled.
+    pub(super) is_cut: bool,
 }
+
+/// Processes that were listed, by pidfds that are older than the next reading. Sorted by their pids before they are signalled.
+type Batch = [Option<(Pid, OwnedFd)>];
 
 impl Node for Member {
     fn open(place: Place) -> Result<Self, FileError> {
@@ -77,7 +138,7 @@ impl Node for Member {
         Ok(Self {
             processes: Processes::of(dir, Arc::clone(&place.path))?,
             place,
-            first_process: FirstProcess::Unknown,
+            first_process: FirstProcess::Unknown(Search::default()),
         })
     }
 
@@ -101,44 +162,39 @@ impl Member {
         self.place.depth == 1 || self.place.depth == 2 && is_in_scope()
     }
 
-    /// Finds a container's first process, or that it has ended.
+    /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes it may take several calls.
     pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
-        let known = match &self.first_process {
-            FirstProcess::Exited => return Ok(()),
-            FirstProcess::Running { pid, .. } => Some(*pid),
-            FirstProcess::Unknown => None,
-        };
-        let mut is_known_listed = false;
-        // cgroup.procs is in no useful order (v1: by pid; v2: by css_set), so the oldest is looked for.
-        let mut oldest = None;
-        self.processes.for_each_pid(&mut |pid| {
-            is_known_listed |= known == Some(pid);
-            if known.is_none()
-                && let Some(ticks) = start_ticks(host, pid)
-            {
-                let age = (ticks, pid.as_raw_nonzero());
-                if oldest.is_none_or(|(known, _)| age < known) {
-                    oldest = Some((age, pid));
+        match &mut self.first_process {
+            FirstProcess::Exited => {}
+            FirstProcess::Running { pid, .. } => {
+                let pid = *pid;
+                if !self.processes.is_listed_anew(pid)? {
+                    self.first_process = FirstProcess::Exited;
                 }
             }
-        })?;
-        if known.is_some() && !is_known_listed {
-            self.first_process = FirstProcess::Exited;
-        }
-        if let Some((_, pid)) = oldest
-            && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
-            && self.processes.is_listed(pid)?
-        {
-            self.first_process = FirstProcess::Running { pid, pidfd };
+            FirstProcess::Unknown(search) => {
+                search.go_on(host, &self.processes)?;
+                if let Some(pid) = search.found()
+                    && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+                    && self.processes.is_listed_anew(pid)?
+                {
+                    self.first_process = FirstProcess::Running { pid, pidfd };
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Whether the first process is found by looking again, and not by waiting for one.
+    pub(super) fn is_searched(&self) -> bool {
+        matches!(&self.first_process, FirstProcess::Unknown(search) if search.after.is_some())
     }
 
     /// Sends a signal to the first process, if it is known and still in the container. Returns whether it got it.
     pub(super) fn signal_first_process(&self, signal: Signal) -> Result<bool, FileError> {
         match &self.first_process {
             FirstProcess::Running { pid, pidfd } => self.processes.signal(*pid, pidfd, signal),
-            FirstProcess::Unknown | FirstProcess::Exited => Ok(false),
+            FirstProcess::Unknown(_) | FirstProcess::Exited => Ok(false),
         }
     }
 }
@@ -164,9 +220,7 @@ impl Processes {
 
     /// Whether any process is listed in this cgroup itself.
     pub(super) fn has_processes(&self) -> Result<bool, FileError> {
-        let mut any = false;
-        self.for_each_pid(&mut |_| any = true)?;
-        Ok(any)
+        self.has_listed(&mut |_| true)
     }
 
     /// Returns whether the process got the signal.
@@ -182,80 +236,104 @@ impl Processes {
         }
     }
 
-    /// Signals every process of this cgroup, a batch at a time.
+    /// Signals the processes of this cgroup, `max` and [`BATCH`] at most. Two readings, whatever their number. Allocates nothing.
+    pub(super) fn signal_some(
+        &self,
+        signal: Signal,
+        max: usize,
+        seen: &mut SeenPids,
+    ) -> Result<Round, FileError> {
+        let mut round = Round::default();
+        let mut batch: [Option<(Pid, OwnedFd)>; BATCH] = [const { None }; BATCH];
+        let (mut filled, mut failed) = (0, Ok(()));
+        self.has_listed(&mut |pid| {
+            if is_spared(pid) {
+                return false;
+            }
+            if filled == max.min(BATCH) {
+                round.is_cut = true;
+                return true;
+            }
+            match self.opened(pid) {
+                Ok(Some(pidfd)) => {
+                    batch[filled] = Some((pid, pidfd));
+                    filled += 1;
+                }
+                Ok(None) => {}
+                Err(error) => failed = Err(error),
+            }
+            false
+        })?;
+        self.signal_batch(&mut batch[..filled], signal, seen, &mut round)?;
+        failed.map(|()| round)
+    }
+
+    /// Signals every process of this cgroup, a batch at a time. For a thread that nobody waits for: each batch is a reading, and this allocates.
     pub(super) fn signal_all(
         &self,
         signal: Signal,
         seen: &mut SeenPids,
     ) -> Result<Round, FileError> {
-        let mut round = Round::default();
-        let mut batch: [Option<(Pid, OwnedFd)>; BATCH] = [const { None }; BATCH];
-        let mut filled = 0;
-        let mut batch_error = None;
-        self.for_each_pid(&mut |pid| {
-            if is_spared(pid) {
-                return;
-            }
-            match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(pidfd) => {
-                    batch[filled] = Some((pid, pidfd));
-                    filled += 1;
-                }
-                Err(Errno::SRCH) => {}
-                // No descriptor, or no memory: the process is there, and has no signal.
-                Err(source) => {
-                    batch_error = Some(FileError::NotSignalled {
-                        path: Arc::clone(&self.path),
-                        source,
-                    });
+        let (mut round, mut failed) = (Round::default(), Ok(()));
+        let mut pids = Vec::new();
+        self.for_each_pid(&mut |pid| pids.push(pid))?;
+        pids.retain(|pid| !is_spared(*pid));
+        for pids in pids.chunks(BATCH) {
+            let mut batch = Vec::with_capacity(pids.len());
+            for &pid in pids {
+                match self.opened(pid) {
+                    Ok(pidfd) => batch.extend(pidfd.map(|pidfd| Some((pid, pidfd)))),
+                    Err(error) => failed = Err(error),
                 }
             }
-            if filled == BATCH {
-                filled = 0;
-                if let Err(error) = self.signal_batch(&mut batch, signal, seen, &mut round) {
-                    batch_error = Some(error);
-                }
+            if let Err(error) = self.signal_batch(&mut batch, signal, seen, &mut round) {
+                failed = Err(error);
             }
-        })?;
-        self.signal_batch(&mut batch, signal, seen, &mut round)?;
-        batch_error.map_or(Ok(round), Err)
+        }
+        failed.map(|()| round)
+    }
+
+    /// `None`: it has ended.
+    fn opened(&self, pid: Pid) -> Result<Option<OwnedFd>, FileError> {
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Some(pidfd)),
+            Err(Errno::SRCH) => Ok(None),
+            // No descriptor, or no memory: the process is there, and has no signal.
+            Err(source) => Err(self.not_signalled(source)),
+        }
     }
 
     fn signal_batch(
         &self,
-        batch: &mut [Option<(Pid, OwnedFd)>; BATCH],
+        batch: &mut Batch,
         signal: Signal,
         seen: &mut SeenPids,
         round: &mut Round,
     ) -> Result<(), FileError> {
-        if batch.iter().all(Option::is_none) {
+        if batch.is_empty() {
             return Ok(());
         }
+        let number = |pid: Pid| pid.as_raw_nonzero();
+        let number_of = |slot: &Option<(Pid, OwnedFd)>| slot.as_ref().map(|(pid, _)| number(*pid));
+        batch.sort_unstable_by_key(number_of);
         let mut refused = None;
-        let result = self.for_each_pid(&mut |listed| {
-            for slot in batch.iter_mut() {
-                let Some((pid, pidfd)) = slot else { continue };
-                if *pid != listed {
-                    continue;
-                }
-                match pidfd_send_signal(&*pidfd, signal) {
-                    Ok(()) => {
-                        round.signalled += 1;
-                        round.new += u32::from(seen.insert(listed));
-                    }
-                    Err(Errno::SRCH) => {}
-                    // EPERM: another user's process, and no CAP_KILL.
-                    Err(errno) => refused = Some(errno),
-                }
-                *slot = None;
-            }
-        });
         // Those that are not listed any more have ended or moved away: they are not the pod's.
-        batch.fill_with(|| None);
-        match refused {
-            Some(source) if result.is_ok() => Err(self.not_signalled(source)),
-            _ => result,
-        }
+        self.for_each_pid(&mut |listed| {
+            let at = batch.binary_search_by_key(&Some(number(listed)), number_of);
+            let Some((_, pidfd)) = at.ok().and_then(|at| batch[at].as_ref()) else {
+                return;
+            };
+            match pidfd_send_signal(pidfd, signal) {
+                Ok(()) => {
+                    round.signalled += 1;
+                    round.new += u32::from(seen.insert(listed));
+                }
+                Err(Errno::SRCH) => {}
+                // EPERM: another user's process, and no CAP_KILL.
+                Err(errno) => refused = Some(errno),
+            }
+        })?;
+        refused.map_or(Ok(()), |source| Err(self.not_signalled(source)))
     }
 
     fn not_signalled(&self, source: Errno) -> FileError {
@@ -265,36 +343,42 @@ impl Processes {
         }
     }
 
-    fn is_listed(&self, wanted: Pid) -> Result<bool, FileError> {
-        let mut is_listed = false;
-        self.for_each_pid(&mut |pid| is_listed |= pid == wanted)?;
-        Ok(is_listed)
+    /// Whether the process is listed in a reading that begins now, by the open file where that lists anew: opening it, and being told where it ends, is
+    /// most of what SIGTERM takes.
+    pub(super) fn is_listed_anew(&self, wanted: Pid) -> Result<bool, FileError> {
+        self.has_listed(&mut |pid| pid == wanted)
     }
 
-    /// The same, without opening the file again where it lists anew, and without reading on after the process. Opening it, and being told where it ends,
-    /// is most of what SIGTERM takes.
-    pub(super) fn is_listed_anew(&self, wanted: Pid) -> Result<bool, FileError> {
-        if !self.lists_anew {
-            return self.is_listed(wanted);
-        }
-        let mut is_listed = false;
+    /// Whether `f` is true of a process that is listed now. Reads on no further then.
+    fn has_listed(&self, f: &mut dyn FnMut(Pid) -> bool) -> Result<bool, FileError> {
+        let anew;
+        let procs = if self.lists_anew {
+            &self.procs
+        } else {
+            anew = self.open_anew()?;
+            &anew
+        };
+        let mut has = false;
         let mut pids = PidParser::default();
-        self.for_each_chunk_of(&self.procs, &mut |chunk| {
-            self.feed(&mut pids, chunk, &mut |pid| is_listed |= pid == wanted)?;
-            Ok(if is_listed {
+        self.for_each_chunk_of(procs, &mut |chunk| {
+            self.feed(&mut pids, chunk, &mut |pid| has = has || f(pid))?;
+            Ok(if has {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
             })
         })?;
-        pids.end(&mut |pid| is_listed |= pid == wanted);
-        Ok(is_listed)
+        pids.end(&mut |pid| has = has || f(pid));
+        Ok(has)
     }
 
     /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is left out.
     pub(super) fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
         let mut pids = PidParser::default();
-        self.for_each_chunk(&mut |chunk| self.feed(&mut pids, chunk, f))?;
+        self.for_each_chunk_of(&self.open_anew()?, &mut |chunk| {
+            self.feed(&mut pids, chunk, f)
+                .map(|()| ControlFlow::Continue(()))
+        })?;
         pids.end(f);
         Ok(())
     }
@@ -312,25 +396,22 @@ impl Processes {
         })
     }
 
-    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts.
-    pub(super) fn count(&self) -> Result<u64, FileError> {
+    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts. Reads no further once there are more than `max`.
+    pub(super) fn count(&self, max: u64) -> Result<u64, FileError> {
         let mut lines = 0;
-        self.for_each_chunk(&mut |chunk| {
+        self.for_each_chunk_of(&self.open_anew()?, &mut |chunk| {
             lines += chunk.iter().filter(|byte| **byte == b'\n').count() as u64;
-            Ok(())
+            Ok(if lines > max {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
         })?;
         Ok(lines)
     }
 
-    /// Opens `cgroup.procs` and reads it.
-    fn for_each_chunk(
-        &self,
-        f: &mut dyn FnMut(&[u8]) -> Result<(), FileError>,
-    ) -> Result<(), FileError> {
-        let procs = open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))?;
-        self.for_each_chunk_of(&procs, &mut |chunk| {
-            f(chunk).map(|()| ControlFlow::Continue(()))
-        })
+    fn open_anew(&self) -> Result<OwnedFd, FileError> {
+        open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))
     }
 
     /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are listed in the cgroup that

@@ -99,7 +99,7 @@ fn processes(pod_dir: &Arc<Path>, skip: u32) -> Result<(Vec<Pid>, Option<u32>), 
             cgroups.set(cgroups.get() + 1);
             cgroups.get() < end && pids.borrow().len() < PROCESSES_MAX
         },
-        &mut |dir| {
+        &mut |dir, _| {
             if cgroups.get() < skip {
                 return Ok(());
             }

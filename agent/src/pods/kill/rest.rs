@@ -4,13 +4,16 @@
 //! that may take both does it ([`Rest::end`]): it thaws and kills what it finds, and walks again until a walk finds no process. What it has found
 //! out is shared with the loop ([`RestState`]).
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
 
+use super::containers::Spared;
 use super::file_error;
 use super::freezer::thaw_at;
 use super::member::{Processes, SeenPids};
@@ -43,6 +46,8 @@ impl RestState {
 pub struct Rest {
     dir: Arc<Path>,
     freezer: Option<Arc<Path>>,
+    /// What lives on; `None`: nothing.
+    pub(super) spared: Option<Arc<Spared>>,
     pub(super) state: Arc<RestState>,
 }
 
@@ -62,6 +67,7 @@ impl Rest {
         Self {
             dir: Arc::from(dir),
             freezer: freezer.map(Arc::from),
+            spared: None,
             state: Arc::default(),
         }
     }
@@ -116,7 +122,11 @@ impl Rest {
         // What cannot be thawed keeps nothing else from being killed.
         let thawed = self.thaw(pause);
         let goes_on = !matches!(thawed, Ok(false))
-            && each_below(&self.dir, pause, &mut |dir| {
+            && each_below(&self.dir, pause, &mut |dir, top| {
+                let spared = self.spared.as_ref().zip(top);
+                if spared.is_some_and(|(spared, name)| spared.has(name)) {
+                    return Ok(());
+                }
                 let processes = Processes::of(dir, Arc::clone(&self.dir))?;
                 let round = processes.signal_all(Signal::KILL, &mut SeenPids::new())?;
                 signals += u64::from(round.signalled);
@@ -132,31 +142,34 @@ impl Rest {
         let Some(freezer) = &self.freezer else {
             return Ok(true);
         };
-        each_below(freezer, pause, &mut |dir| {
+        each_below(freezer, pause, &mut |dir, _| {
             thaw_at(&dir).map_err(|errno| file_error(freezer, errno))
         })
     }
 }
 
-/// Calls `f` for a directory and each below it. Returns whether it came to the end.
+/// Calls `f` for a directory and each below it, with the name of the child of `root` that it is or is below. Returns whether it came to the end.
 ///
 /// # Errors
 /// The last error, after all were served. A cgroup that is gone is none.
 pub(super) fn each_below(
     root: &Arc<Path>,
     pause: &mut dyn FnMut(bool) -> bool,
-    f: &mut dyn FnMut(OwnedFd) -> Result<(), FileError>,
+    f: &mut dyn FnMut(OwnedFd, Option<&OsStr>) -> Result<(), FileError>,
 ) -> Result<bool, FileError> {
     let Some(mut walk) = Walk::below(root).map_err(|errno| file_error(root, errno))? else {
         return Ok(true);
     };
     let mut failed = None;
     while let Some(step) = walk.next() {
-        let Step::Entered(dir) = step else { continue };
+        let Step::Entered { dir, top } = step else {
+            continue;
+        };
+        let top = top.map(|name| OsStr::from_bytes(name.to_bytes()));
         let result = dir
             .try_clone_to_owned()
             .map_err(|error| file_error(root, errno_of(&error)))
-            .and_then(&mut *f);
+            .and_then(|dir| f(dir, top));
         match result {
             Err(error) if !error.is_vanished() => failed = Some(error),
             _ => {}

@@ -1,7 +1,8 @@
-use super::member::{BATCH, PidParser, Processes};
+use super::member::{BATCH, LOOKS_MAX, PidParser, Processes};
 use super::*;
 use crate::host::cgroup::cgroup_id;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
+use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -95,9 +96,9 @@ fn without_a_known_first_process_every_process_gets_sigterm() {
 }
 
 #[test]
-fn more_processes_than_a_batch_and_a_container_inside_a_container() {
+fn a_container_inside_a_container_is_killed_with_it() {
     let (_dir, host, pod, container) = v1_pod();
-    let children: Vec<Child> = (0..BATCH + 7).map(|_| sleeper()).collect();
+    let children: Vec<Child> = (0..7).map(|_| sleeper()).collect();
     let (inner, outer) = children.split_at(3);
     list(&container, &outer.iter().collect::<Vec<_>>());
     list(
@@ -109,11 +110,72 @@ fn more_processes_than_a_batch_and_a_container_inside_a_container() {
     let killed = pod_kill.kill().unwrap();
     assert_eq!(killed.processes as usize, children.len());
     assert!((2..=KILL_ROUNDS_MAX).contains(&killed.rounds), "{killed:?}");
+    assert!(!killed.leaves_some);
     assert!(
         children
             .into_iter()
             .all(|child| signal_of(child) == Some(9))
     );
+}
+
+/// A pod that decides how many processes it has does not decide how long the loop is at its kill.
+#[test]
+fn more_processes_than_a_batch_are_left_to_the_thread() {
+    let (_dir, host, pod, container) = v1_pod();
+    let children: Vec<Child> = (0..BATCH + 7).map(|_| sleeper()).collect();
+    let spared = sleeper();
+    let (many, few) = children.split_at(BATCH + 3);
+    list(&container, &many.iter().collect::<Vec<_>>());
+    list(&container.join("inner"), &few.iter().collect::<Vec<_>>());
+    list(&container.with_file_name("sandbox"), &[&spared]);
+    let mounts = host.cgroup_mounts().unwrap();
+    let pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    let mut pod_kill = pod_kill.beside_kubelet(&mounts, &pod).unwrap();
+    pod_kill.spare(Some(OsStr::new("sandbox")));
+    let killed = pod_kill.kill().unwrap();
+    assert!(killed.leaves_some && killed.rounds == 1, "{killed:?}");
+    assert_eq!(killed.processes as usize, BATCH);
+    let ended = pod_kill
+        .all()
+        .end(&mut |is_walk_over| !is_walk_over)
+        .unwrap();
+    assert_eq!(ended.walks, 1);
+    assert!(
+        children
+            .into_iter()
+            .all(|child| signal_of(child) == Some(9))
+    );
+    let mut spared = spared;
+    assert!(spared.try_wait().unwrap().is_none(), "it lives on");
+    spared.kill().unwrap();
+    spared.wait().unwrap();
+}
+
+/// The oldest of many processes is found in several looks, wherever it is listed.
+#[test]
+fn the_first_of_many_processes_is_found_in_portions() {
+    let (_dir, host, pod, container) = v1_pod();
+    let first = sleeper();
+    std::fs::create_dir_all(&container).unwrap();
+    let first_pid = i32::try_from(first.id()).unwrap();
+    // Processes that ended before they were looked at, and the one that lives, in no order.
+    let others = (1..=3 * LOOKS_MAX as i32).map(|number| first_pid + 1_000_000 - number);
+    let listed: String = others
+        .chain([first_pid])
+        .map(|pid| format!("{pid}\n"))
+        .collect();
+    std::fs::write(container.join("cgroup.procs"), listed).unwrap();
+    link_proc(&host, &first);
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    let mut looks = 1;
+    while pod_kill.is_searched() {
+        assert_eq!(pod_kill.first_processes().count(), 0, "not all were seen");
+        pod_kill.refresh().unwrap();
+        looks += 1;
+    }
+    assert_eq!((looks, pod_kill.first_processes().count()), (4, 1));
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(signal_of(first), Some(15));
 }
 
 #[test]
@@ -131,7 +193,8 @@ fn cgroup_kill_is_written_and_its_refusal_falls_back() {
         Killed {
             how: KillMethod::CgroupKill,
             processes: 0,
-            rounds: 0
+            rounds: 0,
+            leaves_some: false,
         }
     );
     assert_eq!(
@@ -470,6 +533,16 @@ fn tasks_count_for_a_pod_with_too_many_cgroups() {
     let mounts = host.cgroup_mounts().unwrap();
     let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
     assert_eq!(pod_kill.count_processes().unwrap(), 2);
+    let many: String = (0..1024).map(|pid| format!("{}\n", 5000 + pid)).collect();
+    std::fs::write(pod_dir.join("cgroup.procs"), &many).unwrap();
+    assert_eq!(pod_kill.count_processes().unwrap(), 1024);
+    std::fs::write(pod_dir.join("cgroup.procs"), format!("{many}77\n")).unwrap();
+    assert_eq!(
+        pod_kill.count_processes().unwrap(),
+        4711,
+        "too many to count"
+    );
+    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
     for index in 0..CGROUPS_PER_POD_MAX {
         std::fs::create_dir(pod_dir.join(index.to_string())).unwrap();
     }

@@ -2,8 +2,9 @@
 //!
 //! **Problem.** Either write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one process that does nothing else it took 88 ms
 //! (p99), and 197 ms at most. The loop must not wait for what a tenant can hold. **Approach.** The loop kills the containers' first processes by itself,
-//! through pidfds, and hands the open file to a thread that is there before it is needed, at a real-time priority below the loop's. A file for which there is
-//! no place the loop writes itself. Where the kernel refuses the kill (a threaded cgroup), the thread signals each process below the cgroup instead.
+//! through pidfds, and hands the open files to a thread that is there before it is needed, at a real-time priority below the loop's. A pod's files are handed
+//! over together, however many containers it has. Where there is no place for them, the pod is signalled instead ([`super::PodKill::kill`]); the loop writes none.
+//! Where the kernel refuses the kill (a threaded cgroup), the thread signals each process below the cgroup instead.
 //!
 //! **The hold.** `cgroup.max.descendants` waits for the same lock, and is written before the kill and after the signals to first processes. What it is to
 //! refuse, the `mkdir` of a new container, waits for that lock too, and a kubelet asks for it a second after the end of the old one at the earliest: the
@@ -13,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::containers::HELD;
 use super::rest::Rest;
 use crate::host::file::{ControlFile, FileError};
@@ -21,8 +24,8 @@ use crate::host::protect::RELEASE_PRIORITY;
 use crate::host::syscall::sched_rr_reset_on_fork;
 use crate::host::worker::WorkerThread;
 
-/// Files that may wait: one for a pod; beside a kubelet one for each of its containers, and one that holds it.
-const FILES_MAX: usize = 64;
+/// Jobs that may wait: one that kills a pod, and beside a kubelet one that holds it.
+const JOBS_MAX: usize = 64;
 /// Between two walks that signal.
 const WALK_PAUSE: Duration = Duration::from_millis(10);
 /// The signals to the processes of one cgroup may take so long; other pods wait meanwhile.
@@ -49,8 +52,11 @@ impl What {
     }
 }
 
-/// A file, and what is written to it.
-type Job = (Arc<ControlFile>, What);
+/// Open files of one pod that the same is written to.
+pub(super) type Files = Arc<[Arc<ControlFile>]>;
+
+/// Files, and what is written to them.
+type Job = (Files, What);
 
 /// How long the kernel held up the writes so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,7 +71,7 @@ pub struct WriteTimes {
 
 #[derive(Debug, Default)]
 struct Shared {
-    files: Handover<Job, FILES_MAX>,
+    jobs: Handover<Job, JOBS_MAX>,
     /// The thread takes a job, or works on it.
     is_busy: AtomicBool,
     is_over: AtomicBool,
@@ -107,14 +113,17 @@ impl KillThread {
         Ok(Self { shared, thread })
     }
 
-    /// Has a file written. Waits only if the thread has no place for it. Allocates nothing.
+    /// Has files written. Does not wait, allocates nothing.
     ///
     /// # Errors
-    /// As for [`ControlFile::write`], if it is written here.
-    pub(super) fn write(&self, file: &Arc<ControlFile>, what: What) -> Result<(), FileError> {
-        let job = (Arc::clone(file), what);
+    /// The thread has no place for them: nothing is written.
+    pub(super) fn write(&self, files: &Files, what: What) -> Result<(), FileError> {
+        let Some(first) = files.first() else {
+            return Ok(());
+        };
+        let job = (Arc::clone(files), what);
         let same = |one: &Job, other: &Job| Arc::ptr_eq(&one.0, &other.0);
-        let is_taken = self.shared.files.put_once(job, same);
+        let is_taken = self.shared.jobs.put_once(job, same);
         if let Some(thread) = self.thread.thread() {
             thread.unpark();
         }
@@ -122,16 +131,19 @@ impl KillThread {
             return Ok(());
         }
         self.shared.refused.fetch_add(1, Ordering::Relaxed);
-        file.write(what.text())
+        Err(FileError::Unwritable {
+            path: Arc::clone(first.path()),
+            source: Errno::AGAIN,
+        })
     }
 
     /// Whether all that was handed over is written.
     pub fn is_idle(&self) -> bool {
         // In this order: the thread is busy before it takes.
-        self.shared.files.is_empty() && !self.shared.is_busy.load(Ordering::SeqCst)
+        self.shared.jobs.is_empty() && !self.shared.is_busy.load(Ordering::SeqCst)
     }
 
-    /// Files that the loop had to write itself.
+    /// Pods whose files found no place.
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
@@ -168,20 +180,9 @@ fn work(shared: &Shared, write: impl Fn(&ControlFile, What) -> Result<(), FileEr
         // Read first: what was handed over before the end is still written.
         let is_over = shared.is_over.load(Ordering::SeqCst);
         shared.is_busy.store(true, Ordering::SeqCst);
-        while let Some((file, what)) = shared.files.take() {
-            let began = Instant::now();
-            let written = write(&file, what);
-            let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            shared.count.fetch_add(1, Ordering::Relaxed);
-            shared.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
-            shared.max_ns.fetch_max(took_ns, Ordering::Relaxed);
-            match written {
-                Err(error) if error.is_vanished() => {}
-                Err(error) if what == What::Kill => signal_instead(shared, &file, &error),
-                Err(error) => tracing::warn!(
-                    "{error}; the pod is not held: what its kubelet starts in it again is killed again"
-                ),
-                Ok(()) => {}
+        while let Some((files, what)) = shared.jobs.take() {
+            for file in &*files {
+                write_one(shared, file, what, &write);
             }
         }
         shared.is_busy.store(false, Ordering::SeqCst);
@@ -191,6 +192,43 @@ fn work(shared: &Shared, write: impl Fn(&ControlFile, What) -> Result<(), FileEr
         // A file, or the end, that comes in between has left its token: then this returns at once.
         std::thread::park();
     }
+}
+
+fn write_one(
+    shared: &Shared,
+    file: &ControlFile,
+    what: What,
+    write: impl Fn(&ControlFile, What) -> Result<(), FileError>,
+) {
+    let began = Instant::now();
+    let written = write(file, what);
+    let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    shared.count.fetch_add(1, Ordering::Relaxed);
+    shared.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
+    shared.max_ns.fetch_max(took_ns, Ordering::Relaxed);
+    match written {
+        Err(error) if error.is_vanished() => {}
+        Err(error) if what == What::Kill => signal_instead(shared, file, &error),
+        Err(error) => tracing::warn!(
+            "{error}; the pod is not held: what its kubelet starts in it again is killed again"
+        ),
+        Ok(()) => {}
+    }
+}
+
+/// Writes them here.
+///
+/// # Errors
+/// The first, after all were tried. A cgroup that is gone is none.
+pub(super) fn write_here(files: &Files, what: What) -> Result<(), FileError> {
+    let mut failed = Ok(());
+    for file in &**files {
+        match file.write(what.text()) {
+            Err(error) if !error.is_vanished() && failed.is_ok() => failed = Err(error),
+            _ => {}
+        }
+    }
+    failed
 }
 
 /// The kernel does not kill this cgroup as a whole.

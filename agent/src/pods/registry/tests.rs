@@ -268,14 +268,14 @@ fn a_pods_score_is_that_of_a_containers_first_process() {
     first.wait().unwrap();
 }
 
+/// Beside others that take all places, and with the thread held up.
 #[test]
-fn a_kill_that_finds_no_place_is_done_at_once() {
+fn a_kill_that_finds_no_place_is_never_written_by_the_loop() {
     let (let_go, held) = channel::<()>();
     let (_dir, host, mut pods) = with_kill_thread(move |_, _| {
         held.recv().ok();
         Ok(())
     });
-    // Pods beside it take all places; one file is in the thread's hands.
     let mut number = 0;
     while pods.work_refused() == 0 {
         let name = format!("b{number}");
@@ -284,13 +284,61 @@ fn a_kill_that_finds_no_place_is_done_at_once() {
         pods.apply(pod(&name)).unwrap();
         let uid = PodUid::new(name);
         pods.refresh(&uid).unwrap();
-        pods.kill(&uid).unwrap();
+        let killed = pods.kill(&uid);
+        // None of its processes is there to be signalled: it is tried again.
+        assert_eq!(killed.is_err(), pods.work_refused() > 0, "{killed:?}");
         number += 1;
     }
+    let first = pods.kill(&PodUid::new("a"));
+    assert!(first.unwrap_err().to_string().contains("cgroup.kill"));
     assert_eq!(written(&host), "");
-    pods.kill(&PodUid::new("a")).unwrap();
-    assert_eq!(written(&host), "1");
     drop(let_go);
+    while !pods.are_holds_written() {
+        std::thread::yield_now();
+    }
+    pods.kill(&PodUid::new("a")).unwrap();
+    while !pods.are_holds_written() {
+        std::thread::yield_now();
+    }
+    assert_eq!(pods.kill_writes().count, number);
+}
+
+/// Beside a kubelet a pod decides how many containers it has.
+#[test]
+fn a_pod_of_many_containers_takes_one_place() {
+    let (let_go, held) = channel::<()>();
+    let thread = KillThread::start_with(move |file, what| {
+        held.recv().ok();
+        file.write(what.text())
+    });
+    let (_dir, host) = fake_v2();
+    let dir = host.path("/sys/fs/cgroup/kubepods/podmany");
+    make_cgroup_in(&dir, "1");
+    for number in 0..200 {
+        make_cgroup_in(&dir.join(format!("c{number}")), "1");
+    }
+    make_cgroup_in(&dir.join("sandbox"), "1");
+    let (mounts, path) = (
+        host.cgroup_mounts().unwrap(),
+        CgroupPath::new("kubepods/podmany"),
+    );
+    let path = path.unwrap();
+    let pod_kill = PodKill::open(&host, &mounts, &path).unwrap();
+    let mut pod_kill = pod_kill.beside_kubelet(&mounts, &path).unwrap();
+    pod_kill.spare(Some(std::ffi::OsStr::new("sandbox")));
+    let thread = thread.unwrap();
+    for _ in 0..100 {
+        pod_kill.kill_by(&thread).unwrap();
+    }
+    assert_eq!(thread.refused(), 0);
+    let text = |name: &str| std::fs::read_to_string(dir.join(name).join("cgroup.kill")).unwrap();
+    assert!((0..200).all(|number| text(&format!("c{number}")).is_empty()));
+    drop(let_go);
+    while !thread.is_idle() {
+        std::thread::yield_now();
+    }
+    assert!((0..200).all(|number| text(&format!("c{number}")) == "1"));
+    assert_eq!((text("sandbox"), text("")), (String::new(), String::new()));
 }
 
 #[test]
