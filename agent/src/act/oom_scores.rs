@@ -29,6 +29,8 @@
 //! [`OomOrder::Dynamic`]: plimsoll_core::model::options::OomOrder::Dynamic
 #![forbid(unsafe_code)]
 
+mod budget;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -42,6 +44,7 @@ use plimsoll_core::policy::oom::score::oom_score_adj;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
+use self::budget::Budget;
 use crate::host::HostRoot;
 use crate::host::clock::rest_until_ns;
 use crate::host::file::{FileError, read_text};
@@ -53,10 +56,13 @@ use crate::pods::registry::Pods;
 const NEWCOMERS_MAX: usize = 256;
 /// Readings of one `cgroup.procs` in a row. Each finds only what was forked during the one before it.
 const ROUNDS_MAX: u32 = 8;
-/// Scores written for one pod in one turn of the loop: about 2 ms. The rest follows in the next turn.
-const WRITES_PER_TURN: usize = 128;
-/// The same when newcomers are served: they, and what they have forked, are not put off.
-const WRITES_PER_SERVING: usize = 1024;
+/// Processes looked at, and scores written, for one pod in one turn of the loop, and how long. The rest follows in a later turn.
+const LOOKS_PER_TURN: u32 = 256;
+const WRITES_PER_TURN: u32 = 128;
+const TURN_NS: u64 = 2_000_000;
+/// The same when newcomers are served. Those come first.
+const LOOKS_PER_SERVING: u32 = 1024;
+const SERVING_NS: u64 = 5_000_000;
 /// Open `/proc/PID/oom_score_adj` at one time.
 const BATCH: usize = 64;
 /// How many earlier scores of a cgroup are recognised as not being a process's own choice.
@@ -96,6 +102,8 @@ pub struct OomScores {
     served_newcomers: bool,
     /// Nothing is served before this.
     rest_until_ns: u64,
+    turn_ns: u64,
+    serving_ns: u64,
     counts: Counts,
 }
 
@@ -139,6 +147,8 @@ struct PodScores {
     /// Names of containers by the runtime's ids, as the runtime gave them before the API lists them.
     given_names: BTreeMap<String, String>,
     cgroups: Vec<CgroupScores>,
+    /// The cgroup that has its turn first.
+    next: usize,
 }
 
 /// A container with a cgroup.
@@ -166,14 +176,20 @@ struct CgroupScores {
     held: Recent,
     /// What newcomers had.
     inherited: Recent,
-    /// Looked at already; sorted.
+    /// Looked at already; sorted. Before a first look at all, those of it so far.
     known: Vec<u32>,
-    /// Whether a first look has been taken.
+    /// Whether a first look at all has been taken.
     established: bool,
+    /// Newcomers that were not looked at in time.
+    unserved: Vec<u32>,
+    /// Some were not looked at in time.
+    is_unfinished: bool,
     compared_ns: u64,
     reviewed_ns: u64,
     /// A look at all that was begun and not finished, or that a new score makes necessary.
     review_due: bool,
+    /// One that was begun has come to this process.
+    reviewed_to: Option<u32>,
     /// When to compare again after newcomers were served, nanoseconds, and how often that was done.
     again: Option<(u64, usize)>,
     /// That its processes cannot be listed has been said.
@@ -226,6 +242,8 @@ impl OomScores {
             again: BTreeSet::new(),
             served_newcomers: false,
             rest_until_ns: 0,
+            turn_ns: TURN_NS,
+            serving_ns: SERVING_NS,
             counts: Counts::default(),
         }
     }
@@ -305,7 +323,7 @@ impl OomScores {
             again.retain(|(_, id)| *id != cgroup_id);
             return None;
         };
-        let mut budget = WRITES_PER_SERVING;
+        let mut budget = Budget::of(LOOKS_PER_SERVING, LOOKS_PER_SERVING, self.serving_ns);
         let mut turn = Turn {
             host,
             counts,
@@ -314,7 +332,7 @@ impl OomScores {
         };
         cgroup.look(&pids, now_ns, &mut turn);
         let done = match cgroup.again {
-            Some((_, done)) if pids.is_empty() => done + 1,
+            Some((_, done)) if pids.is_empty() && !cgroup.is_unfinished => done + 1,
             _ => 0,
         };
         cgroup.compare_again(done, now_ns, again);
@@ -363,6 +381,7 @@ impl OomScores {
             ordered: BTreeMap::new(),
             given_names: BTreeMap::new(),
             cgroups: Vec::new(),
+            next: 0,
         });
         let is_changed = !Arc::ptr_eq(&scores.pod, pod);
         if is_changed {
@@ -377,30 +396,37 @@ impl OomScores {
         let Some(scores) = self.pods.get_mut(uid) else {
             return false;
         };
-        let mut budget = WRITES_PER_TURN;
-        let mut is_left = false;
-        for cgroup in &mut scores.cgroups {
-            let age_ns = now_ns.saturating_sub(cgroup.compared_ns);
+        let mut budget = Budget::of(LOOKS_PER_TURN, WRITES_PER_TURN, self.turn_ns);
+        let count = scores.cgroups.len();
+        for offset in 0..count {
+            let at = (scores.next + offset) % count;
+            let cgroup = &mut scores.cgroups[at];
             if now_ns.saturating_sub(cgroup.reviewed_ns) >= REVIEW_NS {
                 cgroup.review_due = true;
             }
-            if cgroup.review_due || !cgroup.established || age_ns >= self.compare_ns {
-                let mut turn = Turn {
-                    host: &self.host,
-                    counts: &mut self.counts,
-                    budget: &mut budget,
-                    failed,
-                };
-                let is_first = !cgroup.established;
-                cgroup.look(&[], now_ns, &mut turn);
-                is_left |= cgroup.review_due;
-                if is_first && !cgroup.known.is_empty() {
-                    // They may have come just now, with forks in flight.
-                    cgroup.compare_again(0, now_ns, &mut self.again);
-                }
+            if !cgroup.is_due(now_ns, self.compare_ns) {
+                continue;
+            }
+            if budget.is_over() {
+                // No cgroup keeps those after it from their turn.
+                scores.next = at;
+                return true;
+            }
+            let mut turn = Turn {
+                host: &self.host,
+                counts: &mut self.counts,
+                budget: &mut budget,
+                failed,
+            };
+            let is_first = !cgroup.established;
+            cgroup.look(&[], now_ns, &mut turn);
+            if is_first && !cgroup.known.is_empty() {
+                // They may have come just now, with forks in flight.
+                cgroup.compare_again(0, now_ns, &mut self.again);
             }
         }
-        is_left
+        let mut cgroups = scores.cgroups.iter();
+        cgroups.any(|cgroup| cgroup.review_due || cgroup.is_unfinished)
     }
 
     /// Forgets pods that are not wanted any more.
@@ -486,7 +512,7 @@ impl OomScores {
             scores.ordered.clear();
             scores.score_anew(self.capacity_bytes);
             for cgroup in &mut scores.cgroups {
-                let mut budget = usize::MAX;
+                let mut budget = Budget::unlimited();
                 let mut turn = Turn {
                     host: &self.host,
                     counts: &mut self.counts,
@@ -552,9 +578,12 @@ impl PodScores {
                 inherited: Recent::default(),
                 known: Vec::new(),
                 established: false,
+                unserved: Vec::new(),
+                is_unfinished: false,
                 compared_ns: 0,
                 reviewed_ns: 0,
                 review_due: true,
+                reviewed_to: None,
                 again: None,
                 said_unreadable: false,
             });
@@ -578,6 +607,11 @@ impl PodScores {
             cgroup.held.push(cgroup.wanted);
             cgroup.wanted = wanted;
             cgroup.review_due = true;
+            cgroup.reviewed_to = None;
+            if !cgroup.established {
+                // Some of them have the score of before.
+                cgroup.known.clear();
+            }
         }
     }
 
@@ -621,7 +655,7 @@ fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a OsStr> {
 struct Turn<'a> {
     host: &'a HostRoot,
     counts: &'a mut Counts,
-    budget: &'a mut usize,
+    budget: &'a mut Budget,
     failed: &'a mut dyn FnMut(&OomScoreError),
 }
 
@@ -638,7 +672,15 @@ impl CgroupScores {
     /// Newcomers are not known: as if it were seen for the first time, since a newcomer's score cannot be told from a chosen one.
     fn missed_some(&mut self) {
         self.established = false;
+        self.known.clear();
         self.review_due = true;
+        self.reviewed_to = None;
+    }
+
+    fn is_due(&self, now_ns: u64, compare_ns: u64) -> bool {
+        let age_ns = now_ns.saturating_sub(self.compared_ns);
+        let is_begun = !self.established || self.is_unfinished;
+        self.review_due || is_begun || age_ns >= compare_ns
     }
 
     /// It was compared so often after newcomers were served: when it is the next time.
@@ -651,13 +693,20 @@ impl CgroupScores {
         again.extend(self.again.map(|(at_ns, _)| (at_ns, self.id)));
     }
 
-    /// Looks at the unknown processes and at `newcomers`; at all when a review is due.
+    /// Looks at the unknown processes and at `newcomers`; at all when a review is due. What the budget does not reach is gone on with at the next look.
     fn look(&mut self, newcomers: &[u32], now_ns: u64, turn: &mut Turn<'_>) {
-        let mut newcomers = newcomers.to_vec();
+        let mut newcomers: Vec<u32> = newcomers
+            .iter()
+            .copied()
+            .chain(self.unserved.drain(..))
+            .collect();
+        newcomers.sort_unstable();
         if self.review_due {
             self.reviewed_ns = now_ns;
         }
-        let mut reviewing = std::mem::take(&mut self.review_due);
+        // At a first look at all, who is known has just been looked at.
+        let mut reviewing = std::mem::take(&mut self.review_due) && self.established;
+        self.is_unfinished = false;
         self.compared_ns = now_ns;
         for round in 1..=ROUNDS_MAX {
             let Some(listed) = self.listed(turn) else {
@@ -667,34 +716,56 @@ impl CgroupScores {
             for &pid in &listed {
                 let is_known = self.known.binary_search(&pid).is_ok();
                 let seen = match () {
-                    () if newcomers.contains(&pid) || !self.established => Seen::First,
+                    () if newcomers.binary_search(&pid).is_ok() => Seen::First,
+                    () if !is_known && !self.established => Seen::First,
                     () if !is_known => Seen::Unknown,
-                    () if reviewing => Seen::Known,
+                    () if reviewing && self.reviewed_to.is_none_or(|to| pid > to) => Seen::Known,
                     () => continue,
                 };
                 due.push((pid, seen));
             }
-            if due.is_empty() {
-                break;
-            }
             // What a newcomer had is what its children have copied: known before these are judged.
             due.sort_by_key(|(_, seen)| *seen != Seen::First);
-            if !due.chunks(BATCH).all(|batch| self.give(batch, turn)) {
-                // Out of budget. What is unknown stays so.
-                self.review_due = true;
+            let (done, left) = due.split_at(self.give_all(&due, turn));
+            if !left.is_empty() {
+                self.put_off((done, left), &listed, &newcomers);
+                self.review_due = reviewing;
                 return;
             }
             self.known = listed;
             self.established = true;
-            if round == ROUNDS_MAX {
-                // It forks faster than we can read.
-                self.review_due = true;
+            self.reviewed_to = None;
+            if due.is_empty() {
                 return;
             }
             newcomers.clear();
             reviewing = false;
+            if round == ROUNDS_MAX {
+                // It forks faster than we can read.
+                self.is_unfinished = true;
+            }
         }
-        self.established = true;
+    }
+
+    /// The budget did not reach those that are `left`.
+    fn put_off(
+        &mut self,
+        (done, left): (&[(u32, Seen)], &[(u32, Seen)]),
+        listed: &[u32],
+        newcomers: &[u32],
+    ) {
+        self.known.retain(|pid| listed.binary_search(pid).is_ok());
+        self.known.extend(done.iter().map(|(pid, _)| *pid));
+        self.known.sort_unstable();
+        self.known.dedup();
+        let reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);
+        if let Some((pid, _)) = reviewed.last() {
+            self.reviewed_to = Some(*pid);
+        }
+        let left = left.iter().map(|(pid, _)| *pid);
+        self.unserved
+            .extend(left.filter(|pid| newcomers.binary_search(pid).is_ok()));
+        self.is_unfinished = true;
     }
 
     /// The pids in `cgroup.procs`, sorted. `None` when the cgroup is gone or cannot be read, which is told.
@@ -723,49 +794,70 @@ impl CgroupScores {
         }
     }
 
-    /// Looks at a batch of processes and gives those their score that need it. `false` when the budget is used up.
-    fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> bool {
+    /// Looks at processes and gives those their score that need it. Returns how many of them the budget has reached.
+    fn give_all(&mut self, due: &[(u32, Seen)], turn: &mut Turn<'_>) -> usize {
+        let mut done = 0;
+        for batch in due.chunks(BATCH) {
+            let reached = self.give(batch, turn);
+            done += reached;
+            if reached < batch.len() || turn.budget.is_over() {
+                break;
+            }
+        }
+        done
+    }
+
+    fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> usize {
         let agent_pid = std::process::id();
-        let mut open: Vec<(u32, OwnedFd, PathBuf)> = Vec::new();
-        for &(pid, seen) in batch {
+        let mut open: Vec<(usize, OwnedFd, PathBuf)> = Vec::new();
+        let mut reached = batch.len();
+        for (at, &(pid, seen)) in batch.iter().enumerate() {
             // Neither ourselves nor the machine's init, whoever put them into a pod.
             if pid == agent_pid || pid == 1 {
                 continue;
             }
+            if turn.budget.is_over() {
+                reached = at;
+                break;
+            }
+            turn.budget.looked();
             let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
             match open_score(&path) {
                 Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
                     if seen == Seen::First {
                         self.inherited.push(adj);
                     }
-                    open.push((pid, fd, path));
+                    open.push((at, fd, path));
                 }
                 Ok(_) | Err(Errno::NOENT | Errno::SRCH) => {} // right already, or ended
                 Err(source) => turn.refused(path, self.wanted, source),
             }
         }
         if open.is_empty() {
-            return true;
+            return reached;
         }
         // The descriptors are older than this reading: see the module's head.
         let Some(listed) = self.listed(turn) else {
-            return true;
+            return reached;
         };
-        for (pid, fd, path) in open {
-            if listed.binary_search(&pid).is_err() {
+        // One is written in any case: else a list that takes the whole time would be read again and again.
+        let mut has_written = false;
+        for (at, fd, path) in open {
+            if listed.binary_search(&batch[at].0).is_err() {
                 continue;
             }
-            if *turn.budget == 0 {
-                return false;
+            if has_written && turn.budget.is_over() {
+                return at;
             }
-            *turn.budget -= 1;
+            has_written = true;
+            turn.budget.written();
             match write_score(&fd, self.wanted) {
                 Ok(()) => turn.counts.written += 1,
                 Err(Errno::SRCH) => {} // it has ended
                 Err(source) => turn.refused(path, self.wanted, source),
             }
         }
-        true
+        reached
     }
 
     fn is_to_be_written(&self, adj: i32, seen: Seen) -> bool {

@@ -43,8 +43,11 @@ impl Fake {
                 ordered: BTreeMap::new(),
                 given_names: BTreeMap::new(),
                 cgroups: Vec::new(),
+                next: 0,
             },
         );
+        // A machine on which everything takes long.
+        (scores.turn_ns, scores.serving_ns) = (u64::MAX, u64::MAX);
         let mut fake = Self {
             dir,
             scores,
@@ -106,14 +109,17 @@ impl Fake {
     }
 
     /// One look at every cgroup.
-    fn look(&mut self, now_ns: u64, budget: usize) {
+    fn look(&mut self, now_ns: u64, writes: u32) {
+        self.look_within(now_ns, &mut Budget::of(u32::MAX, writes, u64::MAX));
+    }
+
+    fn look_within(&mut self, now_ns: u64, budget: &mut Budget) {
         let Self { scores, errors, .. } = self;
-        let mut budget = budget;
         for cgroup in &mut scores.pods.get_mut(&PodUid::from("u")).unwrap().cgroups {
             let mut turn = Turn {
                 host: &scores.host,
                 counts: &mut scores.counts,
-                budget: &mut budget,
+                budget,
                 failed: &mut |error| errors.push(error.to_string()),
             };
             cgroup.look(&[], now_ns, &mut turn);
@@ -304,6 +310,81 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
         assert!(turns <= 3, "no end");
     }
     assert_eq!((turns, fake.scores.counts().written), (3, 300));
+}
+
+/// Of a pod with very many processes a turn looks at a few, and the next one goes on after those: at the first look, for a new score, and when nothing is to do.
+#[test]
+fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
+    const COUNT: u32 = 4_000;
+    let mut fake = Fake::new();
+    let pids: Vec<u32> = (100_001..=100_000 + COUNT).collect();
+    for &pid in &pids {
+        fake.set(pid, 900);
+    }
+    fake.procs("main", &pids);
+    let turn = || Budget::of(256, 128, u64::MAX);
+    let mut now_ns = 0;
+    let mut rounds = |fake: &mut Fake, most: u32| {
+        let mut turns = 0;
+        loop {
+            now_ns += 1;
+            turns += 1;
+            fake.look_within(now_ns, &mut turn());
+            let cgroups = &fake.pod().cgroups;
+            if !cgroups
+                .iter()
+                .any(|one| one.review_due || one.is_unfinished)
+            {
+                return turns;
+            }
+            assert!(turns <= most, "no end");
+        }
+    };
+    let looks = COUNT.div_ceil(256);
+    assert!((looks..=looks + 1).contains(&rounds(&mut fake, looks + 1)));
+    assert_eq!(fake.scores.counts().written, 0, "all were right");
+    fake.scores.order(&PodUid::from("u"), "main", Some(950));
+    let writes = COUNT.div_ceil(128);
+    assert!((writes..=writes + 2).contains(&rounds(&mut fake, writes + 2)));
+    assert!(pids.iter().all(|pid| fake.adj(*pid) == 950));
+    // A newcomer that the budget does not reach is one still.
+    fake.set(300_000, 1000);
+    fake.set(200_000, 1000);
+    let newer: Vec<u32> = pids.iter().copied().chain([200_000, 300_000]).collect();
+    fake.procs("main", &newer);
+    let id = fake.id("main");
+    let Fake { scores, errors, .. } = &mut fake;
+    let cgroup = scores.pods.get_mut(&PodUid::from("u")).unwrap();
+    let mut budget = Budget::of(1, 1, u64::MAX);
+    let mut turn = Turn {
+        host: &scores.host,
+        counts: &mut scores.counts,
+        budget: &mut budget,
+        failed: &mut |error| errors.push(error.to_string()),
+    };
+    let cgroup = cgroup.cgroup_mut(id).unwrap();
+    cgroup.look(&[200_000, 300_000], now_ns, &mut turn);
+    assert_eq!((fake.adj(200_000), fake.adj(300_000)), (950, 1000));
+    fake.look(now_ns + 1, 100);
+    assert_eq!(fake.adj(300_000), 950);
+}
+
+/// However long a look takes, the next one goes further.
+#[test]
+fn a_turn_without_time_comes_to_an_end() {
+    let mut fake = Fake::new();
+    let pids: Vec<u32> = (100_001..=100_200).collect();
+    for &pid in &pids {
+        fake.set(pid, 0);
+    }
+    fake.procs("main", &pids);
+    let mut turns = 0;
+    while pids.iter().any(|pid| fake.adj(*pid) != 900) {
+        turns += 1;
+        fake.look_within(turns, &mut Budget::of(256, 128, 0));
+        assert!(turns <= 210, "no end");
+    }
+    assert!(turns >= 200, "one at a time: {turns}");
 }
 
 #[test]
