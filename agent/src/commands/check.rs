@@ -242,19 +242,19 @@ fn images(host: &HostRoot, cgroup_root: &CgroupPath) -> Option<String> {
             .unwrap_or_default()
             .with_file_name("plimsoll-runtime"),
     };
-    let told = runtime::directories(settings, RUNTIME_ASKED_WITHIN);
-    let wrong = told.as_ref().ok().and_then(|told| {
-        disks.follow_runtime(told);
-        disks.file_systems().misses(host, told, false)
+    let directories = runtime::directories(settings, RUNTIME_ASKED_WITHIN);
+    let wrong = directories.as_ref().ok().and_then(|directories| {
+        disks.follow_runtime(directories);
+        disks.file_systems().misses(host, directories, false)
     });
     let (socket, read) = (socket.shown(), disks.file_systems().imagefs);
     let read = read.shown();
-    Some(match (told, wrong) {
+    Some(match (directories, wrong) {
         (Err(why), _) => format!(
             "imagefs is read at {read}; the container runtime at {socket} does not say where it has its images: {why}"
         ),
         (Ok(_), Some(wrong)) => wrong,
-        (Ok(told), None) if told.images.is_some() => {
+        (Ok(directories), None) if directories.images.is_some() => {
             format!(
                 "imagefs is read at {read} with --runtime-endpoint {socket}, where that runtime has its images"
             )

@@ -112,9 +112,9 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
         socket: args.pod_resources.clone(),
         program,
     };
-    let own = placed_here(&args.agent.socket());
+    let placed = placed_here(&args.agent.socket());
     let surveyed = node_topology::once(&settings).and_then(|resources| {
-        node_topology::look(&HostRoot::live(), &resources, None, own.as_ref())
+        node_topology::look(&HostRoot::live(), &resources, None, placed.as_ref())
     });
     let Survey { topology, doubts } = surveyed.map_err(TopologyError::Zones)?;
     for doubt in doubts {
@@ -143,7 +143,7 @@ fn placed_here(socket: &Path) -> Option<OwnPlacement> {
         return None;
     }
     match ask(socket, &Request::OwnPlacement) {
-        Ok(Answer::OwnPlacement(own)) => own.map(|own| *own),
+        Ok(Answer::OwnPlacement(placed)) => placed.map(|placed| *placed),
         Ok(_) => None,
         Err(error) => {
             eprintln!("plimsoll: what the agent has placed is not counted: {error}");

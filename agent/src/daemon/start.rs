@@ -233,7 +233,7 @@ impl Start<'_> {
         let mut disks = disks(&self.plan);
         if let Some(runtime) = disks.runtime.clone().filter(|_| disks.image_dir.is_none()) {
             match runtime::directories(runtime, RUNTIME_ASKED_WITHIN) {
-                Ok(told) => disks.follow_runtime(&told),
+                Ok(directories) => disks.follow_runtime(&directories),
                 Err(why) => tracing::info!(
                     "the container runtime does not say where it keeps images: {}; they are looked for where runtimes have them by default",
                     line(&why)

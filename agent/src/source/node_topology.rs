@@ -79,7 +79,7 @@ pub fn once(settings: &ResourceSettings) -> Result<NodeResources, String> {
     }
 }
 
-/// The zones of this machine; `own`: what the agent has placed.
+/// The zones of this machine; `placed`: by the agent.
 ///
 /// # Errors
 /// The machine cannot be read, or the kubelet does not say enough.
@@ -87,11 +87,11 @@ pub fn look(
     host: &HostRoot,
     resources: &NodeResources,
     alignment: Option<Alignment>,
-    own: Option<&OwnPlacement>,
+    placed: Option<&OwnPlacement>,
 ) -> Result<Survey, String> {
     let machine = read_machine(host).map_err(|error| error.to_string())?;
-    let surveyed = boundary::guard(|| match own {
-        Some(own) => own.survey(&machine, resources, alignment),
+    let surveyed = boundary::guard(|| match placed {
+        Some(placed) => placed.survey(&machine, resources, alignment),
         None => survey(&machine, resources, alignment),
     });
     let surveyed = surveyed.map_err(|panicked| panicked.to_string())?;
@@ -104,7 +104,7 @@ pub struct TopologySource {
     stopper: Arc<Stopper>,
     awaited: Arc<AtomicU64>,
     /// `None`: nobody wants zones.
-    own: Option<OwnSlot>,
+    placed: Option<OwnSlot>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -139,12 +139,12 @@ impl TopologySource {
 
     /// Whether what is placed counts for anybody.
     pub fn wants_placement(&self) -> bool {
-        self.own.is_some()
+        self.placed.is_some()
     }
 
     /// The agent has placed this; `None`: it places nothing any more. Where that is something new the zones are counted anew, as soon as the kubelet has answered. Does not wait.
     pub fn place(&self, placed: Option<OwnPlacement>) {
-        let Some(slot) = &self.own else {
+        let Some(slot) = &self.placed else {
             return;
         };
         let mut newest = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +163,7 @@ impl TopologySource {
     ) -> io::Result<Self> {
         let stopper = Arc::new(Stopper::default());
         let awaited = Arc::new(AtomicU64::new(NOT_AWAITED));
-        let own: Option<OwnSlot> = outlets.zones.is_some().then(OwnSlot::default);
+        let placed: Option<OwnSlot> = outlets.zones.is_some().then(OwnSlot::default);
         let work = Work {
             start,
             host,
@@ -171,7 +171,7 @@ impl TopologySource {
             outlets,
             devices: None,
             awaited: Arc::clone(&awaited),
-            own: own.clone(),
+            placed: placed.clone(),
             stopper: Arc::clone(&stopper),
             resources: None,
             looked: None,
@@ -187,7 +187,7 @@ impl TopologySource {
         Ok(Self {
             stopper,
             awaited,
-            own,
+            placed,
             thread: Some(thread),
         })
     }
@@ -214,7 +214,7 @@ struct Work {
     devices: Option<Arc<ListedDevices>>,
     /// Since when the loop waits for what the kubelet says, or [`NOT_AWAITED`].
     awaited: Arc<AtomicU64>,
-    own: Option<OwnSlot>,
+    placed: Option<OwnSlot>,
     stopper: Arc<Stopper>,
     /// What the kubelet last said.
     resources: Option<NodeResources>,
@@ -335,18 +335,18 @@ impl Work {
         let Some(slot) = self.outlets.zones.clone() else {
             return self.say_failure(None);
         };
-        let own = self.own.as_ref().and_then(|slot| {
+        let placed = self.placed.as_ref().and_then(|slot| {
             let newest = slot.lock().unwrap_or_else(PoisonError::into_inner);
             newest.clone()
         });
         let is_due =
-            self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) || own != self.counted;
+            self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) || placed != self.counted;
         let Some(resources) = self.resources.as_ref().filter(|_| is_due) else {
             return;
         };
         self.looked = Some(Instant::now());
         let alignment = boundary::guard(|| (self.alignment)()).ok().flatten();
-        self.counted = own;
+        self.counted = placed;
         match look(&self.host, resources, alignment, self.counted.as_deref()) {
             Ok(Survey { topology, doubts }) => {
                 for doubt in doubts.difference(&self.doubts) {

@@ -106,21 +106,21 @@ impl FileSystems {
     pub fn misses(
         &self,
         host: &HostRoot,
-        told: &RuntimeDirectories,
+        of_runtime: &RuntimeDirectories,
         is_given: bool,
     ) -> Option<String> {
-        let directory = Path::new(told.images.as_ref()?);
+        let directory = Path::new(of_runtime.images.as_ref()?);
         let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
-        let (told, read) = (directory.shown(), self.imagefs.shown());
+        let (kept, read) = (directory.shown(), self.imagefs.shown());
         match device(&host.path(directory)) {
             // It is visible under another name, which was given.
             None if is_given => None,
             None => Some(format!(
-                "the container runtime keeps its images in {told}, which cannot be seen here, so imagefs is read at {read}: mount that directory here, or give a directory on its file system with --image-dir"
+                "the container runtime keeps its images in {kept}, which cannot be seen here, so imagefs is read at {read}: mount that directory here, or give a directory on its file system with --image-dir"
             )),
             device if device == self.device_of_images() => None,
             Some(_) => Some(format!(
-                "the container runtime keeps its images in {told}, which is on another file system than {read}, where imagefs is read: start the agent again, or give --image-dir {told}"
+                "the container runtime keeps its images in {kept}, which is on another file system than {read}, where imagefs is read: start the agent again, or give --image-dir {kept}"
             )),
         }
     }

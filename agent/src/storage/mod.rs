@@ -114,16 +114,16 @@ impl StorageSettings {
     }
 
     /// Images and layers are where the runtime says that it has them, as far as that can be seen here and no other place was told by option.
-    pub fn follow_runtime(&mut self, told: &RuntimeDirectories) {
+    pub fn follow_runtime(&mut self, of_runtime: &RuntimeDirectories) {
         let is_seen = |directory: &String| self.host.path(Path::new(directory)).is_dir();
         self.of_runtime = RuntimeDirectories {
-            images: told.images.clone().filter(is_seen),
-            containers: told.containers.clone().filter(is_seen),
+            images: of_runtime.images.clone().filter(is_seen),
+            containers: of_runtime.containers.clone().filter(is_seen),
         };
     }
 
     /// What was told by option, else by the runtime: for images, and for layers. A place for images alone is also that for layers.
-    fn told_dirs(&self) -> [Option<&Path>; 2] {
+    fn named_dirs(&self) -> [Option<&Path>; 2] {
         let of_runtime = [&self.of_runtime.images, &self.of_runtime.containers];
         let of_runtime = of_runtime.map(|directory| directory.as_deref().map(Path::new));
         let [images, layers] = match self.image_dir {
@@ -135,7 +135,7 @@ impl StorageSettings {
 
     /// The file systems that are watched with these settings; their layout is a setting of the engine.
     pub fn file_systems(&self) -> FileSystems {
-        let [images, layers] = self.told_dirs();
+        let [images, layers] = self.named_dirs();
         FileSystems::detect(&self.host, &self.kubelet_dir, images, layers)
     }
 }
@@ -318,9 +318,9 @@ fn places(settings: &StorageSettings) -> Places {
 
 /// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator or the runtime itself has named.
 fn layer_roots(settings: &StorageSettings) -> Vec<PathBuf> {
-    let told = settings.told_dirs().into_iter().flatten();
+    let named = settings.named_dirs().into_iter().flatten();
     let known = LAYER_DIRS.iter().map(PathBuf::from);
-    known.chain(told.map(Path::to_owned)).collect()
+    known.chain(named.map(Path::to_owned)).collect()
 }
 
 /// What the loop holds. No call waits for anything, except [`Self::shutdown`] and dropping it.

@@ -187,11 +187,11 @@ impl RuntimeSpace {
         Ok(inventory)
     }
 
-    fn compare(&mut self, told: &RuntimeDirectories) {
+    fn compare(&mut self, of_runtime: &RuntimeDirectories) {
         let Some((host, is_given)) = &self.images else {
             return;
         };
-        let wrong = self.file_systems.misses(host, told, *is_given);
+        let wrong = self.file_systems.misses(host, of_runtime, *is_given);
         if let Some(text) = wrong.as_ref().filter(|_| wrong != self.said_of_images)
             && self
                 .events

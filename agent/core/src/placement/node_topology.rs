@@ -12,12 +12,12 @@
 //!   Devices without a node align nothing, and are in no zone.
 //! * CPUs that several pods list are those of the shared pool, which kubelets before 1.23 list (k/k#97415): no pod has them alone.
 
-mod own;
+mod placed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-pub use own::OwnPlacement;
+pub use placed::OwnPlacement;
 
 use crate::kube::node_topology::{Alignment, Amounts, Held, ListedPod, NodeTopology, Zone};
 use crate::kube::pod_resources::{Given, Memory, NodeResources};

@@ -3,7 +3,7 @@ use crate::kube::pod_resources::Devices;
 
 use super::*;
 
-mod own;
+mod placed;
 mod properties;
 
 const GIB: u64 = 1 << 30;
