@@ -186,7 +186,7 @@ pub enum Report {
     /// CPUs or memory nodes came or went: placements should be made anew. The first one says what there is.
     Machine {
         /// What pods can use now.
-        usable: Usable,
+        usable: Box<Usable>,
     },
 }
 
@@ -299,10 +299,13 @@ impl Worker {
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "which CPUs pods can use is unknown"),
         }
-        if let Some(usable) = self.unsaid.take()
-            && !self.tell(Report::Machine { usable })
-        {
-            self.unsaid = Some(usable);
+        if let Some(usable) = self.unsaid.take() {
+            let report = Report::Machine {
+                usable: Box::new(usable),
+            };
+            if !self.tell(report) {
+                self.unsaid = Some(usable);
+            }
         }
         let (number, wanted) = self.shared.wanted().clone();
         self.number = number;

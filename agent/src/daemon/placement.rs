@@ -529,7 +529,7 @@ impl Agent {
                 self.say_not_placing(Some(format!("placement of CPUs and memory: {error}")));
                 self.warn(format!("nothing is placed: {error}"));
             }
-            Report::Machine { usable } => self.machine_changed(usable),
+            Report::Machine { usable } => self.machine_changed(*usable),
         }
     }
 

@@ -353,6 +353,7 @@ fn a_machine_that_cannot_be_read_or_planned_with_is_tried_again() {
             cpus: CpuSet::parse(cpus).unwrap(),
             ..Usable::default()
         };
+        let usable = Box::new(usable);
         node.agent.placement_reported(Report::Machine { usable });
     };
     let plans_with = |node: &Node| {
@@ -400,6 +401,7 @@ fn memory_that_came_is_placed() {
         nodes: CpuSet::parse("0,2").unwrap(),
         ..node.agent.placing.as_ref().unwrap().usable
     };
+    let usable = Box::new(usable);
     node.agent.placement_reported(Report::Machine { usable });
     let placement = node.agent.engine.state().placement.as_ref().unwrap();
     assert_eq!(placement.machine().node_ids().to_string(), "0,2");
@@ -419,6 +421,22 @@ fn the_pool_of_new_containers_stays_unless_the_kubelet_places() {
         .placement_reported(Report::Applied { number, outcome });
     let all = pool(&node);
     assert!(all.is_some());
+    // What was decided could not be kept: what was before is in force.
+    let kept = Assignments {
+        shared_pool: CpuSet::parse("0-3").unwrap(),
+        ..Assignments::default()
+    };
+    let outcome = Box::new(Outcome {
+        fell_back: Some(("no room".to_owned(), kept)),
+        ..Outcome::default()
+    });
+    node.agent
+        .placement_reported(Report::Applied { number, outcome });
+    assert_eq!(pool(&node), CpuSet::parse("0-3").ok());
+    let outcome = Box::<Outcome>::default();
+    node.agent
+        .placement_reported(Report::Applied { number, outcome });
+    assert_eq!(pool(&node), all);
     let failed = |node: &mut Node, owner: OtherOwner| {
         let error = PlacementError::OtherOwner(owner);
         node.agent

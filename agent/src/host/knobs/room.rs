@@ -39,3 +39,57 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::host::HostRoot;
+    use crate::notes;
+
+    /// More than a page of lines.
+    const LINES: u32 = 100;
+
+    struct Unmount<'a>(&'a Path);
+
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            Command::new("umount").arg("-l").arg(self.0).status().ok();
+        }
+    }
+
+    #[test]
+    fn a_ledger_with_room_takes_lines_on_a_full_file_system() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, knob) = (dir.path().join("disk"), dir.path().join("knob"));
+        std::fs::create_dir(&disk).unwrap();
+        std::fs::write(&knob, "0").unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"])
+            .arg(&disk)
+            .status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            return notes::left_out("no tmpfs can be mounted");
+        }
+        let _unmount = Unmount(&disk);
+        let host = HostRoot::new(dir.path());
+        let open = |name: &str| Ledger::open(&host, disk.join(name)).unwrap();
+        let mut with = open("with.jsonl").with_room(64 << 10);
+        let mut without = open("without.jsonl");
+        for ledger in [&mut with, &mut without] {
+            ledger.record_ahead(&knob, "1").unwrap();
+        }
+        // What has gone is made room again.
+        assert_eq!(with.restore().unwrap().changes.len(), 1);
+        std::fs::write(disk.join("filler"), vec![1; 1 << 20]).unwrap_err();
+        let lines = |ledger: &mut Ledger| {
+            let taken = (1..=LINES).map(|value| ledger.record_ahead(&knob, &value.to_string()));
+            taken.filter(Result::is_ok).count()
+        };
+        assert_eq!(lines(&mut with), LINES as usize);
+        assert!(lines(&mut without) < LINES as usize);
+        assert_eq!(with.changes().unwrap().len(), LINES as usize);
+    }
+}

@@ -821,7 +821,7 @@ fn cpus_outside_of_the_set_of_all_pods_are_not_used_and_are_named() {
     stale.names = by_name(&[(MAIN, "main")]);
     applier.apply(&stale).unwrap();
     assert_eq!(cpus_of(&node), ["0-3", "0-3", "0-3"]);
-    assert!(!applier.look_at_machine().unwrap().is_some());
+    assert!(applier.look_at_machine().unwrap().is_none());
     node.put(kubepods, "0-7\n");
     let usable = applier.look_at_machine().unwrap().unwrap();
     assert!(usable.outside.is_empty() && usable.cpus.len() == 8);
