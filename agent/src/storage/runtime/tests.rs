@@ -218,6 +218,17 @@ fn serve_files(dir: &Path, removes: Removes, mut questions: u32, mut stream: Uni
                     },
                 );
             }
+            ToRuntime::Directories { number } => send(
+                &mut stream,
+                &FromRuntime::Listed {
+                    number,
+                    unix_ns: 0,
+                    left_out: 0,
+                    images_left_out: 0,
+                    mounts_unread: 0,
+                    directories: RuntimeDirectories::default(),
+                },
+            ),
             ToRuntime::Remove { number, removal } => {
                 let (Removal::Container(id) | Removal::Image(id)) = removal;
                 let failed = |why: &str, is_late| FromRuntime::Failed {
