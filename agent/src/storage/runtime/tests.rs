@@ -195,6 +195,21 @@ fn serve_files(dir: &Path, removes: Removes, mut questions: u32, mut stream: Uni
     {
         questions -= 1;
         match question {
+            ToRuntime::Directories { number } => {
+                let directories = RuntimeDirectories {
+                    images: dir.to_str().map(str::to_owned),
+                    containers: None,
+                };
+                let listed = FromRuntime::Listed {
+                    number,
+                    unix_ns: 0,
+                    left_out: 0,
+                    images_left_out: 0,
+                    mounts_unread: 0,
+                    directories,
+                };
+                send(&mut stream, &listed);
+            }
             ToRuntime::List { number } => {
                 if exists("dead") {
                     let container = Box::new(container.clone());
@@ -218,17 +233,6 @@ fn serve_files(dir: &Path, removes: Removes, mut questions: u32, mut stream: Uni
                     },
                 );
             }
-            ToRuntime::Directories { number } => send(
-                &mut stream,
-                &FromRuntime::Listed {
-                    number,
-                    unix_ns: 0,
-                    left_out: 0,
-                    images_left_out: 0,
-                    mounts_unread: 0,
-                    directories: RuntimeDirectories::default(),
-                },
-            ),
             ToRuntime::Remove { number, removal } => {
                 let (Removal::Container(id) | Removal::Image(id)) = removal;
                 let failed = |why: &str, is_late| FromRuntime::Failed {
@@ -336,6 +340,17 @@ fn freed_by(
     left.sort();
     unmount(dir.path(), UnmountFlags::DETACH).unwrap();
     Some((left, reclaimed.unwrap(), said))
+}
+
+#[test]
+fn where_images_are_is_asked_without_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = dir.path().to_owned();
+    let (mut runtime, _) =
+        served_by(move |stream| serve_files(&served, Removes::default(), 1, stream));
+    let directories = runtime.directories(soon()).unwrap();
+    assert_eq!(directories.images.as_deref(), dir.path().to_str());
+    assert!(runtime.directories(soon()).is_err(), "it has ended");
 }
 
 #[test]
