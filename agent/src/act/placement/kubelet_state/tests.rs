@@ -2,6 +2,8 @@
 
 use super::*;
 
+mod takeover;
+
 fn cpu(entries: &str, checksum: u64) -> String {
     format!(r#"{{"policyName":"static","defaultCpuSet":"7-9",{entries}"checksum":{checksum}}}"#)
 }
