@@ -9,4 +9,6 @@ pub mod removal;
 pub mod sandbox;
 pub mod stage_files;
 
+mod paths;
+mod remove_tree;
 mod walk;

@@ -3,4 +3,5 @@
 pub mod facts;
 pub mod ladder;
 pub mod last_line;
+pub mod mechanism;
 pub mod report;

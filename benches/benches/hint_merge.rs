@@ -6,7 +6,8 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints};
-use plimsoll_core::placement::merge::{NumaDistances, NumaInfo, TopologyPolicy, merge};
+use plimsoll_core::placement::merge::{NumaInfo, TopologyPolicy, merge};
+use plimsoll_core::placement::numa_distances::NumaDistances;
 use plimsoll_core::placement::numa_mask::NumaMask;
 
 fn numa(nodes: u32, closest: bool) -> NumaInfo {

@@ -1,6 +1,5 @@
 //! Commands of others: how they are run, what they say when they fail, and how far cargo is.
 
-use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +8,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::{Progress, Step, minutes};
-use crate::watched::{PATIENCE, Watched};
+use crate::watched::{PATIENCE, Watched, shown};
 
 /// Lines of a failed program's output that are shown.
 const SHOWN_LINES_MAX: usize = 60;
@@ -140,15 +139,6 @@ pub(crate) fn is_progress(line: &str) -> bool {
         "Blocking ",
     ];
     line.starts_with(' ') && verbs.iter().any(|verb| line.trim_start().starts_with(verb))
-}
-
-/// The command as one would type it.
-pub(crate) fn shown(command: &Command) -> String {
-    std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(OsStr::to_string_lossy)
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 /// The first file called `program` in `PATH`.

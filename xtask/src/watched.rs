@@ -1,5 +1,6 @@
 //! Running other programs: their lines as they come, kept for when they fail, and an end to what hangs.
 
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitStatus, Stdio};
@@ -10,7 +11,6 @@ use anyhow::{Context as _, Result};
 
 use crate::interrupt;
 use crate::opportunity::Opportunity;
-use crate::process::shown;
 
 /// A program that says nothing for so long, not counting time that this machine had for others, hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20 * 60);
@@ -21,6 +21,15 @@ const LINES_QUEUED_MAX: usize = 1024;
 /// Lines kept, the first ones. Longer lines are cut there.
 const LINES_KEPT_MAX: usize = 200_000;
 const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// The command as one would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
 
 /// A program that has ended.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 
 pub mod cpu_set;
 pub mod machine;
+pub mod numa_distances;
 pub mod numa_mask;
 pub mod topology;
 

@@ -25,7 +25,7 @@ use crate::kernel::load::{Programs, load};
 use crate::kernel::object::{Embedded, embedded};
 use crate::pods::names::{KubeletTree, TreeError};
 use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
-use crate::probe::ladder::{Without, WithoutArgs};
+use crate::probe::mechanism::{Without, WithoutArgs};
 use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};

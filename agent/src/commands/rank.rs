@@ -15,10 +15,10 @@ use clap::{Args, ValueEnum};
 use plimsoll_core::explain::{Candidate, ExplainedRanking, Place};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::quantity::Quantity;
+use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 

@@ -4,7 +4,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::units::PodUid;
 
 use crate::host::cgroup::{CgroupError, CgroupPath};
-use crate::pods::cgroup::container_path;
+use crate::pods::paths::container_path;
 
 /// Volume plugins whose space counts against the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use plimsoll_core::model::units::PodUid;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy};
 use crate::host::file::{FileError, read_text};
-use crate::pods::cgroup::{KUBEPODS, children, tier};
+use crate::pods::paths::{KUBEPODS, children, tier};
 
 /// Names this pod by the downward API, where its cgroup namespace hides the path.
 pub const POD_UID_VARIABLE: &str = "PLIMSOLL_POD_UID";

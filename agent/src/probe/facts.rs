@@ -14,7 +14,7 @@ use crate::host::capabilities::Capabilities;
 use crate::host::file::read_text;
 use crate::host::{CgroupMounts, CgroupPath, Controller, HostRoot, Version};
 use crate::kernel::{self, HookReport, HookState, Unavailable};
-use crate::probe::ladder::{Mechanism, Obstacle, Without};
+use crate::probe::mechanism::{HookKind, Obstacle, Without};
 use crate::source::memcg_v1::MemcgV1;
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 
@@ -71,38 +71,6 @@ pub enum PsiReach {
     Privileged,
     /// CAP_SYS_RESOURCE is missing: windows of 2 s and its multiples, looked at every 2 s.
     Unprivileged,
-}
-
-/// Program type of a hook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HookKind {
-    /// On entry of a kernel function.
-    Fentry,
-    /// On return from one.
-    Fexit,
-    /// On a tracepoint, with typed arguments.
-    TpBtf,
-}
-
-impl HookKind {
-    /// The rung that hooks of this type serve.
-    pub fn mechanism(self) -> Mechanism {
-        match self {
-            Self::Fentry | Self::Fexit => Mechanism::Fentry,
-            Self::TpBtf => Mechanism::Tracepoint,
-        }
-    }
-}
-
-impl fmt::Display for HookKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Fentry => "fentry",
-            Self::Fexit => "fexit",
-            Self::TpBtf => "tp_btf",
-        })
-    }
 }
 
 /// What became of a hook.

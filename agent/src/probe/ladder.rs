@@ -13,7 +13,6 @@
 
 use std::fmt;
 
-mod obstacle;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -21,9 +20,9 @@ mod tests;
 use serde::Serialize;
 
 use crate::host::Version;
-use crate::probe::facts::{Facts, HookKind, HookOutcome, PsiReach};
+use crate::probe::facts::{Facts, HookOutcome, PsiReach};
+use crate::probe::mechanism::{HookKind, Mechanism, Obstacle};
 
-pub use obstacle::Obstacle;
 pub use table::{LADDER, Need, Row, Rung};
 
 /// What the agent wants to be told.
@@ -85,110 +84,6 @@ impl LadderSignal {
 impl fmt::Display for LadderSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-/// By which means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mechanism {
-    /// BPF on entry or exit of a kernel function (fentry, fexit).
-    Fentry,
-    /// BPF on a tracepoint (tp_btf).
-    Tracepoint,
-    /// POLLPRI on `memory.events` (cgroup v2).
-    MemoryEvents,
-    /// An eventfd registered through `cgroup.event_control` (cgroup v1).
-    EventControl,
-    /// A PSI trigger.
-    Psi,
-    /// inotify on the cgroup directories, with a walk behind it.
-    Inotify,
-    /// Reading files again and again.
-    Sampling,
-}
-
-impl Mechanism {
-    /// In the words of a person.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fentry => "fentry",
-            Self::Tracepoint => "tracepoint",
-            Self::MemoryEvents => "memory.events",
-            Self::EventControl => "v1 eventfd",
-            Self::Psi => "PSI trigger",
-            Self::Inotify => "inotify",
-            Self::Sampling => "sampling",
-        }
-    }
-}
-
-impl fmt::Display for Mechanism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// `--without`, the same for every command.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct WithoutArgs {
-    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
-    #[arg(
-        long = "without",
-        value_enum,
-        value_name = "MECHANISM",
-        value_delimiter = ','
-    )]
-    pub mechanisms: Vec<Without>,
-}
-
-/// Mechanisms that can be left out on request (`--without`), to see and test what the agent falls back to. Sampling
-/// cannot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Without {
-    /// Every BPF program.
-    Bpf,
-    /// BPF on kernel functions (fentry, fexit).
-    Fentry,
-    /// BPF on tracepoints (tp_btf).
-    Tracepoint,
-    /// PSI triggers.
-    Psi,
-    /// POLLPRI on memory.events.
-    MemoryEvents,
-    /// cgroup v1 eventfds.
-    EventControl,
-    /// inotify on the cgroup tree.
-    Inotify,
-}
-
-impl Without {
-    /// Whether it takes `mechanism` away.
-    pub fn covers(self, mechanism: Mechanism) -> bool {
-        match self {
-            Self::Bpf => matches!(mechanism, Mechanism::Fentry | Mechanism::Tracepoint),
-            Self::Fentry => mechanism == Mechanism::Fentry,
-            Self::Tracepoint => mechanism == Mechanism::Tracepoint,
-            Self::Psi => mechanism == Mechanism::Psi,
-            Self::MemoryEvents => mechanism == Mechanism::MemoryEvents,
-            Self::EventControl => mechanism == Mechanism::EventControl,
-            Self::Inotify => mechanism == Mechanism::Inotify,
-        }
-    }
-}
-
-impl fmt::Display for Without {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bpf => "bpf",
-            Self::Fentry => "fentry",
-            Self::Tracepoint => "tracepoint",
-            Self::Psi => "psi",
-            Self::MemoryEvents => "memory-events",
-            Self::EventControl => "event-control",
-            Self::Inotify => "inotify",
-        })
     }
 }
 

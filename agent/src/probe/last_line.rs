@@ -99,7 +99,7 @@ impl fmt::Display for LastLineReach {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::facts::HookKind;
+    use crate::probe::mechanism::HookKind;
 
     fn hooks(attached: [bool; 3]) -> Result<Vec<Hook>, String> {
         let kinds = [HookKind::Fentry, HookKind::TpBtf, HookKind::TpBtf];

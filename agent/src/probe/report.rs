@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use crate::host::capabilities::Capability;
 use crate::probe::facts::Facts;
-use crate::probe::ladder::{Choice, Without, choose, is_full};
+use crate::probe::ladder::{Choice, choose, is_full};
 use crate::probe::last_line::LastLineReach;
+use crate::probe::mechanism::Without;
 
 /// Something that a better machine would give.
 pub(crate) struct Loss {

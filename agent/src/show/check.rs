@@ -9,8 +9,9 @@ use crate::host::output::Style;
 use crate::kernel::object::Embedded;
 use crate::kernel::{AccountReport, KindCount, KindReport};
 use crate::probe::facts::{Hook, HookOutcome};
-use crate::probe::ladder::{LADDER, Mechanism, Role};
+use crate::probe::ladder::{LADDER, Role};
 use crate::probe::last_line::LastLineReach;
+use crate::probe::mechanism::Mechanism;
 use crate::probe::report::{Report, Verdict};
 use crate::show::table::span;
 
@@ -272,9 +273,10 @@ fn controller(version: &Result<Version, String>) -> &'static str {
 mod tests {
     use super::*;
     use crate::host::capabilities::Capabilities;
+    use crate::probe::facts::Facts;
     use crate::probe::facts::tests::everything;
-    use crate::probe::facts::{Facts, HookKind};
-    use crate::probe::ladder::Without;
+    use crate::probe::mechanism::HookKind;
+    use crate::probe::mechanism::Without;
 
     fn rendered(report: &Report, color: bool) -> String {
         let objects = [Embedded {

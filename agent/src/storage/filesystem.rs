@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::runtime_link::RuntimeDirectories;
+use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::reading::FileSystemReading;
-use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use rustix::fs::statvfs;
 use rustix::io::Errno;
 

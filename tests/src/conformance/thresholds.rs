@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{
     Amount, Operator, Passes, Threshold, ThresholdSettings, for_layout, parse,
 };
-use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use serde::Deserialize;
 use serde_json::Value;
 

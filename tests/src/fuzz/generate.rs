@@ -11,6 +11,7 @@ use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, Sample,
     StageReport,
 };
+use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight,
     OveruseRanking, Remedies, Victims,
@@ -25,7 +26,6 @@ use plimsoll_core::model::signal::SIGNALS;
 use plimsoll_core::model::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
-use plimsoll_core::policy::memory::rank::ImageFsLayout;
 use serde_json::json;
 
 use super::Random;

@@ -1,10 +1,10 @@
 //! `plimsoll run --output json` as a child: its lines as typed events, its end, its cost.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,8 +15,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::clock::{now_ns, wait_until};
-use super::node::Node;
-use super::process::{Guard, program};
+use super::process::Guard;
 
 /// Seconds on a quiet machine; emulated, and on a busy one, much more.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -177,8 +176,8 @@ pub struct Records {
 /// Flags of `plimsoll run` beyond the scene's own.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    flags: Vec<String>,
-    journal: Option<PathBuf>,
+    pub(super) flags: Vec<String>,
+    pub(super) journal: Option<PathBuf>,
 }
 
 impl Options {
@@ -223,39 +222,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub(super) fn start(node: &Node, options: &Options) -> anyhow::Result<Self> {
-        let (command, errors) = Self::command(node, options)?;
-        Self::spawn(command, errors, node.directory.join("state/control.sock"))
-    }
-
-    /// The command line that [`Node::agent`] uses, with standard error in the returned file.
-    ///
-    /// # Errors
-    /// That file cannot be created.
-    pub fn command(node: &Node, options: &Options) -> anyhow::Result<(Command, PathBuf)> {
-        let errors = node.directory.join(format!("log/agent-{}.err", now_ns()));
-        let mut command = Command::new(program("plimsoll"));
-        command
-            .arg("run")
-            .arg("--manifests")
-            .arg(node.manifests())
-            .arg("--state-dir")
-            .arg(node.directory.join("state"));
-        if let Some(directory) = &node.kubelet_dir {
-            command.arg("--kubelet-dir").arg(directory);
-        }
-        command.args(["--output", "json"]).args(&options.flags);
-        if let Some(journal) = &options.journal {
-            command.arg("--journal").arg(journal);
-        }
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(File::create(&errors)?);
-        Ok((command, errors))
-    }
-
-    fn spawn(mut command: Command, errors: PathBuf, socket: PathBuf) -> anyhow::Result<Self> {
+    pub(super) fn spawn(
+        mut command: Command,
+        errors: PathBuf,
+        socket: PathBuf,
+    ) -> anyhow::Result<Self> {
         let mut child = command.spawn().context("starting plimsoll run")?;
         let output = child
             .stdout

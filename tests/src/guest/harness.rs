@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::clock::wait_until;
 use super::kernel_oom::KernelLog;
-use super::machines::On;
+use super::on::On;
 
 /// A test that takes longer hangs. By the guest's clock, which counts instructions under `cargo xtask test`: how busy the host is makes no
 /// difference.

@@ -12,63 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::harness::Test;
-
-/// A machine on which tests run, for their declarations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Machine {
-    /// Kernel 6.1, cgroup v2, one CPU: with more it does not boot where time counts instructions.
-    V6_1,
-    /// Kernel 6.1, cgroup v2, four CPUs and the host's clock: for what needs the speed of a disk or of several CPUs.
-    V6_1Smp,
-    /// Kernel 6.12, cgroup v2.
-    V6_12,
-    /// Kernel 7.2, cgroup v2.
-    V7_2,
-    /// Kernel 6.1, memory controller on cgroup v1, one CPU: the one kernel of the three that has it.
-    Hybrid,
-    /// Two NUMA nodes.
-    Numa2,
-    /// Two NUMA nodes, four CPUs, memory controller on cgroup v1.
-    Numa2Hybrid,
-    /// Eight NUMA nodes, threads and split caches.
-    Numa8,
-    /// A kernel that lets nobody load BPF programs.
-    Confidential,
-    /// A kernel that lets only signed code in, without PSI.
-    IntegrityNoPsi,
-    /// One that only `--all` starts.
-    More,
-}
-
-/// The machines that a test runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
-    /// The kernel has no part in what it shows: once, here.
-    Once(Machine),
-    /// It shows something of the kernel: once on each, with cgroup v2.
-    EachKernel,
-    /// It shows much of the agent and something of the kernel, and what the oldest and the newest do, one between them does too.
-    OldestAndNewest,
-    /// The same, and with memory on cgroup v1.
-    EachKernelAndHybrid,
-    /// On these.
-    These(&'static [Machine]),
-}
-
-impl On {
-    /// The machines of `cargo xtask test`.
-    #[must_use]
-    pub fn machines(self) -> Vec<Machine> {
-        use Machine::{Hybrid, V6_1, V6_12, V7_2};
-        match self {
-            Self::Once(machine) => vec![machine],
-            Self::EachKernel => vec![V6_1, V6_12, V7_2],
-            Self::OldestAndNewest => vec![V6_1, V7_2],
-            Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
-            Self::These(machines) => machines.to_vec(),
-        }
-    }
-}
+pub use super::on::{Machine, On};
 
 /// What a machine is like, for `--all`: tests that run on one of a kind run on all of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ pub mod kernel_oom;
 pub mod machines;
 pub mod memory;
 pub mod node;
+pub mod on;
 pub mod page;
 pub mod plan;
 pub mod pod;

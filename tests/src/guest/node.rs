@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::agent::{Agent, Options};
 use super::cgroup;
-use super::clock::wait_until;
+use super::clock::{now_ns, wait_until};
 use super::memory;
 use super::pod::Pod;
 use super::process::{Guard, program};
@@ -261,7 +261,35 @@ impl Node {
     /// # Errors
     /// It ended or said nothing within 30 s; the message has its standard error.
     pub fn agent(&self, options: &Options) -> anyhow::Result<Agent> {
-        Agent::start(self, options)
+        let (command, errors) = self.agent_command(options)?;
+        Agent::spawn(command, errors, self.directory.join("state/control.sock"))
+    }
+
+    /// The command line that [`Self::agent`] uses, with standard error in the returned file.
+    ///
+    /// # Errors
+    /// That file cannot be created.
+    pub fn agent_command(&self, options: &Options) -> anyhow::Result<(Command, PathBuf)> {
+        let errors = self.directory.join(format!("log/agent-{}.err", now_ns()));
+        let mut command = Command::new(program("plimsoll"));
+        command
+            .arg("run")
+            .arg("--manifests")
+            .arg(self.manifests())
+            .arg("--state-dir")
+            .arg(self.directory.join("state"));
+        if let Some(directory) = &self.kubelet_dir {
+            command.arg("--kubelet-dir").arg(directory);
+        }
+        command.args(["--output", "json"]).args(&options.flags);
+        if let Some(journal) = &options.journal {
+            command.arg("--journal").arg(journal);
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&errors)?);
+        Ok((command, errors))
     }
 
     /// Kills all pods and removes their cgroups.

@@ -54,7 +54,9 @@ impl Crate {
                     .iter()
                     .map(|part| part.to_str().unwrap().to_owned())
                     .collect();
-                if path.last().is_some_and(|last| last == "mod") {
+                let is_folder =
+                    |last: &String| last == "mod" || last == "main" && name.starts_with("bin");
+                if path.last().is_some_and(is_folder) {
                     path.pop();
                 }
                 let text = fs::read_to_string(&file).unwrap();
@@ -68,71 +70,137 @@ impl Crate {
             .collect()
     }
 
-    /// Every path of the crate that the text names: `crate::…`, and `self::…`, `super::…` and modules of its own in `use` lines.
+    /// Every path of the crate that the text names, in `use` lines and within code: `crate::…`, the crate's own name, `self::…`, `super::…` and
+    /// modules that the text declares.
     pub(crate) fn imports(&self, text: &str, importer: &[String]) -> Vec<Vec<String>> {
         let code = code(text, self.with_tests);
-        let mut found = Vec::new();
-        let child_modules: BTreeSet<&str> = code
-            .lines()
-            .filter_map(|line| {
-                let line = line
-                    .trim_start_matches("pub(crate) ")
-                    .trim_start_matches("pub ");
-                line.strip_prefix("mod ")?.strip_suffix(';')
-            })
-            .collect();
-        for statement in code.split(';') {
-            let statement = statement.trim();
-            let path = statement.find("use ").map(|at| statement.split_at(at));
-            let path = path.filter(|(before, _)| {
-                let before = before.trim_end();
-                before.is_empty() || before.ends_with([']', '}', ')']) || before.ends_with("pub")
-            });
-            let path = path.map(|(_, path)| &path["use ".len()..]);
-            if let Some(path) = path {
-                for path in spread(path) {
-                    found.extend(self.resolved(&path, importer, &child_modules));
-                }
-            } else {
-                for (at, _) in statement.match_indices("crate::") {
-                    // Not the end of another name.
-                    if statement[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
-                        continue;
-                    }
-                    let rest = &statement[at..];
-                    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
-                    let path = &rest[..end.unwrap_or(rest.len())];
-                    found.extend(self.resolved(path, importer, &child_modules));
-                }
+        let tokens = tokens(&code);
+        let token = |at: usize| tokens.get(at).copied().unwrap_or_default();
+        // A program beside the library is a crate of its own, whose root is its own file.
+        let root = match importer {
+            [first, program, ..] if first == "bin" => vec![first.clone(), program.clone()],
+            _ => Vec::new(),
+        };
+        let importer = match importer {
+            [file] if file == "lib" || file == "main" => &[],
+            _ => importer,
+        };
+        let mut scope = Scope {
+            crate_name: self.name,
+            root,
+            module: importer.to_vec(),
+            children: BTreeSet::new(),
+        };
+        for (at, name) in tokens.iter().enumerate().skip(1) {
+            if tokens[at - 1] == "mod" && token(at + 1) == ";" {
+                scope.children.insert((*name).to_owned());
             }
+        }
+        let (mut found, mut depth, mut inline_modules) = (Vec::new(), 0, Vec::new());
+        let mut at = 0;
+        while at < tokens.len() {
+            match tokens[at] {
+                "{" => depth += 1,
+                "}" => {
+                    depth -= 1;
+                    if inline_modules.last() == Some(&depth) {
+                        inline_modules.pop();
+                        scope.module.pop();
+                    }
+                }
+                "mod" if token(at + 2) == "{" => {
+                    inline_modules.push(depth);
+                    scope.module.push(token(at + 1).to_owned());
+                    at += 1;
+                }
+                "use" if is_statement(at.checked_sub(1).map(token)) => {
+                    let len = tokens[at..].iter().position(|token| *token == ";");
+                    let end = at + len.unwrap_or(tokens.len() - at);
+                    for path in spread(&tokens[at + 1..end]) {
+                        found.extend(scope.resolved(&path));
+                    }
+                    at = end;
+                }
+                first if is_name(first) && token(at + 1) == "::" => {
+                    let is_middle = at > 0 && tokens[at - 1] == "::";
+                    let mut path = vec![first];
+                    while token(at + 1) == "::" && is_name(token(at + 2)) {
+                        path.push(token(at + 2));
+                        at += 2;
+                    }
+                    if !is_middle {
+                        found.extend(scope.resolved(&path));
+                    }
+                }
+                _ => {}
+            }
+            at += 1;
         }
         found
     }
+}
 
-    fn resolved(
-        &self,
-        path: &str,
-        importer: &[String],
-        child_modules: &BTreeSet<&str>,
-    ) -> Option<Vec<String>> {
-        let mut parts = path.split("::").map(str::to_owned);
-        let first = parts.next()?;
-        let mut absolute = match first.as_str() {
-            name if name == "crate" || name == self.name => Vec::new(),
-            "self" => importer.to_vec(),
-            "super" => importer[..importer.len() - 1].to_vec(),
-            module if child_modules.contains(module) => [importer, &[first]].concat(),
+/// Where a path begins.
+struct Scope {
+    crate_name: &'static str,
+    /// What `crate` is.
+    root: Vec<String>,
+    /// The module, with the inline ones around the place.
+    module: Vec<String>,
+    /// Modules that the file declares.
+    children: BTreeSet<String>,
+}
+
+impl Scope {
+    fn resolved(&self, path: &[&str]) -> Option<Vec<String>> {
+        let (first, rest) = path.split_first()?;
+        let mut absolute = match *first {
+            "crate" => self.root.clone(),
+            name if name == self.crate_name => Vec::new(),
+            "self" => self.module.clone(),
+            "super" => self.module[..self.module.len().saturating_sub(1)].to_vec(),
+            child if self.children.contains(child) => {
+                [&self.module[..], &[child.to_owned()]].concat()
+            }
             _ => return None,
         };
-        for part in parts {
-            if part == "super" {
+        for part in rest {
+            if *part == "super" {
                 absolute.pop();
             } else {
-                absolute.push(part);
+                absolute.push((*part).to_owned());
             }
         }
         Some(absolute)
     }
+}
+
+/// Whether `use` after this token begins a statement: in `+ use<'a>` it does not.
+fn is_statement(before: Option<&str>) -> bool {
+    before.is_none_or(|before| matches!(before, ";" | "{" | "}" | "]" | ")" | "pub"))
+}
+
+fn is_name(token: &str) -> bool {
+    token.starts_with(|c: char| c.is_alphabetic() || c == '_')
+}
+
+/// Names and numbers, `::`, and every other character that is no space.
+fn tokens(code: &str) -> Vec<&str> {
+    let is_inside = |c: char| c.is_alphanumeric() || c == '_';
+    let (mut rest, mut tokens) = (code.trim_start(), Vec::new());
+    while let Some(first) = rest.chars().next() {
+        let len = if is_inside(first) {
+            rest.find(|c| !is_inside(c)).unwrap_or(rest.len())
+        } else if rest.starts_with("::") {
+            2
+        } else {
+            first.len_utf8()
+        };
+        let (token, after) = rest.split_at(len);
+        tokens.push(token);
+        rest = after.trim_start();
+    }
+    tokens
 }
 
 fn source_files(dir: &Path, into: &mut Vec<PathBuf>) {
@@ -146,56 +214,125 @@ fn source_files(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Without comments, without what only the documentation uses and, unless `with_tests`, without tests.
+/// Without comments and the content of strings, without what only the documentation uses and, unless `with_tests`, without tests.
 pub(crate) fn code(text: &str, with_tests: bool) -> String {
-    let mut code = String::new();
-    let mut skips = false;
-    for line in text.lines() {
-        if !with_tests && line.starts_with("#[cfg(test)]") {
-            break;
+    let text = without_text(text);
+    let (mut rest, mut code) = (text.as_str(), String::new());
+    while let Some(at) = rest.find("#[cfg(") {
+        let (before, attribute) = rest.split_at(at);
+        code.push_str(before);
+        let is_of = |what| attribute["#[cfg(".len()..].starts_with(what);
+        let skipped = if is_of("doc)]") || !with_tests && is_of("test)]") {
+            item_len(attribute)
+        } else {
+            "#[cfg(".len()
+        };
+        let (skipped, after) = attribute.split_at(skipped);
+        if skipped == "#[cfg(" {
+            code.push_str(skipped);
         }
-        if line.starts_with("#[cfg(doc)]") {
-            skips = true;
+        rest = after;
+    }
+    code + rest
+}
+
+/// How long the item is that the text begins with, with its attributes.
+fn item_len(text: &str) -> usize {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            _ => {}
+        }
+        let is_list = || text[at + 1..].trim_start().starts_with(';');
+        if depth == 0 && (c == ';' || c == '}' && !is_list()) {
+            return at + 1;
+        }
+    }
+    text.len()
+}
+
+/// Without comments and what strings and characters contain; every line stays.
+fn without_text(text: &str) -> String {
+    let (mut rest, mut code) = (text, String::new());
+    while let Some(first) = rest.chars().next() {
+        let is_new_name = !code.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let raw = raw_quote(rest).filter(|_| is_new_name);
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |at| at + 2)
+        } else if let Some((opening, closing)) = raw {
+            let end = rest[opening..].find(&closing);
+            end.map_or(rest.len(), |at| opening + at + closing.len())
+        } else if first == '"' {
+            1 + until_quote(&rest[1..], '"')
+        } else if let Some(inside) = rest.strip_prefix('\'')
+            && (inside.starts_with('\\') || inside.chars().nth(1) == Some('\''))
+        {
+            1 + until_quote(inside, '\'')
+        } else {
+            code.push(first);
+            rest = &rest[first.len_utf8()..];
             continue;
-        }
-        let line = line.split("//").next().unwrap();
-        if !skips {
-            code.push_str(line);
-            code.push('\n');
-        }
-        skips &= !line.contains(';');
+        };
+        let (skipped, after) = rest.split_at(skipped);
+        code.extend(skipped.chars().filter(|c| *c == '\n'));
+        code.push(' ');
+        rest = after;
     }
     code
 }
 
-/// `a::{b, c::d}` as `a::b` and `a::c::d`.
-fn spread(path: &str) -> Vec<String> {
-    let path: String = path.split_whitespace().collect::<Vec<_>>().join(" ");
-    let Some((before, inside)) = path.split_once('{') else {
-        let path = path.split(" as ").next().unwrap();
-        return vec![path.trim().to_owned()];
+/// How long what opens a raw string is, and what closes it.
+fn raw_quote(text: &str) -> Option<(usize, String)> {
+    let inside = text.strip_prefix('b').unwrap_or(text).strip_prefix('r')?;
+    let hashes = inside.len() - inside.trim_start_matches('#').len();
+    let opening = text.len() - inside[hashes..].strip_prefix('"')?.len();
+    Some((opening, format!("\"{}", "#".repeat(hashes))))
+}
+
+/// How much of the text the quote ends, which no backslash escapes.
+fn until_quote(text: &str, quote: char) -> usize {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        if c == quote && !is_escaped {
+            return at + 1;
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    text.len()
+}
+
+/// `a::{b, c::d as e}` as `a::b` and `a::c::d`.
+fn spread<'a>(tree: &[&'a str]) -> Vec<Vec<&'a str>> {
+    let Some(open) = tree.iter().position(|token| *token == "{") else {
+        let path = tree.split(|token| *token == "as").next().unwrap();
+        let names = path.iter().filter(|token| is_name(token));
+        return vec![names.copied().collect()];
     };
-    let inside = inside.strip_suffix('}').unwrap_or(inside);
-    let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());
-    for c in inside.chars() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(std::mem::take(&mut part));
-                continue;
-            }
+    let before: Vec<&str> = tree[..open]
+        .iter()
+        .copied()
+        .filter(|t| is_name(t))
+        .collect();
+    let inside = &tree[open + 1..tree.len() - 1];
+    let mut depth = 0;
+    let parts = inside.split(|token| {
+        match *token {
+            "{" => depth += 1,
+            "}" => depth -= 1,
             _ => {}
         }
-        part.push(c);
-    }
-    parts.push(part);
-    let parts = parts.iter().filter(|part| !part.trim().is_empty());
+        depth == 0 && *token == ","
+    });
+    let parts = parts.filter(|part| !part.is_empty());
     parts
-        .flat_map(|part| spread(part.trim()))
-        .map(|part| match part.as_str() {
-            "self" => before.trim_end_matches("::").to_owned(),
-            part => format!("{before}{part}"),
+        .flat_map(spread)
+        .map(|mut path| {
+            path.retain(|name| *name != "self" || before.is_empty());
+            [&before[..], &path[..]].concat()
         })
         .collect()
 }

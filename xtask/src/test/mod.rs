@@ -341,12 +341,12 @@ pub(crate) fn run_cluster() -> Result<u8> {
 
 /// Whether a command succeeds; its words when it does not.
 fn passes(command: &mut Command) -> Result<()> {
-    let _step = Step::begin("test", process::shown(command));
+    let _step = Step::begin("test", crate::watched::shown(command));
     let next = by_hand(command);
     process::output_of(command, &next).map(|_| ())
 }
 
 /// What to do about a command that fails.
 fn by_hand(command: &Command) -> String {
-    format!("run it yourself: `{}`", process::shown(command))
+    format!("run it yourself: `{}`", crate::watched::shown(command))
 }

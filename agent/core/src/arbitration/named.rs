@@ -11,6 +11,8 @@ use super::groups::Consumer;
 use super::requests::{is_nothing, is_of_limits};
 use super::units::quantity_of;
 
+pub use super::units::Named;
+
 /// The greatest weight.
 pub const WEIGHT_MAX: u64 = 1_000_000;
 /// Levels of groups and namespaces, at most.
@@ -19,9 +21,6 @@ pub const LEVELS_MAX: usize = 8;
 const KUBE_SYSTEM: &str = "kube-system";
 /// The node of all pods whose node is not known. No node has this name. One for all of them: a tenant writes the node of its pods, and could make as many as it has pods.
 const NOT_THERE: &str = "";
-
-/// Amounts by the names of resources, in canonical units.
-pub type Named = BTreeMap<String, u64>;
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]

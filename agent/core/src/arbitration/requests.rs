@@ -2,8 +2,7 @@
 //!
 //! Limits count only where a Consumer names them: [`Objects::resolve`](super::named::Objects::resolve) leaves out the others. No node has them, so that they bound nobody but by `hard`.
 
-use super::named::Named;
-use super::units::{Rounding, canonical};
+use super::units::{Named, Rounding, canonical};
 use crate::kube::pod::Pod;
 use crate::kube::resources::{Scope, pod_limits, pod_requests};
 

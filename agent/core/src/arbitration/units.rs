@@ -1,7 +1,11 @@
 //! Quantities as amounts: the units in which the arbitrator counts (`docs/reference/arbitrator.md`, "Words").
 
-use super::named::Named;
+use std::collections::BTreeMap;
+
 use crate::kube::quantity::Quantity;
+
+/// Amounts by the names of resources, in canonical units.
+pub type Named = BTreeMap<String, u64>;
 
 /// Which way what is not whole goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

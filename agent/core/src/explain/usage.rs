@@ -1,9 +1,10 @@
 //! What a resource counts of a pod, given everything that is known of the pod's usage.
 
 use crate::kube::pod::Pod;
+use crate::model::file_system::ImageFsLayout;
 use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
 use crate::model::signal::Resource;
-use crate::policy::memory::rank::{DiskScope, ImageFsLayout, RankRow};
+use crate::policy::memory::rank::{DiskScope, RankRow};
 
 /// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero, as in the kubelet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::{self, ResourceList};
+use crate::kube::resource_list::ResourceList;
 
 pub use latency_critical::{LATENCY_CRITICAL_ANNOTATION, UnknownLatencyCritical};
 pub use pressure_signal::{PRESSURE_SIGNAL_ANNOTATION, PressureSignal, UnknownPressureSignal};
@@ -481,82 +481,6 @@ impl Pod {
     /// Whether it is critical and of the class `system-node-critical` (`types.IsNodeCriticalPod`).
     pub fn is_node_critical(&self) -> bool {
         self.is_critical() && self.spec.priority_class_name.as_deref() == Some(SYSTEM_NODE_CRITICAL)
-    }
-
-    /// The QoS class: the recorded one, else computed (`qos.GetPodQOS`).
-    pub fn qos_class(&self) -> QosClass {
-        self.status.qos_class.unwrap_or_else(|| QosClass::of(self))
-    }
-
-    /// Pod-level resources, if any that the pod level supports is set (`IsPodLevelResourcesSet`).
-    pub fn pod_level_resources(&self) -> Option<&Resources> {
-        self.spec.resources.as_ref().filter(|resources| {
-            resources
-                .requests
-                .keys()
-                .chain(resources.limits.keys())
-                .any(|name| resources::is_pod_level_resource(name))
-        })
-    }
-
-    /// Fills in the requests that the API server would (`SetDefaults_Pod`): the limit where a container or, by the rules
-    /// of pod-level resources, the pod has none. Applying it twice changes nothing more.
-    pub fn set_defaults(&mut self) {
-        for container in self
-            .spec
-            .containers
-            .iter_mut()
-            .chain(&mut self.spec.init_containers)
-        {
-            for (name, limit) in &container.resources.limits {
-                if !container.resources.requests.contains_key(name) {
-                    container
-                        .resources
-                        .requests
-                        .insert(name.clone(), limit.clone());
-                }
-            }
-        }
-        let Some(mut resources) = self.spec.resources.take() else {
-            return;
-        };
-        if resources.requests.is_empty() && resources.limits.is_empty() {
-            self.spec.resources = Some(resources);
-            return;
-        }
-        let requests = resources::aggregate_container_requests(self);
-        let limits = resources::aggregate_container_limits(self);
-        for (name, limit) in &limits {
-            if resources::is_huge_pages(name)
-                && !resources.requests.contains_key(name)
-                && !resources.limits.contains_key(name)
-            {
-                resources.limits.insert(name.clone(), limit.clone());
-            }
-        }
-        if !resources.limits.is_empty() {
-            for (name, request) in &requests {
-                if matches!(name.as_str(), resources::CPU | resources::MEMORY)
-                    && !resources.requests.contains_key(name)
-                {
-                    resources.requests.insert(name.clone(), request.clone());
-                }
-            }
-            for (name, limit) in &resources.limits {
-                if resources::is_pod_level_resource(name) && !resources.requests.contains_key(name)
-                {
-                    resources.requests.insert(name.clone(), limit.clone());
-                }
-            }
-        }
-        self.spec.resources = Some(resources);
-    }
-
-    /// The pod with [`Self::set_defaults`] applied.
-    #[must_use]
-    pub fn with_defaults(mut self) -> Self {
-        self.set_defaults();
-        self
     }
 
     /// The container of that name, regular or init.

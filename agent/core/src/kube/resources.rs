@@ -8,47 +8,13 @@
 
 pub mod validate;
 
-use std::collections::BTreeMap;
-
-use crate::kube::pod::{Container, Pod};
+use crate::kube::pod::{Container, Pod, Resources};
 use crate::kube::quantity::{Format, Quantity};
 
-/// Resource name of processor time.
-pub const CPU: &str = "cpu";
-/// Resource name of main memory, in bytes.
-pub const MEMORY: &str = "memory";
-/// Resource name of the node's disk, in bytes.
-pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
-/// What the names of huge-page resources begin with; the page size follows, such as `2Mi`.
-pub const HUGE_PAGES_PREFIX: &str = "hugepages-";
-
-/// Quantities by resource name.
-pub type ResourceList = BTreeMap<String, Quantity>;
-
-/// Whether the name is one of the huge-page resources.
-pub fn is_huge_pages(name: &str) -> bool {
-    name.starts_with(HUGE_PAGES_PREFIX)
-}
-
-/// Whether an amount is whole pages of the size in the name, which is a whole number of bytes (`IsHugePageResourceValueDivisible`).
-/// The amount is rounded up to bytes first.
-pub fn is_multiple_of_page(name: &str, amount: &Quantity) -> bool {
-    let size = name
-        .strip_prefix(HUGE_PAGES_PREFIX)
-        .and_then(|size| Quantity::parse(size).ok());
-    size.is_some_and(|size| {
-        let bytes = size.wrapping_scaled_value(0);
-        size.sign() > 0
-            && size.wrapping_scaled_value(-3) % 1000 == 0
-            // Upstream divides by zero where a size is beyond 64 bits.
-            && amount.wrapping_scaled_value(0).checked_rem(bytes) == Some(0)
-    })
-}
-
-/// Whether the resource can be set for the pod as a whole (`IsSupportedPodLevelResource`).
-pub fn is_pod_level_resource(name: &str) -> bool {
-    matches!(name, CPU | MEMORY) || is_huge_pages(name)
-}
+pub use crate::kube::resource_list::{
+    CPU, EPHEMERAL_STORAGE, HUGE_PAGES_PREFIX, MEMORY, ResourceList, is_huge_pages,
+    is_multiple_of_page, is_pod_level_resource,
+};
 
 /// Which parts of a pod a total includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +85,76 @@ pub fn aggregate_container_requests(pod: &Pod) -> ResourceList {
 /// What the containers are limited to together (`AggregateContainerLimits`). A container without a limit counts nothing.
 pub fn aggregate_container_limits(pod: &Pod) -> ResourceList {
     aggregate(pod, |container| &container.resources.limits)
+}
+
+impl Pod {
+    /// Pod-level resources, if any that the pod level supports is set (`IsPodLevelResourcesSet`).
+    pub fn pod_level_resources(&self) -> Option<&Resources> {
+        self.spec.resources.as_ref().filter(|resources| {
+            resources
+                .requests
+                .keys()
+                .chain(resources.limits.keys())
+                .any(|name| is_pod_level_resource(name))
+        })
+    }
+
+    /// Fills in the requests that the API server would (`SetDefaults_Pod`): the limit where a container or, by the rules
+    /// of pod-level resources, the pod has none. Applying it twice changes nothing more.
+    pub fn set_defaults(&mut self) {
+        for container in self
+            .spec
+            .containers
+            .iter_mut()
+            .chain(&mut self.spec.init_containers)
+        {
+            for (name, limit) in &container.resources.limits {
+                if !container.resources.requests.contains_key(name) {
+                    container
+                        .resources
+                        .requests
+                        .insert(name.clone(), limit.clone());
+                }
+            }
+        }
+        let Some(mut resources) = self.spec.resources.take() else {
+            return;
+        };
+        if resources.requests.is_empty() && resources.limits.is_empty() {
+            self.spec.resources = Some(resources);
+            return;
+        }
+        let requests = aggregate_container_requests(self);
+        let limits = aggregate_container_limits(self);
+        for (name, limit) in &limits {
+            if is_huge_pages(name)
+                && !resources.requests.contains_key(name)
+                && !resources.limits.contains_key(name)
+            {
+                resources.limits.insert(name.clone(), limit.clone());
+            }
+        }
+        if !resources.limits.is_empty() {
+            for (name, request) in &requests {
+                if matches!(name.as_str(), CPU | MEMORY) && !resources.requests.contains_key(name) {
+                    resources.requests.insert(name.clone(), request.clone());
+                }
+            }
+            for (name, limit) in &resources.limits {
+                if is_pod_level_resource(name) && !resources.requests.contains_key(name) {
+                    resources.requests.insert(name.clone(), limit.clone());
+                }
+            }
+        }
+        self.spec.resources = Some(resources);
+    }
+
+    /// The pod with [`Self::set_defaults`] applied.
+    #[must_use]
+    pub fn with_defaults(mut self) -> Self {
+        self.set_defaults();
+        self
+    }
 }
 
 fn replace_by_pod_level(total: &mut ResourceList, pod_level: &ResourceList) {

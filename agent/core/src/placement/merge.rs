@@ -52,11 +52,11 @@ use crate::placement::TopologyHint;
 use crate::placement::hints::cover::smallest_size;
 use crate::placement::hints::search::{STEPS_MAX, Steps};
 use crate::placement::hints::{HintRule, HintSet, ProviderHints};
+use crate::placement::numa_distances::NumaDistances;
 use crate::placement::numa_mask::NumaMask;
 
 use lattice::LATTICE_NODES_MAX;
 use order::Order;
-pub use order::{DistancesError, NumaDistances};
 
 /// What is done with the merged hint (cm/topologymanager/policy_*.go, 1.36).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,12 +10,13 @@
 //! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
 
+mod around;
 pub mod burst;
 pub mod suppress;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use self::around::Around;
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, eviction_request};
 use crate::model::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
@@ -25,7 +26,6 @@ use crate::model::decision::Decision;
 use crate::model::event::{Event, EventKind};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
-use crate::placement::node::NodePlacement;
 
 impl PodCpuState {
     /// Whether one of its limits throttled it since the reading before.
@@ -148,23 +148,6 @@ pub(crate) fn decide(
             state.cpu.suppression.held.remove(uid);
         }
         _ => {}
-    }
-}
-
-/// What both policies look at beside [`CpuState`].
-pub(crate) struct Around<'a> {
-    /// All pods.
-    pub(crate) pods: &'a BTreeMap<PodUid, PodState>,
-    placement: Option<&'a NodePlacement>,
-    /// When the reading was taken, nanoseconds.
-    pub(crate) now_ns: u64,
-}
-
-impl Around<'_> {
-    /// Whether a pod has exclusive CPUs: then no quota applies to it, and pods of the shared pool do not delay it.
-    pub(crate) fn has_exclusive_cpus(&self, uid: &PodUid) -> bool {
-        self.placement
-            .is_some_and(|placement| placement.has_exclusive_cpus(uid))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Memory shortage: which thresholds are met, which pod is evicted, what is tried before, and when to sample again.
+//! Shortages of memory, disk and PIDs: which thresholds are met, which pod is evicted, what is tried before, and when to sample again.
 
 pub mod breaker;
 pub mod candidates;
@@ -9,6 +9,7 @@ pub mod freshness;
 pub(crate) mod head;
 pub mod leaving;
 pub(crate) mod lineup;
+pub mod local_storage;
 pub mod on_node;
 pub mod rank;
 pub mod remedies;

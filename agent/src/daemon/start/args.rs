@@ -10,7 +10,7 @@ use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 use crate::daemon::beside::KubeletArgs;
 use crate::host::output::OutputArgs;
 use crate::input::config::EvictionFlags;
-use crate::probe::ladder::WithoutArgs;
+use crate::probe::mechanism::WithoutArgs;
 use crate::serve::control::STATE_DIR;
 use crate::serve::http;
 use crate::storage::KUBELET_DIR;

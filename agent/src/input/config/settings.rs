@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::kube::cgroup_config::{MemoryReservationPolicy, QosSettings, SwapBehavior};
 use plimsoll_core::kube::resources::{CPU, MEMORY, ResourceList};
+use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::threshold::{self, Threshold, ThresholdError, ThresholdSettings};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::node::PlacementSettings;
-use plimsoll_core::policy::memory::rank::ImageFsLayout;
 
 use super::document::Value;
 use super::placement::placement;

@@ -1,4 +1,5 @@
 use plimsoll_core::kube::cgroup_config::{CgroupConfig, NodeCapacity, QosSettings, tiers};
+use plimsoll_core::kube::pod::Pod;
 
 use super::*;
 use crate::host::HostRoot;

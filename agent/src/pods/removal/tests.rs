@@ -1,6 +1,8 @@
 use std::fs::{create_dir, create_dir_all, write};
+use std::path::Path;
 
 use super::*;
+use crate::pods::remove_tree::remove_tree;
 
 /// A tree of this many empty directories in one.
 fn wide(dir: &Path, count: usize) {

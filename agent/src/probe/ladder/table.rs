@@ -1,7 +1,8 @@
 //! The ladder as a table: one row per signal, one rung per mechanism, best first. Adding a signal or a mechanism is
 //! adding a row or a rung here.
 
-use super::{LadderSignal, Mechanism};
+use super::LadderSignal;
+use crate::probe::mechanism::Mechanism;
 
 /// What a rung stands on.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,10 @@
 //! The choice on every machine that matters.
 
-use super::Mechanism::*;
 use super::*;
 use crate::probe::facts::tests::everything;
 use crate::probe::facts::{Hook, Lockdown};
+use crate::probe::mechanism::Mechanism::*;
+use crate::probe::mechanism::Without;
 
 /// What was chosen for each of the first signals, in the ladder's order.
 fn primaries(facts: &Facts) -> [Mechanism; 8] {

@@ -52,7 +52,7 @@ pub(super) const TESTS: &[Test] = &[
 fn second_agent() -> Outcome {
     let node = Node::new()?;
     let first = node.agent(&Options::hard("memory.available<1Mi"))?;
-    let (mut command, errors) = Agent::command(&node, &Options::hard("memory.available<1Mi"))?;
+    let (mut command, errors) = node.agent_command(&Options::hard("memory.available<1Mi"))?;
     let mut second = Guard(command.spawn()?);
     ensure!(second.wait_gone(Duration::from_secs(20)), "two agents run");
     ensure!(
@@ -152,7 +152,7 @@ fn frozen_loop() -> Outcome {
     let name = node.directory.join("supervisor.sock");
     let supervisor = UnixDatagram::bind(&name)?;
     supervisor.set_read_timeout(Some(Duration::from_secs(90)))?;
-    let (mut command, errors) = Agent::command(&node, &Options::hard("memory.available<1Mi"))?;
+    let (mut command, errors) = node.agent_command(&Options::hard("memory.available<1Mi"))?;
     command.env("NOTIFY_SOCKET", &name);
     command.stdout(Stdio::null());
     let mut agent = Guard(command.spawn()?);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 use plimsoll_core::kube::cgroup_config::{milli_cpu_to_shares, shares_to_weight};
 
-use super::super::agent::{Agent, Options};
+use super::super::agent::Options;
 use super::super::cgroup;
 use super::super::harness::{Done, Outcome, Test};
 use super::super::machines::{Machine, On};
@@ -213,7 +213,7 @@ fn below_usage() -> Outcome {
 fn refuses(node: &Node, settings: &str, words: &[&str]) -> anyhow::Result<()> {
     let options = options(node, settings)?;
     let before = whole_tree();
-    let (mut command, errors) = Agent::command(node, &options)?;
+    let (mut command, errors) = node.agent_command(&options)?;
     let status = command
         .stdout(Stdio::null())
         .status()

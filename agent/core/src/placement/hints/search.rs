@@ -13,7 +13,7 @@
 //! there a table of the best sum by subtree and count would do, but only if every node has the same to give: with needs, the entry would have to hold
 //! every sum of CPUs, bytes and devices that a subtree can come to, which is the knapsack again. What is cut short in practice is half or more of 64 nodes.
 
-use crate::placement::merge::NumaDistances;
+use crate::placement::numa_distances::NumaDistances;
 use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 /// Decisions that one merge may take: a few milliseconds.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::TopologyScope;
-use crate::placement::merge::{DistancesError, NumaDistances, TopologyPolicy};
+use crate::placement::merge::TopologyPolicy;
+use crate::placement::numa_distances::{DistancesError, NumaDistances};
 use crate::placement::numa_mask::NumaMask;
 
 /// Option: of as many nodes, the closest are better than the lowest.

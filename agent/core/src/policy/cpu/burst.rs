@@ -23,12 +23,13 @@
 //! The cgroup of the pod has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
 //! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
 
+use super::around::Around;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
+use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState};
 pub use crate::model::cpu_state::{Grant, PATIENCE_NS};
 use crate::model::decision::Decision;
 use crate::model::options::CpuBurst;
 use crate::model::units::PodUid;
-use crate::policy::cpu::{Around, CgroupState, CpuState, PodCpuState};
 
 /// A step of a quota, per cent of the limit.
 pub const STEP_PERCENT: u32 = 25;

@@ -9,10 +9,10 @@
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::ReclaimSource;
+use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::reading::FileSystemReading;
 use crate::model::signal::{Observation, Resource};
 use crate::model::threshold::{Passes, Threshold};
-use crate::policy::memory::rank::{FileSystem, ImageFsLayout};
 
 /// Then the outcome is not waited for any longer, nanoseconds. The agent answers within 25 s, or while space still comes of what is being removed within a minute.
 pub const PATIENCE_NS: u64 = 65_000_000_000;

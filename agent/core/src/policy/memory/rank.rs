@@ -19,7 +19,7 @@ mod sort_keys;
 use std::cmp::Ordering;
 
 use crate::kube::pod::{Pod, Volume};
-pub use crate::model::file_system::{FileSystem, ImageFsLayout};
+use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::rank_row::Comparator;
 pub use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::reading::{ContainerStorage, Used, VolumeStorage};

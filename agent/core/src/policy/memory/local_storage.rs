@@ -9,10 +9,11 @@ use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
+use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::rank::{DiskScope, FileSystem, ImageFsLayout};
+use crate::policy::memory::rank::DiskScope;
 use crate::policy::memory::termination;
 
 /// Evicts all offenders of the newest reading.

@@ -1,9 +1,145 @@
-//! Why a rung cannot be used, and what a person can do about it.
+//! Mechanisms that serve the signals, which of them can be left out, and why one cannot be used.
+#![forbid(unsafe_code)]
+
+use std::fmt;
 
 use serde::Serialize;
 
-use super::Without;
-use crate::probe::facts::HookKind;
+/// By which means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mechanism {
+    /// BPF on entry or exit of a kernel function (fentry, fexit).
+    Fentry,
+    /// BPF on a tracepoint (tp_btf).
+    Tracepoint,
+    /// POLLPRI on `memory.events` (cgroup v2).
+    MemoryEvents,
+    /// An eventfd registered through `cgroup.event_control` (cgroup v1).
+    EventControl,
+    /// A PSI trigger.
+    Psi,
+    /// inotify on the cgroup directories, with a walk behind it.
+    Inotify,
+    /// Reading files again and again.
+    Sampling,
+}
+
+impl Mechanism {
+    /// In the words of a person.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fentry => "fentry",
+            Self::Tracepoint => "tracepoint",
+            Self::MemoryEvents => "memory.events",
+            Self::EventControl => "v1 eventfd",
+            Self::Psi => "PSI trigger",
+            Self::Inotify => "inotify",
+            Self::Sampling => "sampling",
+        }
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// `--without`, the same for every command.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct WithoutArgs {
+    /// Do not use this mechanism, to see what plimsoll falls back to; may be repeated
+    #[arg(
+        long = "without",
+        value_enum,
+        value_name = "MECHANISM",
+        value_delimiter = ','
+    )]
+    pub mechanisms: Vec<Without>,
+}
+
+/// Mechanisms that can be left out on request (`--without`), to see and test what the agent falls back to. Sampling
+/// cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Without {
+    /// Every BPF program.
+    Bpf,
+    /// BPF on kernel functions (fentry, fexit).
+    Fentry,
+    /// BPF on tracepoints (tp_btf).
+    Tracepoint,
+    /// PSI triggers.
+    Psi,
+    /// POLLPRI on memory.events.
+    MemoryEvents,
+    /// cgroup v1 eventfds.
+    EventControl,
+    /// inotify on the cgroup tree.
+    Inotify,
+}
+
+impl Without {
+    /// Whether it takes `mechanism` away.
+    pub fn covers(self, mechanism: Mechanism) -> bool {
+        match self {
+            Self::Bpf => matches!(mechanism, Mechanism::Fentry | Mechanism::Tracepoint),
+            Self::Fentry => mechanism == Mechanism::Fentry,
+            Self::Tracepoint => mechanism == Mechanism::Tracepoint,
+            Self::Psi => mechanism == Mechanism::Psi,
+            Self::MemoryEvents => mechanism == Mechanism::MemoryEvents,
+            Self::EventControl => mechanism == Mechanism::EventControl,
+            Self::Inotify => mechanism == Mechanism::Inotify,
+        }
+    }
+}
+
+impl fmt::Display for Without {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bpf => "bpf",
+            Self::Fentry => "fentry",
+            Self::Tracepoint => "tracepoint",
+            Self::Psi => "psi",
+            Self::MemoryEvents => "memory-events",
+            Self::EventControl => "event-control",
+            Self::Inotify => "inotify",
+        })
+    }
+}
+
+/// Program type of a hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HookKind {
+    /// On entry of a kernel function.
+    Fentry,
+    /// On return from one.
+    Fexit,
+    /// On a tracepoint, with typed arguments.
+    TpBtf,
+}
+
+impl HookKind {
+    /// The rung that hooks of this type serve.
+    pub fn mechanism(self) -> Mechanism {
+        match self {
+            Self::Fentry | Self::Fexit => Mechanism::Fentry,
+            Self::TpBtf => Mechanism::Tracepoint,
+        }
+    }
+}
+
+impl fmt::Display for HookKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fentry => "fentry",
+            Self::Fexit => "fexit",
+            Self::TpBtf => "tp_btf",
+        })
+    }
+}
 
 /// Why a rung cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
