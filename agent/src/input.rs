@@ -6,5 +6,6 @@ pub(crate) mod load;
 pub mod machine;
 pub mod manifests;
 pub mod snapshot;
+mod spelling;
 pub mod usage;
 pub mod yaml;

@@ -16,6 +16,7 @@ use super::schema;
 use super::settings::{Config, config};
 use super::tree::Tree;
 use super::{ConfigError, ConfigFile};
+use crate::input::spelling::nearest;
 
 /// Default of Plimsoll's own signal: enough for an eviction to finish before the kernel's OOM killer starts, also where the
 /// kubelet's measure is far from its threshold. `0%` switches it off.
@@ -231,7 +232,7 @@ fn thresholds(tree: Tree<'_>, problems: &mut Vec<Problem>) -> Vec<Threshold> {
         for (name, text, origin) in tree.labels(field) {
             let Some(signal) = Signal::from_name(name) else {
                 let known = SIGNALS.iter().map(|row| row.name);
-                let hint = match schema::nearest(name, known.clone()) {
+                let hint = match nearest(name, known.clone()) {
                     Some(near) => format!("did you mean {near}?"),
                     None => format!("use one of {}", known.collect::<Vec<_>>().join(", ")),
                 };

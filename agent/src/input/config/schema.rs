@@ -12,6 +12,7 @@ use plimsoll_core::kube::quantity::Quantity;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;
+use crate::input::spelling::nearest;
 
 /// What Plimsoll does with a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -364,45 +365,6 @@ fn unknown(name: &str, fields: &'static [Field], at_top: bool) -> String {
             format!("there is no such field: use {}", names.join(", "))
         }
     }
-}
-
-/// The name that differs least, if it differs little. Case, `-` and `_` count as nothing, as in a flag of the same name.
-pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let plain = |name: &str| -> Vec<char> {
-        name.chars()
-            .filter(|c| !matches!(c, '-' | '_' | '.'))
-            .flat_map(char::to_lowercase)
-            .collect()
-    };
-    let name = plain(name);
-    // More names than this nobody mistypes by hand, and the distance takes quadratic time.
-    const LONGEST: usize = 100;
-    if name.len() > LONGEST {
-        return None;
-    }
-    let (distance, near) = known
-        .map(|known| (distance(&name, &plain(known)), known))
-        .min_by_key(|(distance, _)| *distance)?;
-    (distance <= (name.len() / 4).max(1)).then_some(near)
-}
-
-/// How many characters must be put in, taken out, replaced, or exchanged with their neighbour.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut before: Vec<usize> = Vec::new();
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.iter().enumerate() {
-            let replaced = last[j] + usize::from(x != y);
-            let mut best = replaced.min(last[j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
-                best = best.min(before[j - 1] + 1);
-            }
-            row.push(best);
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
 }
 
 /// Adds what is left out, at every level.

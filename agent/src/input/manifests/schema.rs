@@ -4,6 +4,7 @@
 //! ResourceRequirements; `k8s.io/apimachinery/pkg/apis/meta/v1/types.go`: ObjectMeta). All of an object's fields are listed, also those
 //! that Plimsoll does not use; objects that it never looks into (probes, affinity, …) are not checked inside.
 
+use crate::input::spelling::nearest;
 use crate::input::yaml::{Node, Value};
 
 /// What a field's value has to be.
@@ -249,15 +250,9 @@ pub(super) fn join(path: &str, name: &str) -> String {
 }
 
 fn hint(name: &str, schema: &[Field]) -> String {
-    let nearest = schema
-        .iter()
-        .map(|(known, _)| (distance(name, known), *known))
-        .min();
-    match nearest {
-        Some((distance, known)) if distance <= 2 || known.eq_ignore_ascii_case(name) => {
-            format!("; did you mean {known}?")
-        }
-        _ => format!(
+    match nearest(name, schema.iter().map(|(known, _)| *known)) {
+        Some(known) => format!("; did you mean {known}?"),
+        None => format!(
             "; known here: {}",
             schema
                 .iter()
@@ -268,37 +263,9 @@ fn hint(name: &str, schema: &[Field]) -> String {
     }
 }
 
-/// Letters to insert, delete or replace (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.chars().take(64).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, right) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(left != *right);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distances() {
-        for (a, b, wanted) in [
-            ("resorces", "resources", 1),
-            ("", "ab", 2),
-            ("same", "same", 0),
-            ("memroy", "memory", 2),
-        ] {
-            assert_eq!(distance(a, b), wanted, "{a} {b}");
-        }
-    }
 
     #[test]
     fn tables_are_sorted_and_without_twins() {
