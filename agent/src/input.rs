@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod devices;
+pub(crate) mod error;
 pub(crate) mod load;
 pub mod machine;
 pub mod manifests;

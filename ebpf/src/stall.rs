@@ -1,4 +1,4 @@
-//! How long tasks are held up for want of memory, by cgroup and cause.
+//! How long tasks are held up for lack of memory, by cgroup and cause.
 //!
 //! The kernel marks every such wait with `psi_memstall_enter` and `psi_memstall_leave`: reclaim, throttling by `memory.high`,
 //! compaction, refaults. One can be inside another; only the outermost counts, as in PSI. Parts of it are counted separately: reclaim because

@@ -8,10 +8,10 @@ use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{
-    Cause, Event, EventKind, NodeMemory, PodMemory, Sample, StageReport,
+    Cause, Event, EventKind, NodeMemory, PodMemory, RemedyReport, Sample,
 };
 use plimsoll_core::model::options::{EvictionOptions, Remedies};
-use plimsoll_core::model::remedy::{Episode, Stage};
+use plimsoll_core::model::remedy::{Episode, Remedy};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 use plimsoll_core::model::units::PodUid;
@@ -162,7 +162,7 @@ impl Node {
         self.step(EventKind::Sample(sample))
     }
 
-    fn report(&mut self, uid: &str, stage: Stage, report: StageReport) -> Vec<Decision> {
+    fn report(&mut self, uid: &str, stage: Remedy, report: RemedyReport) -> Vec<Decision> {
         let uid = uid.into();
         self.step(EventKind::Stage { uid, stage, report })
     }
@@ -258,7 +258,7 @@ fn a_short_burst_is_no_reason_to_give_up_and_a_long_one_is() {
         let stage = |episode: &Episode| episode.stage;
         node.engine.state().remedies.episode.as_ref().map(stage)
     };
-    assert_eq!(after(2), Some(Stage::Reclaim));
+    assert_eq!(after(2), Some(Remedy::Reclaim));
     assert_eq!(after(12), None);
 }
 
@@ -378,8 +378,8 @@ fn reclaim_goes_on_with_the_next_pod_that_has_cache() {
     node.sample(S);
     assert_eq!(actions(&node.sample(MS)), ["reclaim 20 b"]);
     node.usage("b").active = 0;
-    let done = StageReport::Reclaimed { bytes: 20 * MI };
-    assert_eq!(actions(&node.report("b", Stage::Reclaim, done)), NOTHING);
+    let done = RemedyReport::Reclaimed { bytes: 20 * MI };
+    assert_eq!(actions(&node.report("b", Remedy::Reclaim, done)), NOTHING);
     // At once, not at the next look.
     assert_eq!(node.engine.state().sample_by_ns, Some(node.now_ns + 1));
     assert_eq!(
@@ -407,12 +407,12 @@ fn what_this_kernel_does_not_have_is_left_out_and_said_once() {
     };
     let mut node = short(Some(ALL), usage, &json!({}));
     assert_eq!(actions(&node.sample(MS)), ["reclaim 60 hog"]);
-    node.report("hog", Stage::Reclaim, StageReport::Unsupported);
+    node.report("hog", Remedy::Reclaim, RemedyReport::Unsupported);
     assert_eq!(
         actions(&node.sample(1)),
         ["reclaim hog Unsupported", "hold hog"]
     );
-    node.report("hog", Stage::Throttle, StageReport::Unsupported);
+    node.report("hog", Remedy::Throttle, RemedyReport::Unsupported);
     assert_eq!(
         actions(&node.sample(1)),
         ["clear hog", "throttle hog Unsupported", "evict hog"]
@@ -463,7 +463,7 @@ fn a_high_that_could_not_be_put_back_is_put_back_again() {
     assert_eq!(words, ["clear hog", "throttle hog Resolved"]);
     for _ in 0..3 {
         let error = "EIO".to_owned();
-        node.report("hog", Stage::Throttle, StageReport::NotCleared { error });
+        node.report("hog", Remedy::Throttle, RemedyReport::NotCleared { error });
         let again_ns = node.now_ns + CLEAR_RETRY_NS;
         assert_eq!(node.engine.state().sample_by_ns, Some(again_ns));
         assert_eq!(actions(&node.sample(CLEAR_RETRY_NS)), ["clear hog"]);
@@ -563,9 +563,9 @@ fn a_ramp_that_begins_during_a_stage_ends_it() {
 #[test]
 fn a_report_is_an_event_that_a_journal_keeps() {
     for report in [
-        StageReport::Reclaimed { bytes: u64::MAX },
-        StageReport::Unsupported,
-        StageReport::Failed {
+        RemedyReport::Reclaimed { bytes: u64::MAX },
+        RemedyReport::Unsupported,
+        RemedyReport::Failed {
             error: "EIO".into(),
         },
     ] {
@@ -573,7 +573,7 @@ fn a_report_is_an_event_that_a_journal_keeps() {
             at_ns: 1,
             kind: EventKind::Stage {
                 uid: "hog".into(),
-                stage: Stage::Throttle,
+                stage: Remedy::Throttle,
                 report,
             },
         };
@@ -592,21 +592,21 @@ enum Happens {
     Runs(usize),
     IsApplied(usize, bool),
     IsRemoved(usize),
-    Reports(usize, Stage, StageReport),
+    Reports(usize, Remedy, RemedyReport),
     Sample,
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
-    let stage = prop::sample::select(Stage::ALL.to_vec());
+    let stage = prop::sample::select(Remedy::ALL.to_vec());
     let report = prop_oneof![
-        (0..500 * MI).prop_map(|bytes| StageReport::Reclaimed { bytes }),
-        Just(StageReport::Failed {
+        (0..500 * MI).prop_map(|bytes| RemedyReport::Reclaimed { bytes }),
+        Just(RemedyReport::Failed {
             error: "EIO".into()
         }),
-        Just(StageReport::NotCleared {
+        Just(RemedyReport::NotCleared {
             error: "EIO".into()
         }),
-        Just(StageReport::Unsupported),
+        Just(RemedyReport::Unsupported),
     ];
     prop_oneof![
         6 => (0..4usize, 0..700u64, 0..200u64, 0..100u64).prop_map(|(pod, a, b, c)| Happens::Uses(pod, a, b, c)),
@@ -635,9 +635,9 @@ fn spec_of(pod: usize, wants_signal: bool) -> serde_json::Value {
 #[derive(Default)]
 struct Watch {
     held: Option<(PodUid, u64)>,
-    at_work: Option<(PodUid, Stage)>,
+    at_work: Option<(PodUid, Remedy)>,
     /// The stages of this episode, and when it began.
-    stages: Vec<Stage>,
+    stages: Vec<Remedy>,
     since_ns: Option<u64>,
     /// When the next sample is due.
     sample_by_ns: u64,
@@ -652,19 +652,19 @@ impl Watch {
                 | Decision::SetHigh { uid, until_ns, .. }
                 | Decision::Notify { uid, until_ns, .. } => {
                     let (stage, budget_ns) = match decision {
-                        Decision::Reclaim { .. } => (Stage::Reclaim, ALL.reclaim_budget_ns),
-                        Decision::SetHigh { .. } => (Stage::Throttle, ALL.throttle_budget_ns),
-                        _ => (Stage::Notify, ALL.notify_budget_ns),
+                        Decision::Reclaim { .. } => (Remedy::Reclaim, ALL.reclaim_budget_ns),
+                        Decision::SetHigh { .. } => (Remedy::Throttle, ALL.throttle_budget_ns),
+                        _ => (Remedy::Notify, ALL.notify_budget_ns),
                     };
                     assert_ne!(uid.as_str(), "critical", "an exempt pod is left alone");
                     assert!(*until_ns > now_ns && *until_ns <= now_ns + budget_ns);
                     assert_eq!(self.at_work, None, "one at a time");
                     assert!(self.stages.last() <= Some(&stage), "{:?}", self.stages);
-                    assert!(stage == Stage::Reclaim || !self.stages.contains(&stage));
+                    assert!(stage == Remedy::Reclaim || !self.stages.contains(&stage));
                     self.stages.push(stage);
                     self.since_ns.get_or_insert(now_ns);
                     self.at_work = Some((uid.clone(), stage));
-                    if stage == Stage::Throttle {
+                    if stage == Remedy::Throttle {
                         assert_eq!(self.held, None, "two pods are held");
                         self.held = Some((uid.clone(), *until_ns));
                     }

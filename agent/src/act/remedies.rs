@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::event::StageReport;
-use plimsoll_core::model::remedy::Stage;
+use plimsoll_core::model::event::RemedyReport;
+use plimsoll_core::model::remedy::Remedy;
 use plimsoll_core::model::units::PodUid;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
@@ -61,9 +61,9 @@ pub struct Report {
     /// Which pod.
     pub uid: PodUid,
     /// Which remedy.
-    pub stage: Stage,
+    pub stage: Remedy,
     /// What.
-    pub report: StageReport,
+    pub report: RemedyReport,
 }
 
 /// Reports of the thread.
@@ -346,7 +346,7 @@ impl Worker {
             Work::Reclaim | Work::SetHigh if !self.shared.counts(job.ticket) => {}
             Work::Reclaim => {
                 let report = self.reclaim(&job);
-                self.report(&job, Stage::Reclaim, report);
+                self.report(&job, Remedy::Reclaim, report);
             }
             Work::SetHigh => {
                 let failed = self.set_high(&job);
@@ -354,15 +354,15 @@ impl Worker {
                     self.restore();
                 }
                 if let Some(report) = failed {
-                    self.report(&job, Stage::Throttle, report);
+                    self.report(&job, Remedy::Throttle, report);
                 }
             }
         }
     }
 
-    fn reclaim(&self, job: &Job) -> StageReport {
+    fn reclaim(&self, job: &Job) -> RemedyReport {
         let Some(file) = &job.files.reclaim else {
-            return StageReport::Unsupported;
+            return RemedyReport::Unsupported;
         };
         let mut bytes = 0;
         while bytes < job.bytes && self.shared.counts(job.ticket) && now_ns() < job.until_ns {
@@ -377,19 +377,19 @@ impl Worker {
                 }) => break,
                 Err(error) => {
                     let error = error.to_string();
-                    return StageReport::Failed { error };
+                    return RemedyReport::Failed { error };
                 }
             }
         }
-        StageReport::Reclaimed { bytes }
+        RemedyReport::Reclaimed { bytes }
     }
 
     /// Returns what went wrong.
-    fn set_high(&mut self, job: &Job) -> Option<StageReport> {
+    fn set_high(&mut self, job: &Job) -> Option<RemedyReport> {
         let Some(file) = &job.files.high else {
-            return Some(StageReport::Unsupported);
+            return Some(RemedyReport::Unsupported);
         };
-        let failed = |error: String| Some(StageReport::Failed { error });
+        let failed = |error: String| Some(RemedyReport::Failed { error });
         let mut buffer = [0; HIGH_TEXT_BYTES];
         let old = match file.read_into(&mut buffer) {
             Ok(text) => high_of(text),
@@ -433,7 +433,7 @@ impl Worker {
         }
     }
 
-    fn report(&self, job: &Job, stage: Stage, report: StageReport) {
+    fn report(&self, job: &Job, stage: Remedy, report: RemedyReport) {
         let report = Report {
             uid: job.uid.clone(),
             stage,

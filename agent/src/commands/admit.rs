@@ -9,10 +9,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Document, OutputArgs, Style};
 use crate::host::shown::page;
-use crate::input::manifests::dry_run::{Defects, InputError, Row, Verdict, ask};
+use crate::input::error::InputError;
+use crate::input::manifests::dry_run::{Defects, Row, Verdict, ask};
 use crate::show::admission;
 use crate::show::document;
 
@@ -52,7 +54,7 @@ pub enum AdmitError {
     #[error(transparent)]
     Input(#[from] InputError),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

@@ -14,10 +14,12 @@ use plimsoll_core::arbitration::amounts::TooManyResources;
 use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::named::{Objects, Resolved};
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::wall;
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
+use crate::input::error::InputError;
 use crate::input::manifests::STDIN;
 use crate::input::snapshot::{self, seconds_since_1970};
 use crate::show::arbitrate::{Answer, svg};
@@ -62,12 +64,9 @@ fn time(text: &str) -> Result<u64, String> {
 /// Why nothing is shown.
 #[derive(Debug, thiserror::Error)]
 pub enum ArbitrateError {
-    /// Files that are wrong; all messages, one a line.
-    #[error("nothing is computed, because the input is invalid:\n{0}")]
-    Input(String),
-    /// Standard input twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
+    /// The files.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// Files without an object that counts.
     #[error(
         "nothing is computed: the files have no Node, Pod, Namespace or Consumer{0}; give what `kubectl get nodes,namespaces,pods,pdb,consumers.plimsoll.dev -A -o yaml` prints"
@@ -83,18 +82,16 @@ pub enum ArbitrateError {
     #[error("--why {0}: there is no such namespace or Consumer; without --why all are listed")]
     Unknown(String),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 
 impl CommandError for ArbitrateError {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::Input(error) => error.exit_status(),
             Self::WhatIf(_) | Self::Unknown(_) => exit_status::REFUSED,
-            Self::Input(_) | Self::Nothing(_) | Self::Resources(_) | Self::Output(_) => {
-                exit_status::FAILED
-            }
+            Self::Nothing(_) | Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
         }
     }
 }
@@ -132,12 +129,10 @@ fn answer(
         .count()
         > 1
     {
-        return Err(ArbitrateError::StdinTwice);
+        return Err(InputError::StdinTwice.into());
     }
-    let snapshot = snapshot::read(&args.files, stdin, now_s).map_err(|errors| {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        ArbitrateError::Input(lines.join("\n"))
-    })?;
+    let snapshot = snapshot::read(&args.files, stdin, now_s)
+        .map_err(|errors| InputError::invalid("nothing is computed", &errors))?;
     let left_out: Vec<String> = snapshot
         .left_out
         .iter()

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::act::placement::owner::beside;
 use crate::act::placement::running_kubelet;
 use crate::act::placement::usable::usable_cpus;
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::{Output, OutputArgs, Style};
@@ -56,7 +57,7 @@ pub enum CheckError {
     #[error("--cgroup-root: {0}")]
     CgroupRoot(#[source] CgroupError),
     /// The report could not be written.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

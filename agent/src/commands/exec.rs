@@ -45,6 +45,7 @@ use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{self, StateError};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
+use crate::input::error::lines;
 use crate::input::manifests::admission::{NotAdmitted, admitted};
 use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
@@ -213,14 +214,6 @@ impl CommandError for ExecError {
             _ => exit_status::EXEC_FAILED,
         }
     }
-}
-
-fn lines(errors: &[ManifestError]) -> String {
-    errors
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("\n")
 }
 
 /// Becomes the command, in the pod's cgroup. Returns only on failure.

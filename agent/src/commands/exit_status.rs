@@ -8,7 +8,7 @@ pub(crate) use crate::host::exit_status::{
     DONE, EXEC_CANNOT_EXECUTE, EXEC_FAILED, EXEC_NOT_FOUND, FAILED, REFUSED, WRONG_USAGE,
 };
 
-use crate::input::manifests::dry_run::InputError;
+use crate::input::error::InputError;
 
 /// The loop of the agent hung ([`crate::daemon::watchdog`]).
 pub const HUNG: u8 = crate::daemon::watchdog::EXIT_HUNG;
@@ -27,7 +27,7 @@ impl CommandError for InputError {
     fn exit_status(&self) -> u8 {
         match self {
             Self::StdinTwice => WRONG_USAGE,
-            Self::Invalid(_) => FAILED,
+            Self::Invalid { .. } => FAILED,
         }
     }
 }

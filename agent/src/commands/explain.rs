@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use plimsoll_core::kube::admission::object::LimitRange;
 use plimsoll_core::kube::admission::standing::QuotaUse;
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, line, page};
@@ -93,7 +94,7 @@ pub enum ExplainError {
     #[error("--quotas applies only to `explain eviction POD`")]
     QuotasOfNoPod,
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::line;
@@ -36,7 +37,7 @@ pub struct HealthArgs {
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write to standard output: {0}")]
+#[error("{stdout}: {0}", stdout = error::STDOUT)]
 pub struct HealthError(#[from] io::Error);
 
 impl CommandError for HealthError {}

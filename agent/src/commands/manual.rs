@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
+use crate::commands::error;
 use crate::commands::exit_status::CommandError;
 use crate::host::shown::Show as _;
 
@@ -69,7 +70,7 @@ pub enum ManualError {
         source: io::Error,
     },
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[source] io::Error),
 }
 

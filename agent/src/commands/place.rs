@@ -17,6 +17,7 @@ use plimsoll_core::placement::node::{
     CpuManagerPolicy, NodePlacement, PlacementError, PlacementSettings,
 };
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
 use crate::host::output::{Drawing, OutputArgs, Style};
@@ -24,6 +25,7 @@ use crate::host::shown::page;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::devices::{self, DevicesError};
+use crate::input::error::InputError;
 use crate::input::machine::{self, MachineFileError};
 use crate::input::manifests::{STDIN, gather};
 use crate::show::topology::holders::Holders;
@@ -78,12 +80,9 @@ pub struct PlaceArgs {
 /// Why nothing is placed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// Manifests that are wrong; all messages, one a line.
-    #[error("no placement, because the input is invalid:\n{0}")]
-    Input(String),
-    /// `-` twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
+    /// The files.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// This machine.
     #[error("{0}\nUse --machine FILE for a described machine.")]
     Host(TopologyReadError),
@@ -100,14 +99,14 @@ pub enum PlaceError {
     #[error(transparent)]
     Settings(#[from] PlacementError),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 
 impl CommandError for PlaceError {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::Input(error) => error.exit_status(),
             _ => exit_status::FAILED,
         }
     }
@@ -127,7 +126,7 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
         .count()
         > 1
     {
-        return Err(PlaceError::StdinTwice);
+        return Err(InputError::StdinTwice.into());
     }
     let machine = match &args.machine {
         None => read_machine(&HostRoot::live()).map_err(PlaceError::Host)?,
@@ -135,8 +134,7 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
     };
     let (manifests, errors) = gather(&args.files, io::stdin().lock());
     if !errors.is_empty() {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        return Err(PlaceError::Input(lines.join("\n")));
+        return Err(InputError::invalid("no placement", &errors).into());
     }
     let settings = settings(args, &machine)?;
     let (mut placement, _) = NodePlacement::start(settings, machine, &Assignments::default())?;

@@ -11,10 +11,12 @@ use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod, label};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Document, OutputArgs, Style};
 use crate::host::shown::page;
-use crate::input::manifests::dry_run::{Defects, InputError, Row, Verdict, ask};
+use crate::input::error::InputError;
+use crate::input::manifests::dry_run::{Defects, Row, Verdict, ask};
 use crate::serve::control::AgentArgs;
 use crate::serve::control::client::{AskError, ask_overview};
 use crate::show::admission::{self, Line, Outcome, QuotaLines, amounts};
@@ -63,7 +65,7 @@ pub enum QuotaError {
     #[error(transparent)]
     Ask(#[from] AskError),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

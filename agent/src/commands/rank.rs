@@ -4,6 +4,7 @@
 //! ([`plimsoll_core::policy::memory::rank`]); this module only shows it.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -22,9 +23,11 @@ use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::page;
+use crate::input::error::InputError;
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
 use crate::show::rank::ranking_table;
@@ -99,22 +102,19 @@ fn capacity(text: &str) -> Result<NonZeroU64, String> {
 /// Why there is no ranking.
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
-    /// Files that are wrong; all messages, one a line.
-    #[error("no ranking, because the input is invalid:\n{0}")]
-    Input(String),
-    /// `-` twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
+    /// The files.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 
 impl CommandError for RankError {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::StdinTwice => exit_status::WRONG_USAGE,
-            Self::Input(_) | Self::Output(_) => exit_status::FAILED,
+            Self::Input(error) => error.exit_status(),
+            Self::Output(_) => exit_status::FAILED,
         }
     }
 }
@@ -175,20 +175,18 @@ fn answer(
     let is_stdin = |path: &Path| path.as_os_str() == STDIN;
     let from_stdin = args.files.iter().chain(&args.usage);
     if from_stdin.filter(|path| is_stdin(path)).count() > 1 {
-        return Err(RankError::StdinTwice);
+        return Err(InputError::StdinTwice.into());
     }
     let (manifests, errors) = gather(&args.files, &mut stdin);
     if !errors.is_empty() {
-        return Err(RankError::Input(lines(&errors)));
+        return Err(invalid(&errors).into());
     }
     let pods: BTreeMap<PodUid, Arc<Pod>> = manifests
         .into_iter()
         .map(|pod| (pod.pod.uid(), pod.pod))
         .collect();
     let usages = match &args.usage {
-        Some(path) => {
-            read_usage(path, &pods, stdin).map_err(|errors| RankError::Input(lines(&errors)))?
-        }
+        Some(path) => read_usage(path, &pods, stdin).map_err(|errors| invalid(&errors))?,
         None => {
             remark("without --usage no pod has statistics, so only priorities count".into());
             Usages::default()
@@ -254,9 +252,8 @@ fn kubelet_signals() -> Vec<&'static str> {
     rows.map(|row| row.name).collect()
 }
 
-fn lines(errors: &[impl ToString]) -> String {
-    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    lines.join("\n")
+fn invalid(errors: &[impl Display]) -> InputError {
+    InputError::invalid("no ranking", errors)
 }
 
 fn read_usage(
@@ -421,7 +418,7 @@ Next to be evicted: default/web
         let twice = Cli::try_parse_from(["rank", "-f", "-", "--usage", "-"]).unwrap();
         assert!(matches!(
             answer(&twice.args, io::empty(), Style { color: false }, drop),
-            Err(RankError::StdinTwice)
+            Err(RankError::Input(InputError::StdinTwice))
         ));
         for bad in [
             &["rank"][..],

@@ -14,10 +14,12 @@ use plimsoll_core::arbitration::rehearsal::figures::Outcome;
 use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Stream, arrivals};
 use plimsoll_core::arbitration::rehearsal::{Policy, Rehearsal, Terms, pod_turns};
 
+use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::{now_ns, wall};
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::page;
+use crate::input::error::InputError;
 use crate::input::load::{self, Load};
 use crate::input::manifests::{ManifestError, STDIN};
 use crate::input::snapshot;
@@ -67,12 +69,9 @@ pub struct RehearseArgs {
 /// Why nothing is shown.
 #[derive(Debug, thiserror::Error)]
 pub enum RehearseError {
-    /// Files that are wrong; all messages, one a line.
-    #[error("nothing is rehearsed, because the input is invalid:\n{0}")]
-    Input(String),
-    /// Standard input twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
+    /// The files.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// More resources than can be computed with.
     #[error(transparent)]
     Resources(#[from] TooManyResources),
@@ -93,16 +92,16 @@ pub enum RehearseError {
         pod_turns: u64,
     },
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 
 impl CommandError for RehearseError {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::StdinTwice => exit_status::WRONG_USAGE,
+            Self::Input(error) => error.exit_status(),
             Self::TooManyPods | Self::TooMuchWork { .. } => exit_status::REFUSED,
-            Self::Input(_) | Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
+            Self::Resources(_) | Self::Output(_) => exit_status::FAILED,
         }
     }
 }
@@ -128,9 +127,8 @@ pub fn run(args: &RehearseArgs) -> Result<ExitCode, RehearseError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn invalid(errors: &[ManifestError]) -> RehearseError {
-    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    RehearseError::Input(lines.join("\n"))
+fn invalid(errors: &[ManifestError]) -> InputError {
+    InputError::invalid("nothing is rehearsed", errors)
 }
 
 /// The text to be printed.
@@ -143,7 +141,7 @@ fn answer(
 ) -> Result<String, RehearseError> {
     let paths = args.files.iter().chain([&args.load]);
     if paths.filter(|path| path.as_os_str() == STDIN).count() > 1 {
-        return Err(RehearseError::StdinTwice);
+        return Err(InputError::StdinTwice.into());
     }
     let load = load::read(&args.load, &mut stdin).map_err(|errors| invalid(&errors))?;
     let snapshot = snapshot::read(&args.files, stdin, now_s).map_err(|errors| invalid(&errors))?;

@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::Args;
 use plimsoll_core::explain::ExplainError;
 
+use crate::commands::error;
 use crate::commands::exit_status::CommandError;
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
@@ -92,7 +93,7 @@ pub enum TopError {
     #[error("the terminal: {0}; --once needs none")]
     Terminal(#[source] io::Error),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

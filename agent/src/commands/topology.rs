@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use clap::Args;
 use plimsoll_core::placement::node_topology::{OwnPlacement, Survey};
 
+use crate::commands::error;
 use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
 use crate::host::output::{Drawing, OutputArgs, Style};
@@ -68,7 +69,7 @@ pub enum TopologyError {
     #[error("{0}")]
     Zones(String),
     /// Standard output.
-    #[error("cannot write to standard output: {0}")]
+    #[error("{stdout}: {0}", stdout = error::STDOUT)]
     Output(#[from] io::Error),
 }
 

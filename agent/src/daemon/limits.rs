@@ -114,7 +114,7 @@ impl Origins {
     /// What the files are waited for with; `None` if none is to be.
     ///
     /// # Errors
-    /// When no descriptor is to be had for it.
+    /// When the process has no descriptor left for it.
     pub fn events(self) -> Result<Option<PodEvents>, EpollError> {
         let watches = self.memory_events || self.event_control;
         watches.then(PodEvents::new).transpose()

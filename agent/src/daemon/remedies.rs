@@ -1,8 +1,8 @@
 //! Remedies: what is tried before an eviction, by a thread or by a signal.
 
 use plimsoll_core::kube::pod::PressureSignal;
-use plimsoll_core::model::event::{Event, EventKind, StageReport};
-use plimsoll_core::model::remedy::Stage;
+use plimsoll_core::model::event::{Event, EventKind, RemedyReport};
+use plimsoll_core::model::remedy::Remedy;
 use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
@@ -24,7 +24,7 @@ impl Agent {
         self.remedies = Some(RemedyWork {
             remedies,
             reports: Some(reports),
-            failed: Vec::with_capacity(Stage::ALL.len()),
+            failed: Vec::with_capacity(Remedy::ALL.len()),
         });
         self
     }
@@ -38,7 +38,7 @@ impl Agent {
         let Some(work) = &self.remedies else { return };
         let files = self.pods.stage_files(uid);
         let started = files.map(|files| work.remedies.reclaim(uid, files, bytes, until_ns));
-        self.remedy_started(uid, Stage::Reclaim, started);
+        self.remedy_started(uid, Remedy::Reclaim, started);
     }
 
     /// Stops that.
@@ -55,7 +55,7 @@ impl Agent {
         };
         let files = self.pods.stage_files(uid);
         let started = files.map(|files| work.remedies.set_high(uid, files, bytes, until_ns));
-        self.remedy_started(uid, Stage::Throttle, started);
+        self.remedy_started(uid, Remedy::Throttle, started);
     }
 
     /// Lets it go.
@@ -66,7 +66,7 @@ impl Agent {
             .map(|work| work.remedies.clear_high(uid));
         if let Some(Err(error)) = cleared {
             let error = error.to_string();
-            self.remedy_failed(uid, Stage::Throttle, StageReport::NotCleared { error });
+            self.remedy_failed(uid, Remedy::Throttle, RemedyReport::NotCleared { error });
         }
     }
 
@@ -77,19 +77,19 @@ impl Agent {
             Ok(0) => "none of its containers has a first process that is known".to_owned(),
             Err(error) => error.to_string(),
         };
-        self.remedy_failed(uid, Stage::Notify, StageReport::Failed { error });
+        self.remedy_failed(uid, Remedy::Notify, RemedyReport::Failed { error });
     }
 
-    fn remedy_started(&mut self, uid: &PodUid, stage: Stage, started: Option<Result<(), Busy>>) {
+    fn remedy_started(&mut self, uid: &PodUid, stage: Remedy, started: Option<Result<(), Busy>>) {
         let error = match started {
             Some(Ok(())) => return,
             Some(Err(busy)) => busy.to_string(),
             None => "its cgroup is gone".to_owned(),
         };
-        self.remedy_failed(uid, stage, StageReport::Failed { error });
+        self.remedy_failed(uid, stage, RemedyReport::Failed { error });
     }
 
-    fn remedy_failed(&mut self, uid: &PodUid, stage: Stage, report: StageReport) {
+    fn remedy_failed(&mut self, uid: &PodUid, stage: Remedy, report: RemedyReport) {
         if let Some(work) = &mut self.remedies {
             let uid = uid.clone();
             work.failed.push(Report { uid, stage, report });
@@ -118,13 +118,13 @@ impl Agent {
             return;
         };
         let (what, error) = match report {
-            StageReport::Failed { error } => ("could not be done", error),
-            StageReport::NotCleared { error } => (
+            RemedyReport::Failed { error } => ("could not be done", error),
+            RemedyReport::NotCleared { error } => (
                 "memory.high could not be put back, which is tried again",
                 error,
             ),
             // The decision says it.
-            StageReport::Reclaimed { .. } | StageReport::Unsupported => return,
+            RemedyReport::Reclaimed { .. } | RemedyReport::Unsupported => return,
         };
         self.warn_of_pod(uid, format_args!("{}: {what}: {error}", stage.name()));
     }

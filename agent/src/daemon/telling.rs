@@ -57,7 +57,8 @@ impl Agent {
         self.heartbeat.ready();
     }
 
-    pub(super) fn tell(&mut self, event: &Event, decision: &Decision) {
+    /// What follows once a decision was carried out: it is counted, said and noted where its effects are looked for, and a pod that has left is given up.
+    pub(super) fn conclude(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
         let telling = decision.telling();
         let Some(severity) = telling.severity else {

@@ -361,7 +361,7 @@ impl Agent {
             self.report_remedy(&step.event);
             for decision in decisions {
                 self.report_decision(&step.event, decision);
-                self.tell(&step.event, decision);
+                self.conclude(&step.event, decision);
             }
         }
         if let Some(journal) = &mut self.journal {

@@ -21,6 +21,7 @@ pub mod cpuset;
 pub mod exit_status;
 pub mod file;
 pub mod flock;
+pub(crate) mod fnv;
 pub mod handover;
 pub mod irq;
 pub mod knobs;

@@ -18,6 +18,7 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RawMode};
 use rustix::io::Errno;
 
 use super::flock::{FlockError, flock_within, with_open};
+use super::fnv::Fnv;
 use crate::host::shown::Show as _;
 
 /// Of the directory.
@@ -422,10 +423,9 @@ pub fn verify((stated, read): (u32, u32), text: &str, stated_checksum: &str) -> 
 
 /// FNV-1a, 64 bits: against accidents, not against an attacker, who could write cgroups as well.
 pub fn checksum(text: &str) -> String {
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{hash:016x}")
+    let mut hash = Fnv::default();
+    hash.write(text.as_bytes());
+    format!("{:016x}", hash.0)
 }
 
 /// Whether the open file is the one at this path now.

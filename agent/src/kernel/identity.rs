@@ -4,6 +4,7 @@ use plimsoll_abi::ABI_VERSION;
 
 use super::loader::Hierarchies;
 use super::{BpfOptions, Counts, Family};
+use crate::host::fnv::Fnv;
 
 /// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
 /// by nature: pins do not survive a boot.
@@ -39,23 +40,6 @@ pub(super) fn identity(
     let pods_only = *counts == Counts::PodsOnly;
     hash.write(format!("{window_ns} {memory_is_v1} {memory} {cpu} {cpus} {pods_only}").as_bytes());
     format!("abi{ABI_VERSION}-{:016x}", hash.0)
-}
-
-/// FNV-1a, 64 bits. It only makes versions that differ have different names; it is no protection.
-pub(super) struct Fnv(pub(super) u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    pub(super) fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -32,11 +32,11 @@ use rustix::io::Errno;
 
 use super::error::reason;
 use super::hooks::HOOKS;
-use super::identity::Fnv;
 use super::manifest::Manifest;
 use super::{HookKind, HookReport, HookState, Unavailable};
 
 use crate::host::flock::{FlockError, Holders, flock_within};
+use crate::host::fnv::Fnv;
 use crate::host::shown::Show as _;
 use crate::host::state_dir::is_at;
 

@@ -17,7 +17,7 @@ use super::error::map_error;
 use super::loader::Hierarchies;
 use super::{Bpf, BpfError};
 
-/// How long tasks were held up for want of memory, for one cause.
+/// How long tasks were held up for lack of memory, for one cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StallTotals {
     /// The cgroup: the owner of the limit for [`StallCause::Limit`] where fentry works, else the task's.
@@ -183,7 +183,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// How long tasks were held up for want of memory, by cgroup and cause. Reads only.
+    /// How long tasks were held up for lack of memory, by cgroup and cause. Reads only.
     ///
     /// # Errors
     /// When the kernel refuses to show the map.

@@ -29,7 +29,7 @@ pub struct LimitCounts {
     /// Processes killed by an OOM killer. Of what is told line by line only those of which nothing tells which they were; of
     /// [`LimitTotals`] all.
     pub oom_kills: u64,
-    /// For how long tasks were held up for want of memory, nanoseconds: each task by itself where BPF counts, else the time in which
+    /// For how long tasks were held up for lack of memory, nanoseconds: each task by itself where BPF counts, else the time in which
     /// any was. 0 on cgroup v1 without BPF. The next three are parts of it.
     pub stalled_ns: u64,
     /// For how long tasks reclaimed because of the pod's limits. 0 without BPF, as the next two.

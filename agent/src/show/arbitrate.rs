@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::host::output::Style;
 use crate::host::shown::{Show as _, line};
-use crate::show::table::{Table, Tone, bytes};
+use crate::show::table::{Table, Tone, bytes, percent_of};
 
 /// How many namespaces an answer to "who has the rest" names.
 const HOLDERS_MAX: usize = 8;
@@ -45,12 +45,6 @@ pub(crate) fn amount(resource: &str, amount: u64) -> String {
         }
         _ => amount.to_string(),
     }
-}
-
-/// A part of a whole, to the nearest tenth of a percent.
-fn percent(part: u128, whole: u128) -> String {
-    let tenths = (part * 1000 + whole / 2).checked_div(whole).unwrap_or(0);
-    format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
 impl<'a> Answer<'a> {
@@ -335,7 +329,7 @@ impl<'a> Answer<'a> {
         if let Some((part, whole, resource)) = greatest.filter(|(part, ..)| *part > 0) {
             text += &format!(
                 " and deserves {} of the cluster's {} ({} of {}), its greatest share.\n",
-                percent(part.into(), whole.into()),
+                percent_of(part.into(), whole.into()),
                 names[resource],
                 amount(&names[resource], part),
                 amount(&names[resource], whole)
@@ -354,7 +348,7 @@ impl<'a> Answer<'a> {
             text += &format!(
                 "Pods that request {}: {} of what they ask for",
                 needs.join(", "),
-                percent(end.fraction, ONE)
+                percent_of(end.fraction, ONE)
             );
             match end.ended_by {
                 Some(resource) => {

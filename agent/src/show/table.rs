@@ -119,6 +119,12 @@ pub fn percent(share: i128) -> String {
     format!("{sign}{}.{:02} %", share / 100, share % 100)
 }
 
+/// A part of a whole, to the nearest tenth of a percent.
+pub(crate) fn percent_of(part: u128, whole: u128) -> String {
+    let tenths = (part * 1000 + whole / 2).checked_div(whole).unwrap_or(0);
+    format!("{}.{} %", tenths / 10, tenths % 10)
+}
+
 /// A span of time.
 pub fn span(ns: u64) -> String {
     let ms = ns / 1_000_000;

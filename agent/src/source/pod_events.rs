@@ -36,7 +36,7 @@ impl PodEvents {
     /// The same set, by another descriptor.
     ///
     /// # Errors
-    /// When no descriptor is to be had.
+    /// When the process has no descriptor left.
     pub fn try_clone(&self) -> std::io::Result<Self> {
         Ok(Self {
             watched: self.watched.try_clone()?,

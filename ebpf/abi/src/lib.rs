@@ -59,7 +59,7 @@ pub enum Kind {
     ChargesReached = 9,
     /// A process of a condemned pod was killed in the kernel: [`last_line::LastLineKill`].
     LastLineKill = 10,
-    /// Tasks were held up for want of memory: [`MemoryStall`].
+    /// Tasks were held up for lack of memory: [`MemoryStall`].
     MemoryStall = 11,
     /// Pages that had been taken away were read back: [`Refault`].
     Refault = 12,

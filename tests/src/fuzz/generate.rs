@@ -8,8 +8,8 @@ use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
 };
 use plimsoll_core::model::event::{
-    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, Sample,
-    StageReport,
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, RemedyReport,
+    Sample,
 };
 use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::options::{
@@ -21,7 +21,7 @@ use plimsoll_core::model::reading::{
     PodProcesses, PodStorage, PressureReading, ProcessReading, StallReading, StallShares,
     StorageReading, Used, VolumeStorage,
 };
-use plimsoll_core::model::remedy::Stage;
+use plimsoll_core::model::remedy::Remedy;
 use plimsoll_core::model::signal::SIGNALS;
 use plimsoll_core::model::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
@@ -126,13 +126,13 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
         },
         22 => EventKind::Stage {
             uid: any(random),
-            stage: *random.pick(&Stage::ALL),
+            stage: *random.pick(&Remedy::ALL),
             report: random
                 .pick(&[
-                    StageReport::Reclaimed { bytes: MI },
-                    StageReport::Reclaimed { bytes: u64::MAX },
-                    StageReport::Unsupported,
-                    StageReport::Failed {
+                    RemedyReport::Reclaimed { bytes: MI },
+                    RemedyReport::Reclaimed { bytes: u64::MAX },
+                    RemedyReport::Unsupported,
+                    RemedyReport::Failed {
                         error: "refused".to_owned(),
                     },
                 ])

@@ -51,7 +51,7 @@ pub struct NotRanked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NotRankedReason {
-    /// It has no processes: nothing would come back.
+    /// It has no processes, so nothing to reclaim.
     NotRunning,
     /// It was evicted and killed, and is still there.
     Stuck,

@@ -15,8 +15,8 @@ use crate::model::bandwidth::{CpuKnob, CpuWhy};
 use crate::model::event::LastLineReason;
 use crate::model::outlook::Foreseen;
 use crate::model::rank_row::Comparator;
-use crate::model::remedy::Stage;
-pub use crate::model::remedy::StageEnd;
+use crate::model::remedy::Remedy;
+pub use crate::model::remedy::RemedyEnd;
 use crate::model::signal::{NodeCondition, Operator, Signal};
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
@@ -96,7 +96,7 @@ pub enum Decision {
         interval_ns: u64,
     },
     /// Have the kernel reclaim memory from a pod (`memory.reclaim`), until the amount is reached or the time is over;
-    /// [`StageReport`](crate::model::event::StageReport) follows.
+    /// [`RemedyReport`](crate::model::event::RemedyReport) follows.
     Reclaim {
         /// Which pod.
         uid: PodUid,
@@ -140,9 +140,9 @@ pub enum Decision {
         /// Which pod.
         uid: PodUid,
         /// What was tried.
-        stage: Stage,
+        stage: Remedy,
         /// How it ended.
-        end: StageEnd,
+        end: RemedyEnd,
         /// How long it took.
         took_ns: u64,
         /// How long ago the pod would have been evicted without any stage.

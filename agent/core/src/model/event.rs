@@ -16,7 +16,7 @@ use crate::model::options::Availability;
 use crate::model::reading::{
     NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
 };
-use crate::model::remedy::Stage;
+use crate::model::remedy::Remedy;
 use crate::model::swap::CompressedSwap;
 use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
@@ -130,10 +130,10 @@ pub enum EventKind {
         /// Which pod it concerned.
         uid: PodUid,
         /// Which stage.
-        stage: Stage,
+        stage: Remedy,
         /// What there is to say.
         #[serde(flatten)]
-        report: StageReport,
+        report: RemedyReport,
     },
     /// What pods had of the CPUs and how they waited for them.
     CpuReading(Arc<CpuReading>),
@@ -270,7 +270,7 @@ pub struct PlacementStart {
 /// What an executor says of a stage before an eviction.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
-pub enum StageReport {
+pub enum RemedyReport {
     /// The kernel has done what it could, or all that was asked for.
     Reclaimed {
         /// What it says to have taken.

@@ -12,7 +12,7 @@ use crate::kube::pod_uid::PodUid;
 /// Something that is tried before an eviction, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum Remedy {
     /// The kernel takes back page cache, and moves memory to swap.
     Reclaim,
     /// The pod is kept from growing.
@@ -21,7 +21,7 @@ pub enum Stage {
     Notify,
 }
 
-impl Stage {
+impl Remedy {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Reclaim, Self::Throttle, Self::Notify];
 
@@ -39,7 +39,7 @@ impl Stage {
 /// eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StageEnd {
+pub enum RemedyEnd {
     /// The threshold is satisfied, with its minimum reclaim: no pod is evicted.
     Resolved,
     /// The kernel has taken what it could from this pod.
@@ -58,7 +58,7 @@ pub enum StageEnd {
     Failed,
 }
 
-impl fmt::Display for StageEnd {
+impl fmt::Display for RemedyEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Resolved => "that was enough",
@@ -80,8 +80,8 @@ impl fmt::Display for StageEnd {
 pub struct RemedyState {
     /// The shortage that is being worked on.
     pub episode: Option<Episode>,
-    /// Stages, in the order of [`Stage::ALL`], that this node cannot do.
-    pub unsupported: [bool; Stage::ALL.len()],
+    /// Stages, in the order of [`Remedy::ALL`], that this node cannot do.
+    pub unsupported: [bool; Remedy::ALL.len()],
     /// Pods whose `memory.high` could not be put back, and when that is tried again, nanoseconds.
     pub clear_again: BTreeMap<PodUid, u64>,
     /// How fast memory is lost.
@@ -108,7 +108,7 @@ pub struct Episode {
     /// When it began, nanoseconds.
     pub since_ns: u64,
     /// The stage that it has come to.
-    pub stage: Stage,
+    pub stage: Remedy,
     /// When that stage's budget is over, nanoseconds.
     pub until_ns: u64,
     /// What is being tried; `None` between two attempts.
@@ -129,5 +129,5 @@ pub struct Attempt {
     /// The least that the pod used so far, bytes.
     pub usage_bytes: u64,
     /// What the executor said last, if that ends it.
-    pub ended: Option<StageEnd>,
+    pub ended: Option<RemedyEnd>,
 }

@@ -15,7 +15,7 @@ use crate::model::event::{Action, Event, EventKind, NodeMemory, Overused, Sample
 use crate::model::outlook::Outlook;
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
-use crate::model::remedy::{RemedyState, Stage};
+use crate::model::remedy::{Remedy, RemedyState};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::units::PodUid;
 use crate::model::unread::PodReading;
@@ -214,9 +214,9 @@ pub struct PodState {
     /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
-    /// When each stage before an eviction, in the order of [`Stage::ALL`], was last over for it, nanoseconds.
+    /// When each stage before an eviction, in the order of [`Remedy::ALL`], was last over for it, nanoseconds.
     #[serde(default)]
-    pub remedied_ns: [Option<u64>; Stage::ALL.len()],
+    pub remedied_ns: [Option<u64>; Remedy::ALL.len()],
 }
 
 impl PodState {
@@ -522,7 +522,7 @@ impl NodeState {
                 refused_until_ns: known.and_then(|old| old.refused_until_ns),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),
-                remedied_ns: known.map_or([None; Stage::ALL.len()], |old| old.remedied_ns),
+                remedied_ns: known.map_or([None; Remedy::ALL.len()], |old| old.remedied_ns),
             },
         );
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::bandwidth::CpuWhy;
 use crate::model::decision::{
-    Decision, Ending, KillReason, Limited, NoVictimReason, Reason, StageEnd,
+    Decision, Ending, KillReason, Limited, NoVictimReason, Reason, RemedyEnd,
 };
 use crate::model::units::PodUid;
 
@@ -122,7 +122,7 @@ impl Ending {
     }
 }
 
-impl StageEnd {
+impl RemedyEnd {
     /// Its name in metrics.
     pub const fn name(self) -> &'static str {
         match self {

@@ -158,7 +158,7 @@ fn a_stricter_high_is_not_raised() {
     fs::write(&cgroup.high, "1048576").unwrap();
     cgroup.set_high(60_000);
     let outcome = cgroup.reports.blocking_recv().unwrap();
-    assert!(matches!(outcome.report, StageReport::Failed { error } if error.contains("1048576")));
+    assert!(matches!(outcome.report, RemedyReport::Failed { error } if error.contains("1048576")));
     assert_eq!(cgroup.high(), "1048576");
 }
 
@@ -171,7 +171,7 @@ fn reclaim_goes_in_chunks_and_says_what_came() {
         .reclaim(&cgroup.uid, &cgroup.files, bytes, u64::MAX)
         .unwrap();
     let outcome = cgroup.reports.blocking_recv().unwrap();
-    assert_eq!(outcome.report, StageReport::Reclaimed { bytes });
+    assert_eq!(outcome.report, RemedyReport::Reclaimed { bytes });
     // The last chunk over the longer ones.
     let written = fs::read_to_string(&cgroup.reclaim).unwrap();
     assert_eq!(written, "40967216");
@@ -181,24 +181,24 @@ fn reclaim_goes_in_chunks_and_says_what_came() {
         .reclaim(&cgroup.uid, &cgroup.files, bytes, 0)
         .unwrap();
     let outcome = cgroup.reports.blocking_recv().unwrap();
-    assert_eq!(outcome.report, StageReport::Reclaimed { bytes: 0 });
+    assert_eq!(outcome.report, RemedyReport::Reclaimed { bytes: 0 });
 }
 
 #[test]
 fn what_this_kernel_does_not_have_is_said() {
     let mut cgroup = cgroup();
     let none = Arc::new(StageFiles::default());
-    for stage in [Stage::Reclaim, Stage::Throttle] {
+    for stage in [Remedy::Reclaim, Remedy::Throttle] {
         let until_ns = u64::MAX;
         match stage {
-            Stage::Reclaim => cgroup.remedies.reclaim(&cgroup.uid, &none, 1, until_ns),
+            Remedy::Reclaim => cgroup.remedies.reclaim(&cgroup.uid, &none, 1, until_ns),
             _ => cgroup.remedies.set_high(&cgroup.uid, &none, 1, until_ns),
         }
         .unwrap();
         let outcome = cgroup.reports.blocking_recv().unwrap();
         assert_eq!(
             (outcome.stage, outcome.report),
-            (stage, StageReport::Unsupported)
+            (stage, RemedyReport::Unsupported)
         );
     }
 }

@@ -15,10 +15,10 @@ use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceCla
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::time::Time;
 
-use super::ManifestError;
 use super::files::STDIN;
 use super::objects::{self, Item, Source};
 use crate::host::clock::wall;
+use crate::input::error::InputError;
 
 /// The API server's known defects (decision 0036).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -36,24 +36,6 @@ impl From<Defects> for Admission {
             Defects::Upstream => Self::Upstream,
             Defects::Corrected => Self::Corrected,
         }
-    }
-}
-
-/// Why nothing was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum InputError {
-    /// Files that are wrong; all messages, one a line.
-    #[error("nothing is admitted, because the input is invalid:\n{0}")]
-    Invalid(String),
-    /// `-` twice.
-    #[error("standard input can be read only once; write the other input to a file")]
-    StdinTwice,
-}
-
-impl From<Vec<ManifestError>> for InputError {
-    fn from(errors: Vec<ManifestError>) -> Self {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        Self::Invalid(lines.join("\n"))
     }
 }
 
@@ -111,7 +93,7 @@ pub(crate) fn ask(
     }
     let read = objects::read(files, namespace, stdin);
     if !read.errors.is_empty() {
-        return Err(read.errors.into());
+        return Err(InputError::invalid("nothing is admitted", &read.errors));
     }
     let mut world = World::new(
         defects.into(),

@@ -151,7 +151,7 @@ pub enum Body<'bytes> {
         /// The newest acknowledgement.
         acked_ns: u64,
     },
-    /// Tasks were held up for want of memory. The cgroup owns the limit for [`StallCause::Limit`] where fentry works, else it is
+    /// Tasks were held up for lack of memory. The cgroup owns the limit for [`StallCause::Limit`] where fentry works, else it is
     /// the task's. Numbers are of all threads so far.
     MemoryStall {
         /// Why.
@@ -237,7 +237,7 @@ pub enum MemoryLimitEvent {
     OomGroupKill,
 }
 
-/// Why a task is held up for want of memory.
+/// Why a task is held up for lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StallCause {
     /// Whatever the reason: what PSI counts. The others are parts of it.

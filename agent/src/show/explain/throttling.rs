@@ -5,7 +5,7 @@ use plimsoll_core::explain::{CgroupCpuView, ThrottlingExplanation};
 use crate::host::output::Style;
 use crate::serve::explained::ExplainedThrottling;
 use crate::show::explain::limits::throttled;
-use crate::show::table::{Table, Tone};
+use crate::show::table::{Table, Tone, percent};
 
 /// The text, each line ended.
 pub(crate) fn throttling(explained: &ExplainedThrottling, style: Style) -> String {
@@ -22,7 +22,7 @@ fn bandwidth(explained: &ThrottlingExplanation, style: Style) -> String {
     text += &format!(
         "{} shared CPUs, {} busy{}.\n",
         node.cpus,
-        percent(node.busy),
+        percent(node.busy.into()),
         node.source.map_or(String::new(), |source| format!(
             "; waiting is measured by {source}"
         ))
@@ -127,14 +127,9 @@ fn cells(cgroup: &CgroupCpuView, interval_ns: u64) -> Vec<String> {
         format!("{} ms", cgroup.allowance_us / 1000),
         match (cgroup.waited, cgroup.comes_first) {
             (None, _) => "-".to_owned(),
-            (Some(waited), true) => format!("{} first", percent(waited)),
-            (Some(waited), false) => percent(waited),
+            (Some(waited), true) => format!("{} first", percent(waited.into())),
+            (Some(waited), false) => percent(waited.into()),
         },
         cgroup.verdict.clone(),
     ]
-}
-
-/// Hundredths of a per cent.
-fn percent(share: u32) -> String {
-    format!("{}.{:02} %", share / 100, share % 100)
 }

@@ -70,12 +70,12 @@ pub struct Refusal {
     /// Bytes free by resource and NUMA node.
     pub free: BTreeMap<String, BTreeMap<u32, u64>>,
     /// What would help.
-    pub remedy: Remedy,
+    pub way_out: WayOut,
 }
 
 /// What would have to be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remedy {
+pub enum WayOut {
     /// Nothing helps: all nodes together may not hand out that much.
     TooLarge {
         /// Bytes that pods may have at most, by resource.
@@ -114,12 +114,12 @@ impl View<'_> {
             let free = nodes.map(|(id, node)| (*id, node.free(resource)));
             (resource.clone(), free.collect())
         };
-        let remedy = match kind {
+        let way_out = match kind {
             RefusalKind::ViolatesGroup => self.on(nodes),
             RefusalKind::NoDefaultAffinity | RefusalKind::NoDefaultPreferred => {
-                self.remedy(NumaMask::EMPTY)
+                self.way_out(NumaMask::EMPTY)
             }
-            RefusalKind::CannotExtend | RefusalKind::NoExtendedPreferred => self.remedy(nodes),
+            RefusalKind::CannotExtend | RefusalKind::NoExtendedPreferred => self.way_out(nodes),
         };
         AllocateError::Refused(Box::new(Refusal {
             kind,
@@ -128,20 +128,20 @@ impl View<'_> {
             nodes,
             wanted: self.demand.clone(),
             free: self.demand.keys().map(free).collect(),
-            remedy,
+            way_out,
         }))
     }
 
-    fn remedy(&self, including: NumaMask) -> Remedy {
+    fn way_out(&self, including: NumaMask) -> WayOut {
         match self.candidates.roomiest(including) {
             Some(nodes) => self.on(nodes),
-            None => Remedy::TooLarge {
+            None => WayOut::TooLarge {
                 allocatable: self.sums(self.books.mask(), |node, name| node.allocatable(name)),
             },
         }
     }
 
-    fn on(&self, nodes: NumaMask) -> Remedy {
+    fn on(&self, nodes: NumaMask) -> WayOut {
         let free = self.sums(nodes, |node, name| node.free(name));
         let wanted = self.demand.iter();
         let missing = wanted
@@ -156,7 +156,7 @@ impl View<'_> {
                 }
             }
         }
-        Remedy::Free {
+        WayOut::Free {
             nodes,
             missing,
             holders,
@@ -203,7 +203,7 @@ impl fmt::Display for Refusal {
             nodes,
             wanted,
             free,
-            remedy,
+            way_out,
         } = self;
         write!(f, "pod {pod}, container {container}: ")?;
         match kind {
@@ -238,13 +238,13 @@ impl fmt::Display for Refusal {
                 separator = ",";
             }
         }
-        match remedy {
-            Remedy::TooLarge { allocatable } => write!(
+        match way_out {
+            WayOut::TooLarge { allocatable } => write!(
                 f,
                 "; pods may have {} on this machine: request less, or reserve less for the system",
                 Amounts(allocatable)
             ),
-            Remedy::Free {
+            WayOut::Free {
                 nodes,
                 missing,
                 holders,

@@ -26,9 +26,9 @@
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
-use crate::model::event::{Event, EventKind, NodeMemory, StageReport};
+use crate::model::event::{Event, EventKind, NodeMemory, RemedyReport};
 use crate::model::options::{Availability, Remedies};
-use crate::model::remedy::{Attempt, Episode, RemedyState, Stage, StageEnd};
+use crate::model::remedy::{Attempt, Episode, Remedy, RemedyEnd, RemedyState};
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::swap::PodSwap;
@@ -63,7 +63,7 @@ const HIGH_STEP_BYTES: u64 = 64 << 10;
 /// A stage may continue for this part of its budget without progress.
 const PATIENCE_PART: u64 = 4;
 
-impl Stage {
+impl Remedy {
     /// How long it may take, nanoseconds; 0: it is left out.
     pub const fn budget_ns(self, remedies: &Remedies) -> u64 {
         match self {
@@ -105,9 +105,9 @@ pub(crate) fn follow(
     {
         let stays = state.pods.get(&attempt.uid).is_some_and(may_be_treated);
         if !stays {
-            end_attempt(state, StageEnd::PodLeaves, decisions);
+            end_attempt(state, RemedyEnd::PodLeaves, decisions);
         } else if now_ns >= *until_ns {
-            end_attempt(state, StageEnd::BudgetOver, decisions);
+            end_attempt(state, RemedyEnd::BudgetOver, decisions);
         }
     }
     let NodeState { pods, remedies, .. } = state;
@@ -152,15 +152,15 @@ fn observe_loss(state: &mut NodeState, node: &NodeMemory) {
     }
 }
 
-fn take_report(state: &mut NodeState, uid: &PodUid, stage: Stage, report: &StageReport) {
+fn take_report(state: &mut NodeState, uid: &PodUid, stage: Remedy, report: &RemedyReport) {
     let ended = match report {
-        StageReport::Reclaimed { .. } => StageEnd::Exhausted,
-        StageReport::Unsupported => {
+        RemedyReport::Reclaimed { .. } => RemedyEnd::Exhausted,
+        RemedyReport::Unsupported => {
             state.remedies.unsupported[stage as usize] = true;
-            StageEnd::Unsupported
+            RemedyEnd::Unsupported
         }
-        StageReport::Failed { .. } => StageEnd::Failed,
-        StageReport::NotCleared { .. } => {
+        RemedyReport::Failed { .. } => RemedyEnd::Failed,
+        RemedyReport::NotCleared { .. } => {
             let again_ns = state.now_ns.saturating_add(CLEAR_RETRY_NS);
             state.remedies.clear_again.insert(uid.clone(), again_ns);
             return;
@@ -188,7 +188,7 @@ pub(crate) fn let_go(state: &mut NodeState, uid: &PodUid, decisions: &mut Vec<De
         .as_ref()
         .and_then(|episode| episode.attempt.as_ref());
     if attempt.is_some_and(|attempt| attempt.uid == *uid) {
-        end_attempt(state, StageEnd::PodLeaves, decisions);
+        end_attempt(state, RemedyEnd::PodLeaves, decisions);
     }
 }
 
@@ -207,7 +207,7 @@ pub(crate) fn end_if_resolved(
 
 /// Ends the episode: no pod is evicted for now.
 pub(crate) fn end(state: &mut NodeState, decisions: &mut Vec<Decision>) {
-    end_attempt(state, StageEnd::Resolved, decisions);
+    end_attempt(state, RemedyEnd::Resolved, decisions);
     state.remedies.episode = None;
 }
 
@@ -227,14 +227,14 @@ pub(crate) fn before_eviction(
     // What is foreseen is soon: not a moment is lost.
     let applies = met.foreseen.is_none() && applies_to(&met.threshold);
     let (true, Some(shortfall_bytes)) = (applies, shortfall_bytes) else {
-        end_attempt(state, StageEnd::NoTime, decisions);
+        end_attempt(state, RemedyEnd::NoTime, decisions);
         state.remedies.episode = None;
         return false;
     };
     let left_ns = time_left_ns(config, state, met, observations);
     if let Some(end) = judge(remedies, state, met, shortfall_bytes, left_ns) {
         end_attempt(state, end, decisions);
-        if end == StageEnd::NoTime {
+        if end == RemedyEnd::NoTime {
             state.remedies.episode = None;
             return false;
         }
@@ -277,7 +277,7 @@ fn judge(
     met: &Met,
     shortfall_bytes: u64,
     left_ns: u64,
-) -> Option<StageEnd> {
+) -> Option<RemedyEnd> {
     let now_ns = state.now_ns;
     let episode = state.remedies.episode.as_mut()?;
     let attempt = episode.attempt.as_mut()?;
@@ -289,7 +289,7 @@ fn judge(
         attempt.shortfall_bytes = shortfall_bytes;
     }
     if episode.until_ns.saturating_sub(now_ns) > left_ns {
-        return Some(StageEnd::NoTime);
+        return Some(RemedyEnd::NoTime);
     }
     if attempt.ended.is_some() {
         return attempt.ended;
@@ -302,7 +302,7 @@ fn judge(
     }
     let patience_ns = episode.stage.budget_ns(remedies) / PATIENCE_PART;
     let idle_ns = now_ns.saturating_sub(attempt.progress_ns);
-    (idle_ns >= patience_ns).then_some(StageEnd::NoProgress)
+    (idle_ns >= patience_ns).then_some(RemedyEnd::NoProgress)
 }
 
 /// How long the node can be expected to last, nanoseconds; 0 if nothing may be tried now.
@@ -364,12 +364,12 @@ fn begin_next(
     candidates::rows(&View::now(config, state), Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
     Ranking::Memory.rank(rows, &mut scratch.sort_keys);
-    for stage in Stage::ALL {
+    for stage in Remedy::ALL {
         let budget_ns = stage.budget_ns(situation.remedies);
         let (since_ns, until_ns) = match &state.remedies.episode {
             // Not again, except that what is left of the time for reclaim is for the next pod.
             Some(episode) if episode.stage > stage => continue,
-            Some(episode) if episode.stage == stage && stage != Stage::Reclaim => continue,
+            Some(episode) if episode.stage == stage && stage != Remedy::Reclaim => continue,
             Some(episode) if episode.stage == stage => (episode.since_ns, episode.until_ns),
             Some(episode) => (episode.since_ns, now_ns.saturating_add(budget_ns)),
             None => (now_ns, now_ns.saturating_add(budget_ns)),
@@ -380,15 +380,15 @@ fn begin_next(
         }
         let mut pods = rows.iter().filter_map(|row| state.pods.get(&row.uid));
         let decision = match stage {
-            Stage::Reclaim => pods
+            Remedy::Reclaim => pods
                 .filter(|pod| is_rested(pod, stage, now_ns))
                 .find_map(|pod| reclaim(config, state, pod, situation, until_ns)),
-            Stage::Throttle if !state.remedies.clear_again.is_empty() => None,
-            Stage::Throttle => pods
+            Remedy::Throttle if !state.remedies.clear_again.is_empty() => None,
+            Remedy::Throttle => pods
                 .next()
                 .filter(|pod| is_rested(pod, stage, now_ns))
                 .and_then(|pod| set_high(pod, until_ns)),
-            Stage::Notify => pods
+            Remedy::Notify => pods
                 .next()
                 .filter(|pod| is_rested(pod, stage, now_ns))
                 .and_then(|pod| notify(pod, situation, until_ns)),
@@ -424,7 +424,7 @@ fn begin_next(
 }
 
 /// Whether the same stage may be tried on it again.
-fn is_rested(pod: &PodState, stage: Stage, now_ns: u64) -> bool {
+fn is_rested(pod: &PodState, stage: Remedy, now_ns: u64) -> bool {
     pod.remedied_ns[stage as usize]
         .is_none_or(|ended_ns| now_ns >= ended_ns.saturating_add(stage.cool_down_ns()))
 }
@@ -493,7 +493,7 @@ fn notify(pod: &PodState, situation: &Situation<'_>, until_ns: u64) -> Option<(D
 }
 
 /// Ends the running stage, if any; the episode continues.
-fn end_attempt(state: &mut NodeState, end: StageEnd, decisions: &mut Vec<Decision>) {
+fn end_attempt(state: &mut NodeState, end: RemedyEnd, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     let Some(episode) = &mut state.remedies.episode else {
         return;
@@ -504,10 +504,10 @@ fn end_attempt(state: &mut NodeState, end: StageEnd, decisions: &mut Vec<Decisio
     let Attempt { uid, since_ns, .. } = attempt;
     match episode.stage {
         // It has come to its end by itself.
-        Stage::Reclaim if attempt.ended.is_some() => {}
-        Stage::Reclaim => decisions.push(Decision::StopReclaim { uid: uid.clone() }),
-        Stage::Throttle => decisions.push(Decision::ClearHigh { uid: uid.clone() }),
-        Stage::Notify => {}
+        Remedy::Reclaim if attempt.ended.is_some() => {}
+        Remedy::Reclaim => decisions.push(Decision::StopReclaim { uid: uid.clone() }),
+        Remedy::Throttle => decisions.push(Decision::ClearHigh { uid: uid.clone() }),
+        Remedy::Notify => {}
     }
     if let Some(pod) = state.pods.get_mut(&uid) {
         pod.remedied_ns[episode.stage as usize] = Some(now_ns);
