@@ -6,6 +6,7 @@ pub mod bandwidth;
 pub mod config;
 pub mod cpu_state;
 pub mod decision;
+pub mod departure;
 pub mod event;
 pub mod file_system;
 pub mod options;

@@ -2,6 +2,7 @@
 
 use plimsoll_abi::Kind;
 use plimsoll_core::model::decision::Decision;
+use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::units::PodUid;
 
@@ -80,14 +81,19 @@ impl Agent {
                 finished: &finished,
             });
         }
-        if let (Decision::Evict { uid, .. }, Some(storage)) = (decision, &mut self.storage) {
-            storage.note_ended(uid);
-        }
-        if let Decision::Finished { uid, .. } = decision {
-            // Its counts go with its cgroup.
-            self.limits.read_last(uid);
-            self.say_limits(event.at_ns);
-            self.left(uid);
+        match decision.departure() {
+            Departure::Evicted(uid) => {
+                if let Some(storage) = &mut self.storage {
+                    storage.note_ended(uid);
+                }
+            }
+            Departure::Over { uid, .. } => {
+                // Its counts go with its cgroup.
+                self.limits.read_last(uid);
+                self.say_limits(event.at_ns);
+                self.left(uid);
+            }
+            Departure::None => {}
         }
     }
 

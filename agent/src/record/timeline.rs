@@ -3,6 +3,7 @@
 //! All times are CLOCK_MONOTONIC nanoseconds; the kernel stamps its records with the same clock, so they can be subtracted.
 
 use plimsoll_core::model::decision::{Decision, Ending};
+use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::units::PodUid;
@@ -143,14 +144,14 @@ impl Timelines {
 
     /// The engine says that a pod has left: returns the whole story if it was an eviction.
     pub fn finished(&mut self, decision: &Decision, at_ns: u64) -> Option<Finished> {
-        let Decision::Finished {
-            uid,
-            ending,
-            usage_before_bytes,
-            freed_bytes,
-        } = decision
-        else {
-            return None;
+        let (uid, outcome, usage_before_bytes, freed_bytes) = match decision.departure() {
+            Departure::Over {
+                uid,
+                ending,
+                usage_before_bytes,
+                freed_bytes,
+            } => (uid, ending, usage_before_bytes, freed_bytes),
+            Departure::Evicted(_) | Departure::None => return None,
         };
         let index = self
             .current
@@ -158,10 +159,10 @@ impl Timelines {
             .position(|timeline| timeline.uid == *uid)?;
         Some(Finished {
             timeline: self.current.remove(index),
-            outcome: *ending,
+            outcome,
             freed_ns: at_ns,
-            usage_before_bytes: *usage_before_bytes,
-            freed_bytes: *freed_bytes,
+            usage_before_bytes,
+            freed_bytes,
         })
     }
 

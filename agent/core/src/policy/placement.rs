@@ -26,6 +26,7 @@ use crate::kube::pod::{Container, Pod};
 use crate::kube::qos::QosClass;
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending};
+use crate::model::departure::Departure;
 use crate::model::event::{Event, EventKind, PlacementStart};
 use crate::model::state::{NodeState, PodState};
 use crate::model::units::PodUid;
@@ -202,14 +203,15 @@ pub(crate) fn decide(
 
 /// Pods whose eviction or removal is over.
 fn ended(decisions: &[Decision]) -> impl Iterator<Item = &PodUid> {
-    decisions.iter().filter_map(|decision| match decision {
-        Decision::Finished {
-            uid,
-            ending: Ending::Freed | Ending::Lingering,
-            ..
-        } => Some(uid),
-        _ => None,
-    })
+    decisions
+        .iter()
+        .filter_map(|decision| match decision.departure() {
+            Departure::Over { uid, ending, .. } => match ending {
+                Ending::Freed | Ending::Lingering => Some(uid),
+                Ending::Stuck => None,
+            },
+            Departure::Evicted(_) | Departure::None => None,
+        })
 }
 
 /// What an urgent event says of what pods hold: noted, and given back later. Allocates nothing.

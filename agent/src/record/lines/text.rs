@@ -1,6 +1,7 @@
 //! Lines as people read them: a function for each kind.
 
 use plimsoll_core::model::decision::{Decision, In};
+use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::telling::Severity;
 
@@ -70,10 +71,10 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
 
 /// The colour of a decision's line: red where a pod is killed, green where one has left.
 fn color_of(severity: Severity, decision: &Decision) -> &'static str {
-    match (severity, decision) {
+    match (severity, decision.departure()) {
         (Severity::Critical, _) => RED,
-        (_, Decision::Finished { .. }) => GREEN,
-        (Severity::Warning | Severity::Info, _) => BOLD,
+        (Severity::Warning | Severity::Info, Departure::Over { .. }) => GREEN,
+        (Severity::Warning | Severity::Info, Departure::Evicted(_) | Departure::None) => BOLD,
     }
 }
 

@@ -1,0 +1,67 @@
+//! What a decision says of a pod's leaving: the one match on all decisions for that.
+
+use crate::model::decision::{Decision, Ending};
+use crate::model::units::PodUid;
+
+/// What a decision says of a pod's leaving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Departure<'a> {
+    /// Nothing that has to be followed up.
+    None,
+    /// The pod is evicted.
+    Evicted(&'a PodUid),
+    /// It has left, or what is left of it is not waited for any more.
+    Over {
+        /// Which pod.
+        uid: &'a PodUid,
+        /// How it ended.
+        ending: Ending,
+        /// `memory.current` of the pod when its eviction began.
+        usage_before_bytes: u64,
+        /// How much of that came back.
+        freed_bytes: u64,
+    },
+}
+
+impl Decision {
+    /// What it says of a pod's leaving.
+    pub const fn departure(&self) -> Departure<'_> {
+        match self {
+            Self::Evict { uid, .. } => Departure::Evicted(uid),
+            Self::Finished {
+                uid,
+                ending,
+                usage_before_bytes,
+                freed_bytes,
+            } => Departure::Over {
+                uid,
+                ending: *ending,
+                usage_before_bytes: *usage_before_bytes,
+                freed_bytes: *freed_bytes,
+            },
+            Self::Arm { .. }
+            | Self::SampleBy { .. }
+            | Self::Withdraw { .. }
+            | Self::End { .. }
+            | Self::Kill { .. }
+            | Self::ReleaseMemory { .. }
+            | Self::ReclaimNode { .. }
+            | Self::ReadStorageEvery { .. }
+            | Self::Reclaim { .. }
+            | Self::StopReclaim { .. }
+            | Self::SetHigh { .. }
+            | Self::ClearHigh { .. }
+            | Self::Notify { .. }
+            | Self::StageEnded { .. }
+            | Self::Place { .. }
+            | Self::PlacementRefused { .. }
+            | Self::PlacementLost { .. }
+            | Self::PlacementFailed { .. }
+            | Self::SetCpu { .. }
+            | Self::RestoreCpu { .. }
+            | Self::NoVictim { .. }
+            | Self::EvictionsHeld { .. }
+            | Self::Condition { .. } => Departure::None,
+        }
+    }
+}
