@@ -284,6 +284,15 @@ fn the_list_of_decisions_has_every_decision() {
         .filter(|page| page.starts_with("docs/decisions/0"))
         .collect();
     assert_eq!(listed, decisions);
+    let number = |page: &String| page["docs/decisions/".len()..][..4].parse::<u32>().unwrap();
+    let taken: BTreeSet<u32> = decisions.iter().map(number).collect();
+    let last = *taken.last().unwrap();
+    for missing in (1..=last).filter(|number| !taken.contains(number)) {
+        assert!(
+            list.contains(&format!("{missing:04}")),
+            "docs/decisions/README.md does not say why there is no {missing:04}"
+        );
+    }
 }
 
 #[test]
