@@ -14,6 +14,7 @@ use std::sync::Arc;
 use plimsoll_core::kube::cluster_link::{
     FRAMING, NAME_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX, ToAgent,
 };
+use plimsoll_core::kube::node_topology::ExclusiveRequests;
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
     ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
@@ -98,8 +99,8 @@ pub struct SeenPod {
     pub owner: Option<Box<str>>,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// Whether its QoS class is `Guaranteed`.
-    pub is_guaranteed: bool,
+    /// What it requests that no other pod can have; `None`: that cannot be read.
+    pub exclusive: Option<ExclusiveRequests>,
     /// Whether one of its containers was started.
     pub has_started: bool,
     /// Whether its priority is that of the system.
@@ -294,6 +295,7 @@ impl SeenPod {
         if !(pod.is_mirror() && owner.as_ref().is_some_and(|owner| owner.is_node(node))) {
             pod.clear_static();
         }
+        let exclusive = is_readable.then(|| ExclusiveRequests::of(pod.qos_class(), &pod.spec));
         let has_id = |status: &ContainerStatus| status.container_id.is_some();
         let has_started = pod.status.containers().any(has_id);
         let is_critical = pod.priority() >= SYSTEM_CRITICAL_PRIORITY;
@@ -316,7 +318,7 @@ impl SeenPod {
             evicted: evicted.map(Into::into),
             owner: owner.map(|owner| owner.uid.into()),
             is_deleting,
-            is_guaranteed: qos_class == Some(QosClass::Guaranteed),
+            exclusive,
             has_started,
             is_critical,
             is_shortened,

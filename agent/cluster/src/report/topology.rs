@@ -256,16 +256,17 @@ pub fn is_written_here(object: &[u8]) -> bool {
 }
 
 fn object(topology: &NodeTopology, node: &SeenNode, pods: &Store) -> Value {
-    let mut known = BTreeMap::<(&str, &str), KnownPod>::new();
+    let mut known = BTreeMap::<(&str, &str), KnownPod<'_>>::new();
     for pod in pods.iter() {
         let now = KnownPod {
             has_ended: pod.phase.is_terminal(),
-            is_guaranteed: pod.is_guaranteed,
+            requests: pod.exclusive.as_ref(),
         };
         let one = known.entry((&pod.namespace, &pod.name)).or_insert(now);
         // One of the same name that has not gone yet.
-        one.has_ended &= now.has_ended;
-        one.is_guaranteed |= now.is_guaranteed;
+        if one.has_ended && !now.has_ended {
+            *one = now;
+        }
     }
     let known = |pod: &ListedPod| {
         let key = (pod.namespace.as_str(), pod.name.as_str());

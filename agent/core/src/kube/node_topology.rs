@@ -6,11 +6,15 @@
 //!
 //! `topologyPolicies` is not written: the plugin takes the attributes where both are there, and logs a line for each pod and node where it finds the old field.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::admission::names::is_native;
+use crate::kube::pod::{Container, PodSpec};
 use crate::kube::pods_fingerprint::PodsFingerprint;
+use crate::kube::qos::QosClass;
+use crate::kube::resources::{CPU, MEMORY, is_huge_pages};
 
 /// Of an object: more zones than this the plugin does not look up.
 pub const ZONES_MAX: usize = 64;
@@ -88,19 +92,59 @@ pub struct NodeTopology {
     pub pods: Vec<ListedPod>,
 }
 
+/// What a pod requests that no other pod can have, as the plugin looks at it (`AreExclusiveForPod` in resourcerequests/exclusive.go): of its containers
+/// and sidecars, not of init containers that end, nor of what the pod has as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ExclusiveRequests {
+    /// Whole CPUs, memory or huge pages of a Guaranteed pod.
+    pub is_guaranteed: bool,
+    /// Resources that are not Kubernetes' own. The plugin counts those that a zone has, even where none of it is requested (`0`).
+    pub devices: BTreeSet<Box<str>>,
+}
+
+impl ExclusiveRequests {
+    /// Of a pod of this class.
+    #[must_use]
+    pub fn of(class: QosClass, spec: &PodSpec) -> Self {
+        let sidecars = spec.init_containers.iter().filter(|it| it.is_sidecar());
+        let containers = spec.containers.iter().chain(sidecars);
+        let requests = containers.flat_map(|container: &Container| &container.resources.requests);
+        let mut all = Self::default();
+        for (name, amount) in requests {
+            if !is_native(name) {
+                all.devices.insert(name.as_str().into());
+            } else if class == QosClass::Guaranteed && amount.value() > 0 {
+                all.is_guaranteed |= match name.as_str() {
+                    CPU => amount.value().checked_mul(1000) == Some(amount.milli_value()),
+                    MEMORY => true,
+                    name => is_huge_pages(name),
+                };
+            }
+        }
+        all
+    }
+
+    /// Whether the plugin counts such a pod where these are the zones.
+    fn are_counted(&self, zones: &[Zone]) -> bool {
+        let mut devices = self.devices.iter();
+        let is_of = |zone: &Zone, name: &str| zone.resources.contains_key(name);
+        self.is_guaranteed || devices.any(|name| zones.iter().any(|zone| is_of(zone, name)))
+    }
+}
+
 /// What the API knows of a pod that the kubelet lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct KnownPod {
+pub struct KnownPod<'a> {
     /// Its phase is `Succeeded` or `Failed`.
     pub has_ended: bool,
-    /// Its QoS class is `Guaranteed`.
-    pub is_guaranteed: bool,
+    /// `None`: not known.
+    pub requests: Option<&'a ExclusiveRequests>,
 }
 
 impl NodeTopology {
     /// Gives back what pods have that have ended: kubelets before 1.34 list them until the next pod is admitted (k/k#119423), and take it from them then.
     #[must_use]
-    pub fn without(mut self, known: impl Fn(&ListedPod) -> KnownPod) -> Self {
+    pub fn without<'a>(mut self, known: impl Fn(&ListedPod) -> KnownPod<'a>) -> Self {
         let (ended, living) = self.pods.into_iter().partition(|pod| known(pod).has_ended);
         self.pods = living;
         let ended: Vec<ListedPod> = ended;
@@ -118,13 +162,16 @@ impl NodeTopology {
 
     /// Which pods are counted here, as the plugin computes it of those that it knows: while the two differ, it believes its own book and not this object.
     ///
-    /// It counts a pod that is Guaranteed and requests memory, as each such pod does, and one with devices of a zone (`IsExclusive` in
-    /// resourcerequests/exclusive.go).
+    /// It goes by what pods request ([`ExclusiveRequests`]); of one that the API does not know yet that has something here.
     #[must_use]
-    pub fn fingerprint(&self, known: impl Fn(&ListedPod) -> KnownPod) -> String {
+    pub fn fingerprint<'a>(&self, known: impl Fn(&ListedPod) -> KnownPod<'a>) -> String {
         let mut fingerprint = PodsFingerprint::default();
         for pod in &self.pods {
-            if !pod.held.is_empty() || known(pod).is_guaranteed {
+            let is_counted = match known(pod).requests {
+                Some(requests) => requests.are_counted(&self.zones),
+                None => !pod.held.is_empty(),
+            };
+            if is_counted {
                 fingerprint.add(&pod.namespace, &pod.name);
             }
         }
@@ -274,34 +321,102 @@ mod tests {
         }
     }
 
-    fn known(ended: &str) -> impl Fn(&ListedPod) -> KnownPod {
+    fn known<'a>(ended: &str, c: &'a ExclusiveRequests) -> impl Fn(&ListedPod) -> KnownPod<'a> {
         move |pod| KnownPod {
             has_ended: pod.name == ended,
-            is_guaranteed: pod.name == "c",
+            requests: (pod.name == "c").then_some(c),
         }
+    }
+
+    fn requests(spec: serde_json::Value) -> ExclusiveRequests {
+        let pod = serde_json::json!({"spec": spec});
+        let pod: crate::kube::pod::Pod = serde_json::from_value(pod).unwrap();
+        ExclusiveRequests::of(pod.qos_class(), &pod.spec)
+    }
+
+    fn container(amounts: &serde_json::Value) -> serde_json::Value {
+        serde_json::json!({"resources": {"requests": amounts, "limits": amounts}})
     }
 
     #[test]
     fn what_an_ended_pod_has_is_available_and_never_more_than_there_is() {
-        let left = topology().without(known("b"));
+        let left = topology().without(known("b", &ExclusiveRequests::default()));
         assert_eq!(left.zones[0].resources["cpu"], amounts(8, 7, 5));
         assert_eq!(left.pods.len(), 2);
         let mut wrong = topology();
         wrong.pods[1] = pod("b", &[(0, "cpu", u64::MAX), (9, "cpu", 1), (1, "x", 1)]);
-        let left = wrong.without(known("b"));
+        let left = wrong.without(known("b", &ExclusiveRequests::default()));
         assert_eq!(left.zones[0].resources["cpu"], amounts(8, 7, 7));
     }
 
     #[test]
     fn the_fingerprint_is_of_pods_that_the_scheduler_counts_and_that_are_listed() {
-        let (topology, mut others) = (topology(), topology());
+        let with = |c: &ExclusiveRequests| topology().fingerprint(known("", c));
+        let (counted, not) = (
+            ExclusiveRequests {
+                is_guaranteed: true,
+                ..ExclusiveRequests::default()
+            },
+            ExclusiveRequests::default(),
+        );
         // Guaranteed with a part of a CPU: nothing is given to it alone, and the scheduler counts it.
-        others.pods[2] = pod("d", &[]);
-        let fingerprint = topology.fingerprint(known(""));
-        assert_ne!(fingerprint, others.fingerprint(known("")));
-        others.pods[2].name = "c".to_owned();
+        assert_ne!(with(&counted), with(&not));
+        let mut others = topology();
         others.pods.push(pod("best-effort", &[]));
-        assert_eq!(fingerprint, others.fingerprint(known("")));
+        assert_eq!(others.fingerprint(known("", &not)), with(&not));
+        others.pods[3] = pod("d", &[(0, "cpu", 1)]);
+        assert_ne!(others.fingerprint(known("", &not)), with(&not));
+        // What it has is not asked for where the API says what it requests.
+        others.pods.pop();
+        others.pods[2] = pod("c", &[(0, "cpu", 1)]);
+        assert_eq!(others.fingerprint(known("", &not)), with(&not));
+        // Devices count where a zone has such.
+        let nic = ExclusiveRequests {
+            devices: ["example.com/nic".into()].into(),
+            ..ExclusiveRequests::default()
+        };
+        assert_eq!(with(&nic), with(&not));
+        let mut there = topology();
+        let nics = ("example.com/nic".to_owned(), amounts(0, 0, 0));
+        there.zones[1].resources.extend([nics]);
+        assert_eq!(there.fingerprint(known("", &nic)), with(&counted));
+    }
+
+    #[test]
+    fn what_a_pod_requests_that_no_other_can_have() {
+        use serde_json::json;
+        let of =
+            |amounts: serde_json::Value| requests(json!({"containers": [container(&amounts)]}));
+        for (amounts, is_guaranteed) in [
+            (json!({"cpu": "1", "memory": "1Gi"}), true),
+            (json!({"cpu": "500m", "memory": "1"}), true),
+            (json!({"cpu": "1"}), false),
+            (json!({"memory": "1Gi", "hugepages-1Gi": "1Gi"}), false),
+            (json!({}), false),
+        ] {
+            assert_eq!(
+                of(amounts.clone()).is_guaranteed,
+                is_guaranteed,
+                "{amounts}"
+            );
+        }
+        let none = of(json!({"example.com/nic": "0", "kubernetes.io/x": "1"}));
+        assert_eq!(none.devices, ["example.com/nic".into()].into());
+        // The pod's own amounts make its class, and are no container's.
+        let level = json!({"cpu": "2", "memory": "1Gi"});
+        let level = container(&level)["resources"].clone();
+        let whole = requests(json!({"resources": level, "containers": [{}]}));
+        assert_eq!(whole, ExclusiveRequests::default());
+        let part = json!({"cpu": "1"});
+        let part = requests(json!({"resources": level, "containers": [container(&part)]}));
+        assert!(part.is_guaranteed);
+        // Of init containers only what goes on beside the others.
+        let nic = container(&json!({"example.com/nic": "1"}));
+        let init = |init| requests(json!({"initContainers": [init], "containers": [{}]}));
+        assert_eq!(init(nic.clone()), ExclusiveRequests::default());
+        let mut sidecar = nic;
+        sidecar["restartPolicy"] = "Always".into();
+        assert_eq!(init(sidecar).devices.len(), 1);
     }
 
     #[test]

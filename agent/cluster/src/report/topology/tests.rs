@@ -203,10 +203,11 @@ fn the_object_names_its_node_and_forces_nothing() {
 fn what_an_ended_pod_has_is_available_and_a_guaranteed_one_is_counted() {
     let object = |pods: &[Value]| object(&topology(3), &node(), &store(pods));
     let available = |object: &Value| object["zones"][0]["resources"][0]["available"].clone();
-    let (mut ended, mut guaranteed) = (api_pod("u1", "1"), api_pod("u1", "1"));
-    ended["status"]["phase"] = json!("Succeeded");
+    let mut guaranteed = api_pod("u1", "1");
     guaranteed["status"]["qosClass"] = json!("Guaranteed");
-    let running = object(&[api_pod("u1", "1")]);
+    let mut ended = guaranteed.clone();
+    ended["status"]["phase"] = json!("Succeeded");
+    let running = object(std::slice::from_ref(&guaranteed));
     assert_eq!(available(&running), "3");
     assert_eq!(available(&object(&[ended.clone()])), "7");
     assert_ne!(
@@ -234,4 +235,68 @@ fn only_what_was_written_here_is_deleted() {
     assert!(!here(object("nfd-master", "Update", "f:zones")));
     assert!(!here(object("plimsoll", "Apply", "f:metadata")));
     assert!(!here("<html>".to_owned()) && !here("{}".to_owned()));
+}
+
+/// The objects of which scheduler-plugins' own code was asked (docs/contributing/build.md), those that are kept with all that they are made of.
+#[test]
+fn the_object_is_the_one_that_the_plugin_was_asked_of() {
+    let vectors = include_str!("../../../../core/src/placement/node_topology/tests/plugin.jsonl");
+    let cases = vectors
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut whole = 0;
+    for case in cases.filter(|case| case["frame"].is_object()) {
+        let topology: NodeTopology = serde_json::from_value(case["frame"].clone()).unwrap();
+        let running = case["running"].as_array().unwrap();
+        let object = object(&topology, &node(), &store(running));
+        let list = |of: &Value| of.as_array().unwrap().clone();
+        let attributes = list(&object["attributes"]).into_iter();
+        let attributes: serde_json::Map<String, Value> = attributes
+            .map(|it| (it["name"].as_str().unwrap().to_owned(), it["value"].clone()))
+            .collect();
+        assert_eq!(Value::Object(attributes), case["attributes"]);
+        let zones = list(&object["zones"]);
+        assert_eq!(zones.len(), list(&case["zones"]).len());
+        for (at, (zone, available)) in zones.iter().zip(list(&case["zones"])).enumerate() {
+            assert_eq!(zone["name"], format!("node-{at}"));
+            assert_eq!(zone["type"], "Node");
+            let resources = list(&zone["resources"]).into_iter();
+            let resources: serde_json::Map<String, Value> = resources
+                .map(|it| {
+                    let there: u64 = it["available"].as_str().unwrap().parse().unwrap();
+                    (it["name"].as_str().unwrap().to_owned(), there.into())
+                })
+                .collect();
+            assert_eq!(Value::Object(resources), available);
+        }
+        whole += 1;
+    }
+    assert!(whole > 5, "{whole}");
+}
+
+#[test]
+fn a_pod_is_counted_by_what_it_requests() {
+    let mut idle = topology(3);
+    idle.pods[0].held.clear();
+    let mut with_nics = idle.clone();
+    let none = ("example.com/nic".to_owned(), Amounts::default());
+    with_nics.zones[0].resources.extend([none]);
+    let of = |topology: &NodeTopology, class: &str, requests: Value| {
+        let mut pod = api_pod("u1", "1");
+        pod["spec"]["containers"][0]["resources"]["requests"] = requests;
+        pod["status"] = json!({"phase": "Running", "qosClass": class});
+        object(topology, &node(), &store(&[pod]))["attributes"].clone()
+    };
+    let memory = || json!({"memory": "1Gi"});
+    let (counted, not) = (
+        of(&idle, "Guaranteed", memory()),
+        of(&idle, "Burstable", memory()),
+    );
+    assert_ne!(counted, not);
+    // The amounts are the pod's, and no container's.
+    assert_eq!(of(&idle, "Guaranteed", json!({})), not);
+    // A resource of a zone, even none of it.
+    let nic = || json!({"example.com/nic": "0"});
+    assert_eq!(of(&idle, "Burstable", nic()), not);
+    assert_eq!(of(&with_nics, "Burstable", nic()), counted);
 }

@@ -4,6 +4,7 @@ use crate::kube::pod_resources::Devices;
 use super::*;
 
 mod placed;
+mod plugin;
 mod properties;
 
 const GIB: u64 = 1 << 30;
@@ -147,7 +148,7 @@ fn what_containers_have_is_not_available() {
     // With the pod gone all of it is back.
     let ended = |pod: &ListedPod| KnownPod {
         has_ended: pod.name == "p",
-        is_guaranteed: false,
+        requests: None,
     };
     let back = survey.topology.clone().without(ended);
     assert_eq!(back.zones, surveyed(&kubelet()).topology.zones);

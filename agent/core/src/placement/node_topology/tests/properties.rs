@@ -193,7 +193,7 @@ proptest! {
         }
         prop_assert!(held.is_empty());
         // With all pods gone all of it is back.
-        let ended = |_: &ListedPod| KnownPod { has_ended: true, is_guaranteed: false };
+        let ended = |_: &ListedPod| KnownPod { has_ended: true, requests: None };
         for zone in survey.topology.clone().without(ended).zones {
             prop_assert!(zone.resources.values().all(|amounts| amounts.available == amounts.allocatable));
         }
