@@ -532,13 +532,13 @@ impl Applier {
             if !settled[index] {
                 continue;
             }
-            let (container, told) = (moved[index], changes[index].then);
-            let error = match runs_elsewhere(container, told, exclusive) {
+            let (container, target) = (moved[index], changes[index].then);
+            let error = match runs_elsewhere(container, target, exclusive) {
                 Ok(None) => continue,
                 Ok(Some(effective)) => {
                     at[index] = effective;
                     PlacementError::Elsewhere {
-                        wanted: told.cpus.to_string(),
+                        wanted: target.cpus.to_string(),
                         effective: effective.to_string(),
                     }
                 }

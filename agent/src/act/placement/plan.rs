@@ -98,16 +98,16 @@ pub(super) fn then(
     (Cpus { cpus, exclusive }, unusable)
 }
 
-/// Where the kernel runs a container that was told to run on `told`, if that is elsewhere and matters: one that is to be alone has other CPUs, or one that shares is on `exclusive` ones.
+/// Where the kernel runs a container that was told to run on `target`, if that is elsewhere and matters: one that is to be alone has other CPUs, or one that shares is on `exclusive` ones.
 /// A set in which the cgroup above has nothing counts for nothing (v2): its processes are wherever those of the cgroup above may be.
 pub(super) fn runs_elsewhere(
     container: &Container,
-    told: Cpus,
+    target: Cpus,
     exclusive: CpuSet,
 ) -> Result<Option<CpuSet>, CpusetError> {
     let effective = container.cpuset.effective_cpus()?;
-    let is_elsewhere =
-        !told.cpus.is_subset(&effective) && (told.exclusive || !effective.is_disjoint(&exclusive));
+    let is_elsewhere = !target.cpus.is_subset(&effective)
+        && (target.exclusive || !effective.is_disjoint(&exclusive));
     Ok(is_elsewhere.then_some(effective))
 }
 
