@@ -375,12 +375,36 @@ impl Agent {
 
     /// When the newest sample of the node's memory was taken, by the agent itself.
     fn sampled_ns(&self) -> anyhow::Result<u64> {
+        let line = self.ask("explainEviction")?;
+        sampled_ns(&line).with_context(|| format!("the agent answers {line}"))
+    }
+
+    /// The longest turn of the loop so far, as `plimsoll_loop_longest_turn_seconds` has it.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub fn longest_turn(&self) -> anyhow::Result<Duration> {
+        let line = self.ask("overview")?;
+        longest_turn(&line).with_context(|| format!("the agent answers {line}"))
+    }
+
+    fn ask(&self, request: &str) -> anyhow::Result<String> {
         let mut stream = UnixStream::connect(&self.socket)
             .with_context(|| format!("asking {}: {}", self.socket.display(), self.errors()))?;
-        stream.write_all(b"{\"v\":1,\"request\":\"explainEviction\"}\n")?;
+        stream.set_read_timeout(Some(STOP_TIMEOUT))?;
+        writeln!(stream, "{{\"v\":1,\"request\":\"{request}\"}}")?;
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line)?;
-        sampled_ns(&line).with_context(|| format!("the agent answers {line}"))
+        Ok(line)
+    }
+
+    /// How often it has decided this so far, by the journal's name.
+    pub fn decisions(&self, name: &str) -> usize {
+        let decided = self.events.iter().filter(|(_, event)| match event {
+            Event::Decision(decision) => decision.decision["decision"] == name,
+            _ => false,
+        });
+        decided.count()
     }
 
     /// All evictions that have finished so far.
@@ -431,6 +455,11 @@ impl Agent {
     /// # Errors
     /// It did not end in time, said nothing, or its exit status is not 0.
     pub fn stop(mut self) -> anyhow::Result<Stopped> {
+        // Every test that ends an agent says it; how fast the machine is decides what is much.
+        match self.longest_turn() {
+            Ok(turn) => println!("longest turn of the loop: {} us", turn.as_micros()),
+            Err(error) => println!("longest turn of the loop: not known: {error:#}"),
+        }
         self.signal(Signal::TERM)?;
         let stopped = self.wait(STOP_TIMEOUT, |event| match event {
             Event::Stopped(stopped) => Some(*stopped),
@@ -463,9 +492,22 @@ fn sampled_ns(answer: &str) -> Option<u64> {
         .checked_sub(memory["ageNs"].as_u64()?)
 }
 
+fn longest_turn(answer: &str) -> Option<Duration> {
+    let answer: serde_json::Value = serde_json::from_str(answer).ok()?;
+    let ns = answer["answer"]["overview"]["longestTurnNs"].as_u64()?;
+    Some(Duration::from_nanos(ns))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_longest_turn_is_in_the_overview() {
+        let answer = r#"{"v":1,"answer":{"overview":{"longestTurnNs":4200}}}"#;
+        assert_eq!(longest_turn(answer), Some(Duration::from_nanos(4200)));
+        assert_eq!(longest_turn(r#"{"v":1,"answer":{"overview":{}}}"#), None);
+    }
 
     #[test]
     fn the_time_of_a_sample_does_not_move_with_the_question() {

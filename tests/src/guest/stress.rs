@@ -112,7 +112,20 @@ pub fn run(plan: &Plan) -> anyhow::Result<bool> {
         plan.seconds,
         dead.len()
     );
-    Ok(oom_kills == 0 && dead.is_empty() && is_even && ran > 0)
+    Ok(dead.is_empty() && is_even && tally.shows_something(plan.stressors.is_empty()))
+}
+
+impl Tally {
+    /// Whether the kernel killed nobody, and that says something: not all were refused here, and of all that there are one has to go at least.
+    fn shows_something(&self, is_whole: bool) -> bool {
+        let &Self {
+            ran,
+            evicted,
+            refused,
+            oom_kills,
+        } = self;
+        oom_kills == 0 && ran > refused && (evicted > 0 || !is_whole)
+    }
 }
 
 /// One of them, to its end.
@@ -184,6 +197,41 @@ fn has_size(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_in_which_nothing_happened_does_not_pass() {
+        let tally = Tally {
+            ran: 20,
+            evicted: 3,
+            refused: 4,
+            oom_kills: 0,
+        };
+        assert!(tally.shows_something(true) && tally.shows_something(false));
+        for nothing in [
+            Tally::default(),
+            Tally {
+                refused: 20,
+                ..tally
+            },
+            Tally {
+                evicted: 0,
+                ..tally
+            },
+            Tally {
+                oom_kills: 1,
+                ..tally
+            },
+        ] {
+            assert!(!nothing.shows_something(true), "{nothing:?}");
+        }
+        let one = Tally {
+            ran: 1,
+            evicted: 0,
+            refused: 0,
+            oom_kills: 0,
+        };
+        assert!(one.shows_something(false), "one that was asked for by name");
+    }
 
     #[test]
     fn names_of_a_class() {

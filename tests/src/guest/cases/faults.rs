@@ -3,9 +3,11 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
@@ -200,15 +202,41 @@ fn frozen_loop() -> Outcome {
 fn flood() -> Outcome {
     const CGROUPS: u32 = 5_000;
     let node = Node::new()?;
-    let leaky = Pod::burstable("leaky", "32Mi");
+    let (leaky, busy) = (
+        Pod::burstable("leaky", "32Mi"),
+        Pod::burstable("busy", "32Mi"),
+    );
     let hog = leak(&node, &leaky, 192, "")?;
+    let _busy = node.hog(&busy, "hold --mb 8")?;
     let agent = node.agent(&Options::hard(&threshold_below_now(96)?))?;
-    // A pod that makes cgroups as fast as it can, to drown the records that matter.
-    let path = cgroup::memory_root().join(leaky.cgroup()).join("flood");
-    for _ in 0..CGROUPS {
-        fs::create_dir(&path)?;
-        fs::remove_dir(&path)?;
-    }
-    evicts_and_adds_up(agent, &hog, &leaky)?;
-    Ok(Done::Passed)
+    // A pod that makes cgroups as fast as it can, to drown the records that matter: before the leak, and until it is judged.
+    let path = cgroup::memory_root().join(busy.cgroup()).join("flood");
+    let (made, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let flood = scope.spawn(|| -> std::io::Result<()> {
+            while !is_over.load(Ordering::SeqCst) {
+                fs::create_dir(&path)?;
+                fs::remove_dir(&path)?;
+                made.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(())
+        });
+        while made.load(Ordering::SeqCst) < CGROUPS && !flood.is_finished() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let before = made.load(Ordering::SeqCst);
+        let held = evicts_and_adds_up(agent, &hog, &leaky);
+        let during = made.load(Ordering::SeqCst) - before;
+        is_over.store(true, Ordering::SeqCst);
+        match flood.join() {
+            Ok(flooded) => flooded?,
+            Err(_) => bail!("the flood panicked"),
+        }
+        held?;
+        ensure!(
+            before >= CGROUPS && during > 0,
+            "{before} cgroups before the leak, {during} while it was judged"
+        );
+        Ok(Done::Passed)
+    })
 }

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use plimsoll_core::shown::Show as _;
 use rustix::process::Signal;
 
 use super::super::agent::Options;
@@ -121,6 +122,9 @@ fn resisting() -> Outcome {
         victim.process.wait_gone(Duration::from_secs(5)) && next.process.is_running()?,
         "the wrong pod is gone"
     );
+    agent.after_samples(3)?;
+    let evicted = agent.decisions("evict");
+    ensure!(evicted == 1, "{evicted} evictions: {:?}", agent.events);
     agent.stop()?;
     Ok(Done::Passed)
 }
@@ -254,6 +258,12 @@ fn left_behind(
     ensure!(
         left + 1 >= OTHERS,
         "{left} of {OTHERS} other pods are left: {:?}",
+        agent.events
+    );
+    // They were asked for, and held back.
+    ensure!(
+        agent.decisions("evictions_held") > 0,
+        "nobody was to go in its place: {:?}",
         agent.events
     );
     agent.stop()?;
@@ -427,6 +437,8 @@ fn storm() -> Outcome {
 
 /// A command whose name clears the screen and begins a line is killed by the kernel, in a cgroup whose name does the same.
 fn names() -> Outcome {
+    /// Resets a terminal, hides what follows, and begins a line.
+    const FAKE: &str = "\u{1b}c\u{1b}[8m\nfake";
     let node = Node::new()?;
     let odd = Pod::burstable("odd", "8Mi").limit("memory", "24Mi");
     node.write(&odd)?;
@@ -459,7 +471,7 @@ fn names() -> Outcome {
         "it does not start: {:?}",
         fs::read_to_string(&output)
     );
-    let command = node.directory.join("\u{1b}c\u{1b}[8m\nfake");
+    let command = node.directory.join(FAKE);
     std::os::unix::fs::symlink(program("hog"), &command)?;
     let mut running = node.exec(&odd, &[&command.to_string_lossy(), "hold", "--mb", "48"])?;
     let odd_cgroup = container(&node, &odd).join("\u{1b}[2J\r\u{9b}8m");
@@ -468,9 +480,10 @@ fn names() -> Outcome {
         running.process.wait_gone(EVICTION_TIMEOUT),
         "its limit is not met"
     );
+    // The command itself, as it is shown: the table of the start has its own words about OOM kills.
     ensure!(
-        says("OOM"),
-        "the kill is not said: {:?}",
+        says(&FAKE.shown().to_string()),
+        "the kill is not said by the command's name: {:?}",
         fs::read_to_string(&output)
     );
     agent.signal(Signal::TERM)?;
