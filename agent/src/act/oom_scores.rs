@@ -214,6 +214,9 @@ impl Recent {
     }
 }
 
+/// A process, and how it is known.
+type Looked = (u32, Seen);
+
 /// How well a process is known when it is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
@@ -748,18 +751,13 @@ impl CgroupScores {
     }
 
     /// The budget did not reach those that are `left`.
-    fn put_off(
-        &mut self,
-        (done, left): (&[(u32, Seen)], &[(u32, Seen)]),
-        listed: &[u32],
-        newcomers: &[u32],
-    ) {
+    fn put_off(&mut self, (done, left): (&[Looked], &[Looked]), listed: &[u32], newcomers: &[u32]) {
         self.known.retain(|pid| listed.binary_search(pid).is_ok());
         self.known.extend(done.iter().map(|(pid, _)| *pid));
         self.known.sort_unstable();
         self.known.dedup();
-        let reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);
-        if let Some((pid, _)) = reviewed.last() {
+        let mut reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);
+        if let Some((pid, _)) = reviewed.next_back() {
             self.reviewed_to = Some(*pid);
         }
         let left = left.iter().map(|(pid, _)| *pid);

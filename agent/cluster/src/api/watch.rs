@@ -37,6 +37,8 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 const STEADY_WATCH: Duration = Duration::from_secs(5);
 /// After a watch that the server ends sooner: it is not asked again at once, and not too late either, for nothing is missed.
 const SHORT_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How the words for a silence begin.
+const SILENT: &str = "silent";
 /// Lists that were asked for here are at least so far apart.
 const LISTS_APART: Duration = Duration::from_secs(2);
 
@@ -110,7 +112,7 @@ enum Bookmarks {
     Unknown,
     /// It sends them.
     Sent,
-    /// It was silent as long as it can be with them, twice.
+    /// A whole watch was silent for longer than it can be with them, as of a server before 1.21 where nothing happens: that stays so.
     None,
 }
 
@@ -269,7 +271,7 @@ async fn next(body: &mut Body, silence: Duration) -> Result<Option<bytes::Bytes>
     loop {
         let frame = timeout(silence, body.frame()).await;
         let frame =
-            frame.map_err(|_| End::Failed(format!("silent for {} s", silence.as_secs())))?;
+            frame.map_err(|_| End::Failed(format!("{SILENT} for {} s", silence.as_secs())))?;
         match frame {
             None => return Ok(None),
             Some(Err(error)) => return Err(End::Failed(format!("broke off: {error}"))),
@@ -354,18 +356,19 @@ async fn watch(
             }
             Ok(None) => return End::Closed,
             Err(End::Failed(why)) => {
+                // Its end tells within some minutes whether the connection leads anywhere.
+                if *bookmarks == Bookmarks::None && why.starts_with(SILENT) {
+                    continue;
+                }
                 // The silence of a connection that leads nowhere, and of a server without bookmarks where nothing happens, are the same.
                 if !is_there(api, &why).await {
                     return End::Failed(why);
                 }
-                if *bookmarks == Bookmarks::None {
-                    continue;
-                }
-                if is_silent && *bookmarks == Bookmarks::Unknown {
-                    *bookmarks = Bookmarks::None;
+                *bookmarks = if is_silent && *bookmarks == Bookmarks::Unknown {
+                    Bookmarks::None
                 } else {
-                    *bookmarks = Bookmarks::Unknown;
-                }
+                    Bookmarks::Unknown
+                };
                 return End::Silent;
             }
             Err(end) => return end,
@@ -378,7 +381,7 @@ async fn watch(
                 Ok(what) => what,
                 Err(end) => return end,
             };
-            if matches!(what, Heard::Word) {
+            if matches!(what, Heard::Word) && *bookmarks == Bookmarks::Unknown {
                 *bookmarks = Bookmarks::Sent;
             }
             if let Err(end) = send(heard, what).await {
@@ -391,7 +394,7 @@ async fn watch(
 /// After a silence: whether the server answers at all. A connection that broke is none that can go on.
 async fn is_there(api: &Api, why: &str) -> bool {
     let probe = Call::get("version", "/version".to_owned());
-    why.starts_with("silent") && matches!(api.call(&probe).await, Answer::Done(_))
+    why.starts_with(SILENT) && matches!(api.call(&probe).await, Answer::Done(_))
 }
 
 fn line(piece: Piece<'_>, version: &mut String) -> Result<Heard, End> {

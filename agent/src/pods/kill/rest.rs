@@ -148,6 +148,9 @@ impl Rest {
     }
 }
 
+/// What is done to a directory, with the name of the child of the root that it is or is below.
+type Visit<'a> = dyn FnMut(OwnedFd, Option<&OsStr>) -> Result<(), FileError> + 'a;
+
 /// Calls `f` for a directory and each below it, with the name of the child of `root` that it is or is below. Returns whether it came to the end.
 ///
 /// # Errors
@@ -155,7 +158,7 @@ impl Rest {
 pub(super) fn each_below(
     root: &Arc<Path>,
     pause: &mut dyn FnMut(bool) -> bool,
-    f: &mut dyn FnMut(OwnedFd, Option<&OsStr>) -> Result<(), FileError>,
+    f: &mut Visit<'_>,
 ) -> Result<bool, FileError> {
     let Some(mut walk) = Walk::below(root).map_err(|errno| file_error(root, errno))? else {
         return Ok(true);
