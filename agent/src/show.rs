@@ -6,6 +6,7 @@ pub mod check;
 pub mod explain;
 pub mod place;
 pub mod rank;
+pub(crate) mod ranking;
 pub(crate) mod rehearse;
 pub(crate) mod svg;
 pub mod table;

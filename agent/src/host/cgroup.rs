@@ -4,15 +4,19 @@
 //! **Approach.** [`CgroupMounts`] is read once from `/proc/self/mounts`; a [`CgroupPath`] is relative to any hierarchy; and each question
 //! ("where is memory accounted?") is asked by [`Controller`]. Source: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 
+mod memory;
+
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::HostRoot;
-use super::file::{ControlFile, FileError, errno_of, read_text};
+use super::file::{FileError, errno_of, read_text};
 
 use crate::host::shown::Show as _;
+
+pub use memory::{CgroupMemory, MemoryLimitFile, PageCache, PodMemoryFiles, UNLIMITED_BYTES};
 
 /// How deep below the pod's cgroup containers' own cgroups are looked for.
 pub const CGROUP_DEPTH_MAX: usize = 6;
@@ -444,124 +448,6 @@ fn unescape(text: &[u8]) -> PathBuf {
         rest = if value.is_some() { &tail[3..] } else { tail };
     }
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
-}
-
-/// What a cgroup uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CgroupMemory {
-    /// `memory.current` or `memory.usage_in_bytes`.
-    pub usage_bytes: u64,
-    /// Its page cache.
-    pub cache: PageCache,
-}
-
-/// Page cache of a cgroup, on the kernel's lists of file pages: tmpfs and shared memory are not in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PageCache {
-    /// What the kernel drops first; the working set is the usage less this.
-    pub inactive_file_bytes: u64,
-    /// What was used more than once lately. It can be dropped too.
-    pub active_file_bytes: u64,
-}
-
-/// A cgroup's usage and statistics files, opened once.
-#[derive(Debug)]
-pub struct PodMemoryFiles {
-    usage: ControlFile,
-    stat: ControlFile,
-    cache_keys: [&'static str; 2],
-}
-
-impl PodMemoryFiles {
-    /// Opens the memory files of a cgroup in the hierarchy that has the memory controller.
-    ///
-    /// # Errors
-    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
-    pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
-        let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
-        let dir = hierarchy.dir(path);
-        // v1's total_ lines are the hierarchical ones, which is what v2 always shows.
-        let (usage, cache_keys) = match hierarchy.version {
-            Version::V1 => (
-                "memory.usage_in_bytes",
-                ["total_inactive_file", "total_active_file"],
-            ),
-            Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
-        };
-        let usage = ControlFile::open(dir.join(usage))?;
-        let stat = ControlFile::open(dir.join("memory.stat"))?;
-        Ok(Self {
-            usage,
-            stat,
-            cache_keys,
-        })
-    }
-
-    /// Reads both files; allocates nothing.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read(&self) -> Result<CgroupMemory, FileError> {
-        let usage_bytes = self.usage.read_u64()?;
-        let cache = self.read_cache()?;
-        Ok(CgroupMemory { usage_bytes, cache })
-    }
-
-    /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for it.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read_cache(&self) -> Result<PageCache, FileError> {
-        let [inactive_file, active_file] = self.stat.read_keyed(&self.cache_keys)?;
-        let (Some(inactive_file_bytes), Some(active_file_bytes)) = (inactive_file, active_file)
-        else {
-            let expected = "a line inactive_file and a line active_file";
-            return Err(self.stat.malformed(0, expected));
-        };
-        Ok(PageCache {
-            inactive_file_bytes,
-            active_file_bytes,
-        })
-    }
-
-    /// Only the usage, which is one system call.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read_usage_bytes(&self) -> Result<u64, FileError> {
-        self.usage.read_u64()
-    }
-}
-
-/// A limit beyond this is none (`isMemoryUnlimited` of the kubelet): v1 rounds the largest number down to whole pages.
-pub const UNLIMITED_BYTES: u64 = 1 << 62;
-
-/// The file with a cgroup's memory limit, opened once.
-#[derive(Debug)]
-pub struct MemoryLimitFile(ControlFile);
-
-impl MemoryLimitFile {
-    /// Opens it in the hierarchy that has the memory controller.
-    ///
-    /// # Errors
-    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
-    pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
-        let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
-        let name = match hierarchy.version {
-            Version::V1 => "memory.limit_in_bytes",
-            Version::V2 => "memory.max",
-        };
-        Ok(Self(ControlFile::open(hierarchy.dir(path).join(name))?))
-    }
-
-    /// The limit, bytes; `None`: there is none. Allocates nothing.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read_bytes(&self) -> Result<Option<u64>, FileError> {
-        let limit = self.0.read_u64()?;
-        Ok((limit < UNLIMITED_BYTES).then_some(limit))
-    }
 }
 
 #[cfg(test)]

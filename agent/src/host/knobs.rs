@@ -13,15 +13,14 @@
 
 mod ahead;
 mod fold;
+mod format;
 mod reliance;
 mod room;
 mod step;
 mod undo;
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +30,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use self::format::{read_lines, whole_lines};
 use super::HostRoot;
 use super::cgroup::{CgroupPath, Controller, Hierarchy, Version};
 use super::file::{FileError, errno_of, read_text, write_text};
@@ -46,8 +46,6 @@ pub const AGENT_LEDGER: &str = "knobs.jsonl";
 pub const PODS_LEDGER: &str = "pods.jsonl";
 /// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
 pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Of a ledger's end that is read at one time, bytes: several lines.
-const PORTION: usize = 4096;
 /// After this many lines of one process the ledger is folded.
 const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
@@ -755,63 +753,6 @@ impl Change {
             Self::Move { to, .. } => to,
         }
     }
-}
-
-/// Where the last whole line ends. Read from the end on, so that a line takes as long in a long ledger as in a short one.
-fn whole_lines(file: &File, end: u64) -> std::io::Result<u64> {
-    if end > LEDGER_BYTES_MAX {
-        return Err(too_large());
-    }
-    let mut buffer = [0; PORTION];
-    let mut at = end;
-    while at > 0 {
-        let start = at.saturating_sub(PORTION as u64);
-        // No longer than the buffer.
-        let portion = &mut buffer[..usize::try_from(at - start).unwrap_or(PORTION)];
-        file.read_exact_at(portion, start)?;
-        if let Some(newline) = portion.iter().rposition(|byte| *byte == b'\n') {
-            return Ok(start + newline as u64 + 1);
-        }
-        at = start;
-    }
-    Ok(0)
-}
-
-fn too_large() -> std::io::Error {
-    std::io::Error::other(format!(
-        "larger than {LEDGER_BYTES_MAX} bytes, so not a ledger; move it away"
-    ))
-}
-
-fn read_all(file: &mut File) -> std::io::Result<Vec<u8>> {
-    file.seek(SeekFrom::Start(0))?;
-    let mut text = Vec::new();
-    file.take(LEDGER_BYTES_MAX + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > LEDGER_BYTES_MAX {
-        return Err(too_large());
-    }
-    Ok(text)
-}
-
-fn read_lines(file: &mut File) -> std::io::Result<(Vec<Line>, Vec<usize>)> {
-    let text = read_all(file)?;
-    let (mut lines, mut unreadable) = (Vec::new(), Vec::new());
-    // What follows the last line end is a torn line: its change was never made.
-    let whole = text
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(&[][..], |at| &text[..at]);
-    for (number, line) in whole
-        .split(|byte| *byte == b'\n')
-        .enumerate()
-        .filter(|(_, line)| !line.is_empty())
-    {
-        match serde_json::from_slice(line) {
-            Ok(line) => lines.push(line),
-            Err(_) => unreadable.push(number + 1),
-        }
-    }
-    Ok((lines, unreadable))
 }
 
 fn is_enabled(subtree_control: &Path, controller: &str) -> Result<bool, FileError> {

@@ -1,3 +1,4 @@
+use super::format::PORTION;
 use super::*;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
 use std::collections::BTreeMap;

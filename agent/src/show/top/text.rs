@@ -5,8 +5,9 @@ use plimsoll_core::explain::Standing;
 use crate::host::output::Style;
 use crate::host::shown::line;
 use crate::serve::overview::{Overview, PodStatus};
+use crate::show::ranking::{candidates, reason, signal_text};
 use crate::show::table::{Table, Tone, bytes};
-use crate::show::top::{COLUMNS, candidates, reason, signal_text};
+use crate::show::top::COLUMNS;
 
 /// Candidates that are named.
 const CANDIDATES: usize = 3;
