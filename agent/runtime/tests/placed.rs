@@ -277,12 +277,16 @@ impl Scene {
     }
 }
 
+/// The cgroup of its pod, and its id.
+type Watched = (String, String);
+/// Looks so far, and since when until when others were where they should not be.
+type Seen = (u64, Vec<(Instant, Instant)>);
+
 /// Reads again and again on which CPUs the processes of other containers may run.
 struct Witness {
-    /// Cgroups of pods and ids of containers. Empty and `None`: it ends.
-    watched: Arc<Mutex<Option<Vec<(String, String)>>>>,
-    /// How often it has looked, and since when until when it saw others where they should not be.
-    seen: Arc<Mutex<(u64, Vec<(Instant, Instant)>)>>,
+    /// Those that share; `None`: it ends.
+    watched: Arc<Mutex<Option<Vec<Watched>>>>,
+    seen: Arc<Mutex<Seen>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -290,7 +294,7 @@ impl Witness {
     /// `own`: where others should not be.
     fn start(own: CpuSet) -> Self {
         let watched = Arc::new(Mutex::new(Some(Vec::new())));
-        let seen = Arc::new(Mutex::new((0, Vec::<(Instant, Instant)>::new())));
+        let seen = Arc::new(Mutex::new(Seen::default()));
         let (of_thread, notes) = (Arc::clone(&watched), Arc::clone(&seen));
         let thread = std::thread::spawn(move || {
             let mut is_overlapping = false;
@@ -299,7 +303,7 @@ impl Witness {
                     return;
                 };
                 let looked = Instant::now();
-                let overlaps = watched.iter().any(|(pod, id): &(String, String)| {
+                let overlaps = watched.iter().any(|(pod, id): &Watched| {
                     let processes = support::processes_of(pod, id).into_iter();
                     processes
                         .filter_map(allowed)
@@ -333,7 +337,7 @@ impl Witness {
     }
 
     /// After so many more looks: all looks, and the overlaps.
-    fn looks(&self, more: u64) -> (u64, Vec<(Instant, Instant)>) {
+    fn looks(&self, more: u64) -> Seen {
         let until = self.seen.lock().unwrap().0 + more;
         loop {
             let seen = self.seen.lock().unwrap();
