@@ -451,9 +451,11 @@ impl Agent {
     fn publish_placement(&self) {
         let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
         if let Some(source) = source.filter(|source| source.wants_placement())
-            && self.placing.is_some()
+            && let Some(placing) = &self.placing
         {
-            source.place(own_placement(self.engine.state()));
+            // What is decided and not in force, because the kubelet places, is nobody's.
+            let placed = own_placement(self.engine.state());
+            source.place(placed.filter(|_| placing.tally.is_active));
         }
     }
 
