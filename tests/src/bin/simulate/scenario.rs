@@ -380,28 +380,6 @@ fn elsewhere() -> Vec<Scenario> {
                     pod: Some("restless"),
                 },
             ),
-        // There before the agent, and one that goes: each of their processes is to be looked at, and on v1 to be killed.
-        evicting("processes").start(
-            0,
-            NewPod {
-                processes: 16_000,
-                ..pod("crowded", 100 * MIB)
-            },
-        ),
-        Scenario {
-            happenings: Vec::new(),
-            ..v1("v1-processes", Layout::V1)
-        }
-        .start(
-            SECOND,
-            NewPod {
-                bytes: 4 * GIB,
-                up_to_bytes: 13 * GIB,
-                processes: 16_000,
-                on_term: OnTerm::Ignores,
-                ..hog("crowded")
-            },
-        ),
         // An hour on, back by a day, on by a year, and to 1970.
         evicting("clock")
             .then(2 * SECOND, Happening::Clock(HOUR_NS))
