@@ -27,12 +27,31 @@ const EMPTY: [&str; 6] = [
     "plimsoll_arbitrator_evictions_total",
 ];
 
-/// Killed with this.
+/// Ended with this, so that the agent takes away what it has made.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ended = (self.0.kill(), self.0.wait());
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _gone = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _gone = self.0.wait();
+    }
+}
+
+/// The tree that an agent keeps for its pods also when it has ended; removed with this.
+struct Tree(String);
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let all = Path::new("/sys/fs/cgroup");
+        let below = fs::read_dir(all).into_iter().flatten();
+        let mounts = below.filter_map(|mount| Some(mount.ok()?.path()));
+        for mount in mounts.chain([all.to_owned()]) {
+            let root = mount.join(&self.0);
+            for below in ["kubepods/burstable", "kubepods/besteffort", "kubepods", ""] {
+                let _absent = fs::remove_dir(root.join(below));
+            }
+        }
     }
 }
 
@@ -172,16 +191,14 @@ fn a_real_prometheus_takes_every_query_and_every_rule() {
             .map(|word| (*word).to_owned())
             .collect::<Vec<_>>()
     };
+    let tree = Tree(format!("plimsoll-test-prometheus-{}", std::process::id()));
     let mut programs = Vec::new();
     let mut arguments = text(&["--without", "bpf", "--output", "json"]);
     arguments.extend([
         format!("--listen=127.0.0.1:{agent_port}"),
         format!("--state-dir={}", path("state").to_string_lossy()),
         format!("--manifests={}", path("manifests").to_string_lossy()),
-        format!(
-            "--cgroup-root=plimsoll-test-prometheus-{}",
-            std::process::id()
-        ),
+        format!("--cgroup-root={}", tree.0),
     ]);
     programs.push(("agent", started(&agent, &arguments, &path("agent"))));
     let mut arguments = text(&["arbitrate"]);
