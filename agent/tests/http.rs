@@ -186,7 +186,7 @@ fn health_and_readiness() {
     std::thread::sleep(Duration::from_millis(150));
     let (status, text) = get(&fixture, "/readyz");
     assert_eq!(status, 503);
-    assert!(text.contains("not listed"), "{text}");
+    assert!(text.contains("not known"), "{text}");
     assert_eq!(get(&fixture, "/healthz").0, 200);
 }
 
@@ -334,7 +334,7 @@ fn requests_beyond_the_limit_are_sent_away_and_probes_are_not() {
         answer
     };
     assert!(answer(&probes.remove(0)).starts_with("HTTP/1.1 200"));
-    assert!(answer(&probes.remove(0)).contains("not listed"));
+    assert!(answer(&probes.remove(0)).contains("not known"));
     let answers: Vec<String> = held.iter().map(answer).collect();
     let away = |it: &&String| it.starts_with("HTTP/1.1 503") && it.ends_with("ask again shortly\n");
     assert_eq!(answers.iter().filter(away).count(), 1, "{answers:?}");

@@ -116,7 +116,7 @@ fn the_arguments_in_deploy_are_its_own() {
         "components/delete-evicted",
         "components/eviction-api",
         "components/taint",
-        "uninstall",
+        "components/uninstall",
     ];
     for component in changed {
         let text = read(&format!("{component}/kustomization.yaml"));

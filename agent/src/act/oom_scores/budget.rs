@@ -5,13 +5,13 @@
 
 use crate::host::clock::now_ns;
 
-/// Looks before the time counts: what is cut goes on where it was.
-const LOOKS_MIN: u32 = 32;
+/// Processes that are looked at before the time counts: what is cut goes on where it was.
+const PROCESSES_MIN: u32 = 32;
 
 /// What may still be done.
 #[derive(Debug)]
 pub(super) struct Budget {
-    looks: u32,
+    processes: u32,
     writes: u32,
     until_ns: u64,
     looked: u32,
@@ -20,9 +20,9 @@ pub(super) struct Budget {
 
 impl Budget {
     /// So many processes looked at, so many scores written, for so long from now: what is met first.
-    pub(super) fn of(looks: u32, writes: u32, for_ns: u64) -> Self {
+    pub(super) fn of(processes: u32, writes: u32, for_ns: u64) -> Self {
         Self {
-            looks,
+            processes,
             writes,
             until_ns: now_ns().saturating_add(for_ns),
             looked: 0,
@@ -44,8 +44,8 @@ impl Budget {
 
     /// Whether the rest has to wait.
     pub(super) fn is_over(&self) -> bool {
-        self.looked >= self.looks
+        self.looked >= self.processes
             || self.written >= self.writes
-            || (self.looked >= LOOKS_MIN || self.written > 0) && now_ns() >= self.until_ns
+            || (self.looked >= PROCESSES_MIN || self.written > 0) && now_ns() >= self.until_ns
     }
 }
