@@ -37,8 +37,6 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 const STEADY_WATCH: Duration = Duration::from_secs(5);
 /// After a watch that the server ends sooner: it is not asked again at once, and not too late either, for nothing is missed.
 const SHORT_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How the words for a silence begin.
-const SILENT: &str = "silent";
 /// Lists that were asked for here are at least so far apart.
 const LISTS_APART: Duration = Duration::from_secs(2);
 
@@ -91,7 +89,7 @@ impl From {
 enum End {
     /// The server ended it, as it does after some minutes.
     Closed,
-    /// Nothing was heard for too long: it is begun anew from the same version.
+    /// Nothing was heard for too long: a watch is begun anew from the same version.
     Silent,
     /// The version is too old, or newer than the server's: list.
     Expired,
@@ -232,7 +230,11 @@ async fn list(
     let mut body = response.into_body();
     let mut items = Items::default();
     let began = Instant::now();
-    while let Some(bytes) = next(&mut body, SILENT_LIST).await? {
+    let mut more = async || match next(&mut body, SILENT_LIST).await {
+        Err(End::Silent) => Err(silent_for(SILENT_LIST)),
+        bytes => bytes,
+    };
+    while let Some(bytes) = more().await? {
         if began.elapsed() > LIST_TIMEOUT {
             return Err(End::Failed(format!(
                 "the list does not end within {} s",
@@ -266,12 +268,15 @@ async fn send(heard: &Sender<Heard>, what: Heard) -> Result<(), End> {
     heard.send(what).await.map_err(|_| End::Stopped)
 }
 
-/// The next bytes of a body; `None` at its end.
+fn silent_for(silence: Duration) -> End {
+    End::Failed(format!("silent for {} s", silence.as_secs()))
+}
+
+/// The next bytes of a body; `None` at its end. [`End::Silent`]: none came in this time.
 async fn next(body: &mut Body, silence: Duration) -> Result<Option<bytes::Bytes>, End> {
     loop {
         let frame = timeout(silence, body.frame()).await;
-        let frame =
-            frame.map_err(|_| End::Failed(format!("{SILENT} for {} s", silence.as_secs())))?;
+        let frame = frame.map_err(|_| End::Silent)?;
         match frame {
             None => return Ok(None),
             Some(Err(error)) => return Err(End::Failed(format!("broke off: {error}"))),
@@ -345,8 +350,9 @@ async fn watch(
         if left.is_zero() {
             return End::Silent;
         }
+        let silence = watched.silence.min(left);
         let bytes = tokio::select! {
-            bytes = next(&mut body, watched.silence.min(left)) => bytes,
+            bytes = next(&mut body, silence) => bytes,
             () = heard.closed() => return End::Stopped,
         };
         let bytes = match bytes {
@@ -355,14 +361,12 @@ async fn watch(
                 return End::Failed("the watch ends at once".to_owned());
             }
             Ok(None) => return End::Closed,
-            Err(End::Failed(why)) => {
-                // Its end tells within some minutes whether the connection leads anywhere.
-                if *bookmarks == Bookmarks::None && why.starts_with(SILENT) {
-                    continue;
-                }
+            // Its end tells within some minutes whether the connection leads anywhere.
+            Err(End::Silent) if *bookmarks == Bookmarks::None => continue,
+            Err(End::Silent) => {
                 // The silence of a connection that leads nowhere, and of a server without bookmarks where nothing happens, are the same.
-                if !is_there(api, &why).await {
-                    return End::Failed(why);
+                if !is_there(api).await {
+                    return silent_for(silence);
                 }
                 *bookmarks = if is_silent && *bookmarks == Bookmarks::Unknown {
                     Bookmarks::None
@@ -391,10 +395,10 @@ async fn watch(
     }
 }
 
-/// After a silence: whether the server answers at all. A connection that broke is none that can go on.
-async fn is_there(api: &Api, why: &str) -> bool {
+/// After a silence: whether the server answers at all.
+async fn is_there(api: &Api) -> bool {
     let probe = Call::get("version", "/version".to_owned());
-    why.starts_with(SILENT) && matches!(api.call(&probe).await, Answer::Done(_))
+    matches!(api.call(&probe).await, Answer::Done(_))
 }
 
 fn line(piece: Piece<'_>, version: &mut String) -> Result<Heard, End> {

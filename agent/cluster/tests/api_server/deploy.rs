@@ -12,11 +12,7 @@ const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];
 
 /// Where `cargo xtask deploy-check` puts it.
 fn kubectl() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let cache = set("PLIMSOLL_CACHE")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("plimsoll")))
-        .or_else(|| Some(set("HOME")?.join(".cache/plimsoll")))?;
-    let folders = std::fs::read_dir(cache.join("kubernetes")).ok()?;
+    let folders = std::fs::read_dir(server::cache()?.join("kubernetes")).ok()?;
     let programs = folders.filter_map(|folder| Some(folder.ok()?.path().join("kubectl/kubectl")));
     programs.filter(|program| program.is_file()).max()
 }

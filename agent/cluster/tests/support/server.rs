@@ -43,19 +43,21 @@ pub(crate) const ADMISSION: &str = "admission.yaml";
 /// The programs of a control plane that act by themselves.
 const CONTROL: [&str; 2] = ["kube-controller-manager", "kube-scheduler"];
 
+fn set(name: &str) -> Option<PathBuf> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// The cache of `cargo xtask`.
+pub(crate) fn cache() -> Option<PathBuf> {
+    set("PLIMSOLL_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("plimsoll")))
+        .or_else(|| Some(set("HOME")?.join(".cache/plimsoll")))
+}
+
 /// Where `cargo xtask kubernetes` puts the binaries; `None`: not there.
 fn binaries() -> Option<PathBuf> {
-    let set = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    let folder = set("PLIMSOLL_KUBERNETES").or_else(|| {
-        let cache = set("PLIMSOLL_CACHE")
-            .or_else(|| Some(set("XDG_CACHE_HOME")?.join("plimsoll")))
-            .or_else(|| Some(set("HOME")?.join(".cache/plimsoll")))?;
-        Some(cache.join("kubernetes/1.20.2"))
-    })?;
+    let folder = set("PLIMSOLL_KUBERNETES").or_else(|| Some(cache()?.join("kubernetes/1.20.2")))?;
     let has = |name: &str| folder.join(name).is_file();
     (has("etcd") && has("kube-apiserver")).then_some(folder)
 }
