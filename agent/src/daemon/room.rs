@@ -117,15 +117,7 @@ mod tests {
     use crate::host::HostRoot;
     use crate::host::knobs::Ledger;
     use crate::host::lock::StateLock;
-    use crate::notes;
-
-    struct Unmount<'a>(&'a Path);
-
-    impl Drop for Unmount<'_> {
-        fn drop(&mut self) {
-            Command::new("umount").arg("-l").arg(self.0).status().ok();
-        }
-    }
+    use crate::host::mounted::Mounted;
 
     /// As a `/run` that any user has filled.
     #[test]
@@ -134,14 +126,9 @@ mod tests {
         let (disk, knob) = (dir.path().join("disk"), dir.path().join("knob"));
         std::fs::create_dir(&disk).unwrap();
         std::fs::write(&knob, "1").unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"])
-            .arg(&disk)
-            .status();
-        if !mounted.is_ok_and(|status| status.success()) {
-            return notes::left_out("no tmpfs can be mounted");
-        }
-        let _unmount = Unmount(&disk);
+        let Some(_mounted) = Mounted::tmpfs(&disk, "size=256k") else {
+            return;
+        };
         let state = disk.join("plimsoll");
         let filler = disk.join("filler");
         std::fs::write(&filler, vec![1; 1 << 20]).unwrap_err();
@@ -156,7 +143,7 @@ mod tests {
         // Seen through a read-only mount: the lock of before still keeps two agents apart.
         let view = dir.path().join("view");
         std::fs::create_dir(&view).unwrap();
-        let _unmount_view = Unmount(&view);
+        let _view = Mounted::at(&view);
         for how in ["bind", "remount,bind,ro"] {
             let mut mount = Command::new("mount");
             let mount = mount.args(["-o", how]).arg(&disk).arg(&view);

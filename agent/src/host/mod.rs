@@ -27,6 +27,8 @@ pub mod irq;
 pub mod knobs;
 pub mod lock;
 pub mod meminfo;
+#[cfg(test)]
+pub(crate) mod mounted;
 pub mod numa;
 pub mod pressure;
 pub mod processes;

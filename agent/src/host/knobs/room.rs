@@ -42,23 +42,12 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::process::Command;
-
     use super::*;
     use crate::host::HostRoot;
-    use crate::notes;
+    use crate::host::mounted::Mounted;
 
     /// More than a page of lines.
     const LINES: u32 = 100;
-
-    struct Unmount<'a>(&'a Path);
-
-    impl Drop for Unmount<'_> {
-        fn drop(&mut self) {
-            Command::new("umount").arg("-l").arg(self.0).status().ok();
-        }
-    }
 
     #[test]
     fn a_ledger_with_room_takes_lines_on_a_full_file_system() {
@@ -66,14 +55,9 @@ mod tests {
         let (disk, knob) = (dir.path().join("disk"), dir.path().join("knob"));
         std::fs::create_dir(&disk).unwrap();
         std::fs::write(&knob, "0").unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"])
-            .arg(&disk)
-            .status();
-        if !mounted.is_ok_and(|status| status.success()) {
-            return notes::left_out("no tmpfs can be mounted");
-        }
-        let _unmount = Unmount(&disk);
+        let Some(_mounted) = Mounted::tmpfs(&disk, "size=256k,mode=700") else {
+            return;
+        };
         let host = HostRoot::new(dir.path());
         let open = |name: &str| Ledger::open(&host, disk.join(name)).unwrap();
         let mut with = open("with.jsonl").with_room(64 << 10);

@@ -10,6 +10,7 @@ use super::*;
 use crate::act::placement::PodQuotas;
 use crate::act::placement::checkpoint::CHECKPOINT;
 use crate::host::cgroup::tests::fake_v2;
+use crate::host::mounted::Mounted;
 use crate::notes;
 
 struct Node {
@@ -879,31 +880,14 @@ fn the_thread_sees_a_machine_that_changes() {
     assert_eq!(next(&mut reports), ("0-6".to_owned(), "0,2".to_owned()));
 }
 
-struct Unmount<'a>(&'a std::path::Path);
-
-impl Drop for Unmount<'_> {
-    fn drop(&mut self) {
-        std::process::Command::new("umount")
-            .arg("-l")
-            .arg(self.0)
-            .status()
-            .ok();
-    }
-}
-
 /// As a `/run` that any user has filled: nobody gets CPUs that the next agent would not know of, and who comes is kept off those of others.
 #[test]
 fn on_a_full_state_directory_what_was_kept_is_carried_out() {
     let (node, place) = beside("none");
     std::fs::create_dir_all(&place.state_dir).unwrap();
-    let mounted = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=512k,mode=700", "tmpfs"])
-        .arg(&place.state_dir)
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        return notes::left_out("no tmpfs can be mounted");
-    }
-    let _unmount = Unmount(&place.state_dir);
+    let Some(_mounted) = Mounted::tmpfs(&place.state_dir, "size=512k,mode=700") else {
+        return;
+    };
     let mut applier = open_at(&place);
     let mut first = wanted("0-1,4-7", &[("a", "2-3")]);
     first.names = by_name(&[(MAIN, "main")]);
