@@ -562,7 +562,7 @@ impl Work {
         let readable = self.waiting_event.is_none();
         let mut wanted = PollFlags::empty();
         if let Some(peer) = &self.peer {
-            wanted.set(PollFlags::IN, readable && !peer.has_whole_frame());
+            wanted.set(PollFlags::IN, readable);
             wanted.set(PollFlags::OUT, peer.has_output());
         }
         let mut fds = vec![

@@ -55,8 +55,11 @@ impl Peer {
         }
     }
 
-    /// How long it is waited for.
+    /// How long it is waited for: not at all where a frame is whole already, of which no descriptor tells.
     pub(super) fn patience(&self, now: Instant) -> Option<Duration> {
+        if self.has_whole_frame() {
+            return Some(Duration::ZERO);
+        }
         Some(self.until?.saturating_duration_since(now))
     }
 
@@ -65,7 +68,7 @@ impl Peer {
         FRAMING.first(&self.input).ok().flatten()
     }
 
-    pub(super) fn has_whole_frame(&self) -> bool {
+    fn has_whole_frame(&self) -> bool {
         self.frame_end().is_some()
     }
 
@@ -173,4 +176,28 @@ pub(super) fn parse(frame: &[u8]) -> Result<ToAgent, String> {
     boundary::guard(|| serde_json::from_slice(body))
         .map_err(|panicked| panicked.to_string())?
         .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_is_whole_is_not_waited_for() {
+        let (stream, mut client) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let now = Instant::now();
+        let mut peer = Peer::new(stream, now);
+        assert_eq!(peer.patience(now), Some(FRAME_WITHIN));
+        let frame = FRAMING.frame(b"{}").unwrap();
+        client
+            .write_all(&[&frame[..], &frame, &frame[..1]].concat())
+            .unwrap();
+        peer.read(now).unwrap();
+        for _ in 0..2 {
+            assert_eq!(peer.patience(now), Some(Duration::ZERO));
+            assert!(peer.take_frame(now).is_some());
+        }
+        assert_eq!(peer.patience(now), Some(FRAME_WITHIN));
+    }
 }
