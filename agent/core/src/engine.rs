@@ -137,6 +137,7 @@ impl Engine {
             EventKind::Sample(_) | EventKind::PlacementDue => {}
             EventKind::PodRunning { uid }
             | EventKind::PodEmpty { uid }
+            | EventKind::FirstProcessesEnded { uid }
             | EventKind::Outcome { uid, .. } => lineup.refresh(config, state, uid),
             _ => lineup.outdate(),
         }

@@ -326,6 +326,30 @@ fn a_failure_reads_as_it_was_written() {
 }
 
 #[test]
+fn what_is_left_when_the_first_processes_have_ended_is_killed_at_once() {
+    let mut node = with_hog_leaving();
+    let ended = || EventKind::FirstProcessesEnded { uid: "hog".into() };
+    assert_eq!(
+        killed(&node.step(ended())),
+        [("hog", KillReason::FirstProcessesEnded)]
+    );
+    assert_eq!(killed(&node.step(ended())), []);
+    assert_eq!(killed(&node.sample(2 * S)), []);
+    // When that failed: not at once, which would fail again, but soon.
+    let failed = EventKind::Outcome {
+        uid: "hog".into(),
+        action: Action::Kill,
+        error: "EIO".into(),
+    };
+    assert_eq!(killed(&node.step(failed)), []);
+    assert_eq!(killed(&node.sample(99 * MS)), []);
+    assert_eq!(killed(&node.sample(MS)), [("hog", KillReason::GraceOver)]);
+    // A pod that is not leaving is nobody's.
+    let web = EventKind::FirstProcessesEnded { uid: "web".into() };
+    assert_eq!(killed(&node.step(web)), []);
+}
+
+#[test]
 fn a_pod_that_cannot_be_evicted_is_killed() {
     let mut node = with_hog_leaving();
     let failed = |action| EventKind::Outcome {

@@ -412,7 +412,7 @@ impl Agent {
         for index in 0..self.leaving.len() {
             let uid = self.leaving[index].clone();
             match self.pods.note_emptied(&uid) {
-                Ok(false) => {}
+                Ok(false) => self.find_ended_containers(uid, at_ns),
                 Ok(true) => {
                     has_ended = true;
                     self.timelines.gone(&uid, at_ns);
@@ -425,6 +425,20 @@ impl Agent {
             }
         }
         has_ended
+    }
+
+    /// What is left of a pod in its grace period may have no first process any more.
+    fn find_ended_containers(&mut self, uid: PodUid, at_ns: u64) {
+        let pod = self.engine.state().pods.get(&uid);
+        let leaving = pod.and_then(|pod| pod.leaving);
+        let has_grace = leaving.is_some_and(|leaving| {
+            leaving.kill_tried_ns.is_none()
+                && !leaving.ended_by_kubelet
+                && !leaving.first_processes_ended
+        });
+        if has_grace && self.pods.have_first_processes_ended(&uid) {
+            self.step(at_ns, EventKind::FirstProcessesEnded { uid });
+        }
     }
 
     /// One event that is not urgent: decide, act, then write down and say what was done.

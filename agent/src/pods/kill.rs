@@ -296,11 +296,17 @@ impl PodKill {
                 .processes
                 .signal_some(Signal::TERM, SIGNALS_MAX, &mut SeenPids::new())
                 .map(|round| round.signalled),
-            FirstProcess::Running { .. } | FirstProcess::Exited => {
+            FirstProcess::Running { .. } | FirstProcess::Exited | FirstProcess::Moved { .. } => {
                 member.signal_first_process(Signal::TERM).map(u32::from)
             }
         });
         signalled(sent)
+    }
+
+    /// Whether the first process of each container was seen, and has ended since: a container runtime ends what is left in them at once. Allocates nothing.
+    pub fn have_first_processes_ended(&self) -> bool {
+        let mut containers = self.containers().peekable();
+        containers.peek().is_some() && containers.all(Member::has_first_process_ended)
     }
 
     /// Tells each container's first process that memory is short. One that is not known, or has ended, gets nothing. Allocates nothing.

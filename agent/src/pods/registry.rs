@@ -692,6 +692,12 @@ impl Pods {
         Ok(true)
     }
 
+    /// [`PodKill::have_first_processes_ended`], of a pod that is open. Allocates nothing.
+    pub fn have_first_processes_ended(&self, uid: &PodUid) -> bool {
+        self.open(uid)
+            .is_some_and(|open| open.kill.have_first_processes_ended())
+    }
+
     fn open(&self, uid: &PodUid) -> Option<&Open> {
         self.entries.get(uid)?.open.as_ref()
     }

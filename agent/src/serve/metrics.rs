@@ -37,7 +37,7 @@ pub use text::Form;
 pub const POD_SERIES_MAX: usize = 1024;
 
 /// Decisions that have a series before the first of them is taken, so that the first is seen as an increase.
-const ALWAYS: [(&str, &str); 9] = [
+const ALWAYS: [(&str, &str); 10] = [
     ("end", ""),
     ("finished", "freed"),
     ("finished", "lingering"),
@@ -45,6 +45,7 @@ const ALWAYS: [(&str, &str); 9] = [
     ("kill", "grace_over"),
     ("kill", "headroom_halved"),
     ("kill", "terminate_failed"),
+    ("kill", "first_processes_ended"),
     ("no_victim", "all_exempt"),
     ("no_victim", "no_pods"),
 ];

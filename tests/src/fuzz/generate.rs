@@ -119,7 +119,7 @@ fn threshold(random: &mut Random) -> Threshold {
 
 pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
     *now_ns += *random.pick(&[0, 1, MS, 20 * MS, 100 * MS, 1000 * MS, 31_000 * MS]);
-    let kind = match random.below(30) {
+    let kind = match random.below(31) {
         20 => budget(random),
         21 => EventKind::BudgetRemoved {
             budget: Arc::from("default/budget"),
@@ -147,6 +147,7 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
         },
         27 => EventKind::EvictionRefused { uid: any(random) },
         28 => EventKind::PodEnding { uid: any(random) },
+        30 => EventKind::FirstProcessesEnded { uid: any(random) },
         29 => EventKind::Overused(Arc::new(Overused {
             until_ns: now_ns.saturating_add(random.below(60_000) * MS),
             namespaces: vec![OverusedNamespace {

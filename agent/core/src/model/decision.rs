@@ -374,6 +374,8 @@ pub enum KillReason {
     NoGrace,
     /// SIGTERM could not be sent.
     TerminateFailed,
+    /// The first process of each of its containers has ended, and with it the container: as a container runtime does, what is left gets no grace period.
+    FirstProcessesEnded,
     /// The last line in the kernel has killed one of its processes: the others are killed too.
     LastLine {
         /// Why it did.

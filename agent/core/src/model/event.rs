@@ -72,6 +72,11 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
+    /// The first process of each container of a pod has ended, and others are left, for which a container runtime does not wait either.
+    FirstProcessesEnded {
+        /// Which pod.
+        uid: PodUid,
+    },
     /// The kubelet ends a pod, by its own decision or another's: its phase is terminal, or its deletion has begun. Nothing if it is leaving already.
     PodEnding {
         /// Which pod.
@@ -167,6 +172,7 @@ impl EventKind {
         match self {
             Self::Sample(_)
             | Self::PodEmpty { .. }
+            | Self::FirstProcessesEnded { .. }
             | Self::LastLineKill { .. }
             | Self::Stage { .. }
             | Self::Outcome { .. } => true,

@@ -106,6 +106,7 @@ impl KillReason {
             Self::HeadroomHalved { .. } => "headroom_halved",
             Self::NoGrace => "no_grace",
             Self::TerminateFailed => "terminate_failed",
+            Self::FirstProcessesEnded => "first_processes_ended",
             Self::LastLine { .. } => "last_line",
         }
     }

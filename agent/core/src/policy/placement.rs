@@ -166,6 +166,7 @@ pub(crate) fn decide(
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
         | EventKind::PodEmpty { .. }
+        | EventKind::FirstProcessesEnded { .. }
         | EventKind::PlacementDue
         | EventKind::EvictionRefused { .. }
         | EventKind::Overused(_)

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, fstatfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -26,6 +27,10 @@ pub(super) const LOOKS_MAX: usize = 256;
 const PROCS_CHUNK_BYTES: usize = 4096;
 /// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
 const PROCS_CHUNKS_MAX: usize = 8192;
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 const PROCS_FILE: &CStr = c"cgroup.procs";
 /// Of a file system of cgroup v2 (include/uapi/linux/magic.h, `CGROUP2_SUPER_MAGIC`).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
@@ -43,6 +48,10 @@ pub(super) enum FirstProcess {
     },
     /// It has ended; a runtime would send nothing now.
     Exited,
+    /// It lives, in another cgroup, as systemd does in a container. It gets nothing.
+    Moved {
+        pidfd: OwnedFd,
+    },
 }
 
 /// The search for the oldest process of a container, so many at a time: `cgroup.procs` is in no useful order (v1: by pid; v2: by css_set), and a container may
@@ -165,11 +174,12 @@ impl Member {
     /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes it may take several calls.
     pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
         match &mut self.first_process {
-            FirstProcess::Exited => {}
-            FirstProcess::Running { pid, .. } => {
-                let pid = *pid;
-                if !self.processes.is_listed_anew(pid)? {
-                    self.first_process = FirstProcess::Exited;
+            FirstProcess::Exited | FirstProcess::Moved { .. } => {}
+            FirstProcess::Running { pid, pidfd } => {
+                if !self.processes.is_listed_anew(*pid)? {
+                    let pidfd = pidfd.try_clone().ok().filter(|pidfd| !has_ended(pidfd));
+                    self.first_process =
+                        pidfd.map_or(FirstProcess::Exited, |pidfd| FirstProcess::Moved { pidfd });
                 }
             }
             FirstProcess::Unknown(search) => {
@@ -194,9 +204,26 @@ impl Member {
     pub(super) fn signal_first_process(&self, signal: Signal) -> Result<bool, FileError> {
         match &self.first_process {
             FirstProcess::Running { pid, pidfd } => self.processes.signal(*pid, pidfd, signal),
-            FirstProcess::Unknown(_) | FirstProcess::Exited => Ok(false),
+            FirstProcess::Unknown(_) | FirstProcess::Exited | FirstProcess::Moved { .. } => {
+                Ok(false)
+            }
         }
     }
+
+    /// Whether the first process was seen, and has ended since. Allocates nothing.
+    pub(super) fn has_first_process_ended(&self) -> bool {
+        match &self.first_process {
+            FirstProcess::Unknown(_) => false,
+            FirstProcess::Running { pidfd, .. } | FirstProcess::Moved { pidfd } => has_ended(pidfd),
+            FirstProcess::Exited => true,
+        }
+    }
+}
+
+/// A pidfd is readable when its process has ended, with all its threads.
+fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
 }
 
 impl Processes {

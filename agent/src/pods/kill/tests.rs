@@ -56,8 +56,10 @@ fn sigterm_goes_to_the_first_process_only_and_kill_to_all() {
         [first.id()]
     );
     assert!(!pod_kill.has_cgroup_kill() && pod_kill.is_populated().unwrap());
+    assert!(!pod_kill.have_first_processes_ended());
     assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
     assert_eq!(signal_of(first), Some(15));
+    assert!(pod_kill.have_first_processes_ended());
     assert_eq!(
         pod_kill.sigterm().unwrap(),
         Signalled { processes: 0 },
@@ -91,8 +93,10 @@ fn without_a_known_first_process_every_process_gets_sigterm() {
     assert_eq!(pod_kill.first_processes().count(), 0);
     let mut moved = moved;
     assert!(moved.try_wait().unwrap().is_none(), "still alive");
+    assert!(!pod_kill.have_first_processes_ended());
     moved.kill().unwrap();
     moved.wait().unwrap();
+    assert!(pod_kill.have_first_processes_ended());
 }
 
 #[test]

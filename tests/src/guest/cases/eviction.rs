@@ -32,6 +32,11 @@ pub(super) const TESTS: &[Test] = &[
         run: ignoring_sigterm,
     },
     Test {
+        name: "eviction::what_a_container_leaves_behind_has_no_grace_period",
+        on: On::EachKernelAndHybrid,
+        run: left_behind,
+    },
+    Test {
         name: "eviction::minimum_reclaim_takes_the_next_in_rank",
         on: On::Once(Machine::V6_12),
         run: minimum_reclaim,
@@ -191,6 +196,25 @@ fn ignoring_sigterm() -> Outcome {
     ensure!(
         hog.process.wait_gone(Duration::from_secs(5)),
         "the victim still runs"
+    );
+    agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// The first process ends at SIGTERM; others of its container get none, and would keep their memory for the pod's own 30 s.
+fn left_behind() -> Outcome {
+    let node = Node::new()?;
+    let leaky = Pod::burstable("leaky", "32Mi").grace_s(30);
+    let hog = leak(&node, &leaky, 192, "--children 3 --children-mb 32")?;
+    let mut agent = node.agent(&soft(&threshold_below_now(96)?, "1s", "30"))?;
+    go(&hog)?;
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    freed(&finished)?;
+    let left_ns =
+        since(finished.killed_ns, finished.signalled_ns).context("what was left was not killed")?;
+    ensure!(
+        left_ns < 1_000_000_000,
+        "what was left was killed {left_ns} ns after SIGTERM, and is looked at every 5 ms"
     );
     agent.stop()?;
     Ok(Done::Passed)

@@ -139,6 +139,10 @@ impl fmt::Display for KillReason {
                 "a hard threshold is met, which gives no grace period beside a kubelet"
             ),
             Self::TerminateFailed => write!(f, "SIGTERM could not be sent"),
+            Self::FirstProcessesEnded => write!(
+                f,
+                "the first process of each of its containers has ended, so what is left is ended too"
+            ),
             Self::LastLine { reason } => write!(
                 f,
                 "the last line killed one of its processes ({reason}), so the whole pod is ended"

@@ -68,6 +68,7 @@ pub(crate) fn begun(
         released: false,
         empty_at_ns: None,
         terminate_failed: false,
+        first_processes_ended: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
         used_before_bytes: pod.row.usage,
         available_at_kill_bytes: None,
@@ -160,6 +161,9 @@ pub(super) fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
     }
     if leaving.terminate_failed {
         return Some(KillReason::TerminateFailed);
+    }
+    if leaving.first_processes_ended {
+        return Some(KillReason::FirstProcessesEnded);
     }
     (now_ns >= leaving.kill_at_ns).then_some(KillReason::GraceOver)
 }
