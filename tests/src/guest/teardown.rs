@@ -1,11 +1,13 @@
 //! What the `teardown` program does: how long the kernel takes to give back the memory of an evicted pod, beside the best that the machine can do.
 //!
 //! The best is a process of a pod that unmaps as much by itself, without a signal, an exit or an agent in between: its time for a MiB is 1. An
-//! eviction is everything from the decision until the agent has seen 95 % of the bytes back. The kinds of memory differ in what has to be undone for
+//! eviction is everything from the decision until the agent has seen 95 % of the bytes back. Between the two is what the kernel takes when such a pod is
+//! killed and no agent runs. The kinds of memory differ in what has to be undone for
 //! each byte: page tables of one process or of two hundred, huge pages, pages of a file in memory.
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -13,6 +15,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::agent::{EvictionFinished, Options};
+use super::clock::now_ns;
 use super::figure::{Figures, Unit, ppm, whole};
 use super::memory::{self, mib};
 use super::node::{Node, calm_down};
@@ -25,6 +28,8 @@ const OUT: &str = "/out/teardown.jsonl";
 const LEFT_BYTES: u64 = mib(160);
 /// How fast the pod grows.
 const RATE_MB_S: u64 = 512;
+/// Between two looks at a pod's memory.
+const LOOK_PERIOD: Duration = Duration::from_millis(1);
 /// Processes of a pod that has many.
 const MANY: u64 = 200;
 /// For an eviction, of the guest's time.
@@ -86,11 +91,19 @@ pub struct Plan {
     pub runs: u32,
 }
 
-/// What `hog unmap` says.
+/// How long so many bytes took, as `hog unmap` says it.
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct Unmapped {
+struct FreedIn {
     bytes: u64,
     ns: u64,
+}
+
+impl FreedIn {
+    /// Nanoseconds for so many bytes at the same rate.
+    fn scaled_to(self, bytes: u64) -> u64 {
+        let ns = u128::from(self.ns) * u128::from(bytes) / u128::from(self.bytes.max(1));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
 }
 
 /// One eviction beside what its memory takes to be unmapped.
@@ -100,6 +113,8 @@ struct Row {
     mb: u64,
     /// A process that unmaps by itself as many bytes as came back.
     unmap_ns: u64,
+    /// From the kill of such a pod while no agent runs until 95 % of as many bytes are back.
+    kill_ns: u64,
     eviction: EvictionFinished,
 }
 
@@ -145,7 +160,9 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
 /// A pod of this size is evicted, and before it a process unmaps as much.
 fn evict(kind: Kind, mb: u64) -> anyhow::Result<Row> {
     let node = Node::new()?;
-    let best = unmap(&node, kind, mb)?;
+    let unmapped = unmap(&node, kind, mb)?;
+    calm_down()?;
+    let killed = kill(&node, kind, mb)?;
     calm_down()?;
     // It has all but the last of its memory before anybody watches, so that no threshold is met too early.
     let pod = Pod::burstable("evicted", "8Mi");
@@ -168,18 +185,17 @@ fn evict(kind: Kind, mb: u64) -> anyhow::Result<Row> {
     );
     agent.stop()?;
     // The same work for each byte that was back when the eviction was over.
-    let unmap_ns =
-        u128::from(best.ns) * u128::from(eviction.freed_bytes) / u128::from(best.bytes.max(1));
     Ok(Row {
         kind,
         mb,
-        unmap_ns: u64::try_from(unmap_ns).unwrap_or(u64::MAX),
+        unmap_ns: unmapped.scaled_to(eviction.freed_bytes),
+        kill_ns: killed.scaled_to(eviction.freed_bytes),
         eviction,
     })
 }
 
 /// A process of a pod touches memory and unmaps it.
-fn unmap(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<Unmapped> {
+fn unmap(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<FreedIn> {
     let pod = Pod::burstable("unmaps", "8Mi");
     node.write(&pod)?;
     let mut arguments = vec!["unmap".to_owned(), "--mb".to_owned(), mb.to_string()];
@@ -191,14 +207,37 @@ fn unmap(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<Unmapped> {
     Ok(unmapped)
 }
 
+/// A pod is killed while no agent runs: how much memory it had, and how long until the kernel, which nobody helps, has given 95 % of it back.
+fn kill(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<FreedIn> {
+    let pod = Pod::burstable("killed", "8Mi");
+    let hog = node.hog(&pod, &kind.grows(mb))?;
+    let used = || -> anyhow::Result<u64> {
+        let text = fs::read_to_string(node.cgroup_file(&pod, "memory.current"))?;
+        text.trim().parse().context("memory.current")
+    };
+    let before_bytes = used()?;
+    let began_ns = now_ns();
+    fs::write(node.cgroup_file(&pod, "cgroup.kill"), "1").context("killing the pod")?;
+    while used()? > before_bytes / 20 {
+        sleep(LOOK_PERIOD);
+    }
+    let ns = now_ns() - began_ns;
+    drop(hog);
+    fs::remove_file(node.manifest(&pod))?;
+    node.clear()?;
+    let bytes = before_bytes;
+    Ok(FreedIn { bytes, ns })
+}
+
 fn line(row: &Row) -> String {
     format!(
-        "{}, {} MiB: gone {}, back {}, unmapped {}",
+        "{}, {} MiB: gone {}, back {}, unmapped {}, killed without an agent {}",
         row.kind.name(),
         row.mb,
         times(row.gone_ns()),
         times(row.back_ns()),
-        times([whole(row.unmap_ns)])
+        times([whole(row.unmap_ns)]),
+        times([whole(row.kill_ns)])
     )
 }
 
@@ -216,6 +255,7 @@ fn table(plan: &Plan, rows: &[Row]) -> String {
         "decision to last process gone",
         "to 95 % back",
         "unmapped by itself",
+        "killed without an agent",
         "back / unmapped",
     ];
     let mut lines = vec![heading.map(str::to_owned).to_vec()];
@@ -230,6 +270,7 @@ fn table(plan: &Plan, rows: &[Row]) -> String {
                 times(of().filter_map(Row::gone_ns)),
                 times(of().filter_map(Row::back_ns)),
                 times(of().map(|row| whole(row.unmap_ns))),
+                times(of().map(|row| whole(row.kill_ns))),
                 ratios.map_or_else(
                     || "-".to_owned(),
                     |it| format!("{:.3}", it.median as f64 / 1e6),
@@ -250,6 +291,8 @@ fn figures(plan: &Plan, rows: &[Row]) -> Figures {
             figures.add(&case, "decision to 95 % back", Unit::Ns, true, back);
             let unmapped = of().map(|row| whole(row.unmap_ns));
             figures.add(&case, "unmapped by itself", Unit::Ns, false, unmapped);
+            let killed = of().map(|row| whole(row.kill_ns));
+            figures.add(&case, "killed without an agent", Unit::Ns, false, killed);
             let ratios = of().filter_map(Row::ratio);
             // Not judged: a kernel that unmaps sooner would make it worse.
             figures.add(&case, "back, of unmapped", Unit::Ppm, false, ratios);
