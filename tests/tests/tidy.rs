@@ -227,3 +227,33 @@ fn names_are_found_in_code_alone() {
     let found = no_names("let c = '\"'; let own = is_told(\"own\");");
     assert_eq!(found.into_iter().collect::<Vec<_>>(), ["is_told", "own"]);
 }
+
+/// Threads that a source starts with as much stack as the standard library gives, 2 MiB: all memory of the agent is locked.
+fn without_a_stack_size(source: &str) -> usize {
+    let code = code(source);
+    let started = code.matches("thread::spawn(").count();
+    let built = code.split("thread::Builder::new()").skip(1);
+    let is_sized = |rest: &&str| {
+        let until_spawn = rest.split_once(".spawn(").map(|(before, _)| before);
+        until_spawn.is_some_and(|before| before.contains(".stack_size("))
+    };
+    started + built.filter(|rest| !is_sized(rest)).count()
+}
+
+#[test]
+fn every_thread_of_the_agent_has_a_stack_of_known_size() {
+    let mut threads = 0;
+    for (file, source) in sources::rust() {
+        // Commands are programs of people and not locked.
+        let is_agent = file.starts_with("agent/src/") && !file.starts_with("agent/src/commands/");
+        if is_agent && !file.ends_with("tests.rs") && !file.contains("/tests/") {
+            threads += code(&source).matches("thread::Builder").count();
+            let count = without_a_stack_size(&source);
+            assert_eq!(count, 0, "{file}: give the thread a `stack_size`");
+        }
+    }
+    assert!(threads > 4, "{threads} places: all are read");
+    let named = "std::thread::Builder::new().name(name).spawn(f); thread::Builder::new().stack_size(1).spawn(f)";
+    assert_eq!(without_a_stack_size(named), 1);
+    assert_eq!(without_a_stack_size("std::thread::spawn(move || f());"), 1);
+}

@@ -34,67 +34,84 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
+/// Days of a month.
+fn days_in(year: i64, month: i64) -> i64 {
+    let (next_year, next_month) = if month == 12 {
+        (year + 1, 1)
+    } else {
+        (year, month + 1)
+    };
+    days_of(next_year, next_month, 1) - days_of(year, month, 1)
+}
+
+/// A number of exactly so many digits at the beginning of a text, at most `max`, and what follows it.
+fn number(text: &[u8], digits: usize, max: i64) -> Option<(i64, &[u8])> {
+    let (number, rest) = text.split_at_checked(digits)?;
+    let value = number.iter().try_fold(0, |value, byte| {
+        byte.is_ascii_digit()
+            .then(|| value * 10 + i64::from(byte - b'0'))
+    })?;
+    (value <= max).then_some((value, rest))
+}
+
+/// The fraction of a second at the beginning of a text, in nanoseconds, and what follows it; 0 if there is none.
+fn fraction(text: &[u8]) -> (u32, &[u8]) {
+    let [b'.' | b',', after @ ..] = text else {
+        return (0, text);
+    };
+    let digits = after.iter().take_while(|byte| byte.is_ascii_digit());
+    let (digits, rest) = after.split_at(digits.count());
+    if digits.is_empty() {
+        return (0, text);
+    }
+    let kept = digits.iter().chain(std::iter::repeat(&b'0')).take(9);
+    let nanos = kept.fold(0, |nanos, byte| nanos * 10 + u32::from(byte - b'0'));
+    (nanos, rest)
+}
+
 impl Time {
-    /// Reads a time.
+    /// Reads a time. What is a time is what Go's `time.Parse` takes with the layout `time.RFC3339`, for with that the API server reads one:
+    /// `T` and `Z` are capital letters, the day is one of its month, and no second is the 60th; an hour may have one digit, a comma may stand before the
+    /// fraction of a second, of which nine digits count, and offsets reach to 24 hours and 60 minutes.
+    ///
+    /// Source: `parse` in `src/time/format.go` of Go 1.24.
     ///
     /// # Errors
     /// If the text is not of the form `2026-01-31T12:00:00Z`, with fractions of a second and offsets allowed.
     pub fn parse(text: &str) -> Result<Self, TimeError> {
-        Self::read(text).ok_or_else(|| TimeError {
+        Self::read(text.as_bytes()).ok_or_else(|| TimeError {
             text: text.to_owned(),
         })
     }
 
-    fn read(text: &str) -> Option<Self> {
-        let number = |range: std::ops::Range<usize>, min: i64, max: i64| {
-            let digits = text.get(range)?;
-            let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
-            let value = digits.parse::<i64>().ok().filter(|_| all_digits)?;
-            (min..=max).contains(&value).then_some(value)
-        };
-        let is = |at: usize, allowed: &[u8]| {
-            text.as_bytes()
-                .get(at)
-                .is_some_and(|byte| allowed.contains(byte))
-        };
-        let separators =
-            is(4, b"-") && is(7, b"-") && is(10, b"Tt") && is(13, b":") && is(16, b":");
-        if !separators {
+    fn read(text: &[u8]) -> Option<Self> {
+        let (year, text) = number(text, 4, 9999)?;
+        let (month, text) = number(text.strip_prefix(b"-")?, 2, 12)?;
+        let (day, text) = number(text.strip_prefix(b"-")?, 2, 31)?;
+        if month < 1 || day < 1 || day > days_in(year, month) {
             return None;
         }
-        let date = days_of(
-            number(0..4, 0, 9999)?,
-            number(5..7, 1, 12)?,
-            number(8..10, 1, 31)?,
-        );
-        let clock =
-            number(11..13, 0, 23)? * 3600 + number(14..16, 0, 59)? * 60 + number(17..19, 0, 60)?;
-        let rest = text.get(19..)?;
-        let (nanos, rest) = match rest.strip_prefix('.') {
-            None => (0, rest),
-            Some(fraction) => {
-                let digits = fraction.bytes().take_while(u8::is_ascii_digit).count();
-                if digits == 0 {
+        let text = text.strip_prefix(b"T")?;
+        let hour_digits = if matches!(text, [_, b':', ..]) { 1 } else { 2 };
+        let (hour, text) = number(text, hour_digits, 23)?;
+        let (minute, text) = number(text.strip_prefix(b":")?, 2, 59)?;
+        let (second, text) = number(text.strip_prefix(b":")?, 2, 59)?;
+        let (nanos, text) = fraction(text);
+        let offset = match text {
+            b"Z" => 0,
+            [sign @ (b'+' | b'-'), text @ ..] => {
+                let (hours, text) = number(text, 2, 24)?;
+                let (minutes, text) = number(text.strip_prefix(b":")?, 2, 60)?;
+                if !text.is_empty() {
                     return None;
                 }
-                let kept = fraction.get(..digits.min(9))?;
-                (
-                    format!("{kept:0<9}").parse::<u32>().ok()?,
-                    fraction.get(digits..)?,
-                )
-            }
-        };
-        let offset = match rest.as_bytes() {
-            b"Z" | b"z" => 0,
-            [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
-                let hours: i64 = rest.get(1..3)?.parse().ok()?;
-                let minutes: i64 = rest.get(4..6)?.parse().ok()?;
                 (hours * 3600 + minutes * 60) * if *sign == b'-' { -1 } else { 1 }
             }
             _ => return None,
         };
+        let clock = hour * 3600 + minute * 60 + second;
         Some(Self {
-            seconds: date * DAY_SECONDS + clock - offset,
+            seconds: days_of(year, month, day) * DAY_SECONDS + clock - offset,
             nanos,
         })
     }
@@ -167,14 +184,54 @@ mod tests {
             assert_eq!(time, Time { seconds, nanos: 0 }, "{text}");
             assert_eq!(time.to_string(), text);
         }
-        let offset = Time::parse("2026-01-01T01:30:00.5+01:30").unwrap();
-        assert_eq!(offset.to_string(), "2026-01-01T00:00:00.5Z");
+    }
+
+    /// Both ways are Go's: `time.Parse(time.RFC3339, text)`.
+    #[test]
+    fn what_go_takes_is_a_time_and_nothing_else() {
+        for (text, wanted) in [
+            ("2026-01-01T01:30:00.5+01:30", "2026-01-01T00:00:00.5Z"),
+            ("2026-01-01T00:00:00,25Z", "2026-01-01T00:00:00.25Z"),
+            (
+                "2026-01-01T00:00:00.1234567899Z",
+                "2026-01-01T00:00:00.123456789Z",
+            ),
+            ("2026-01-01T5:00:00Z", "2026-01-01T05:00:00Z"),
+            ("2026-01-01T00:00:00-24:60", "2026-01-02T01:00:00Z"),
+            ("2024-02-29T00:00:00Z", "2024-02-29T00:00:00Z"),
+            ("0000-02-29T00:00:00Z", "0000-02-29T00:00:00Z"),
+        ] {
+            assert_eq!(Time::parse(text).unwrap().to_string(), wanted, "{text}");
+        }
         for bad in [
             "",
             "2026-01-01",
             "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-02-31T00:00:00Z",
+            "2026-02-29T00:00:00Z",
+            "2100-02-29T00:00:00Z",
+            "2026-04-31T00:00:00Z",
+            "2026-01-00T00:00:00Z",
+            "2026-1-01T00:00:00Z",
+            "+026-01-01T00:00:00Z",
+            "2026-01-01T24:00:00Z",
+            "2026-01-01T00:60:00Z",
+            "2026-06-30T23:59:60Z",
             "2026-01-01T00:00:00",
             "2026-01-01T00:00:00.Z",
+            "2026-01-01T00:00:00+-5:00",
+            "2026-01-01T00:00:00+05:-1",
+            "2026-01-01T00:00:00+99:99",
+            "2026-01-01T00:00:00+25:00",
+            "2026-01-01T00:00:00+00:61",
+            "2026-01-01T00:00:00+0100",
+            "2026-01-01T00:00:00+01:00Z",
+            "2026-01-01T00:00:00ZZ",
+            "2026-01-01t00:00:00Z",
+            "2026-01-01T00:00:00z",
+            "2026-01-01 00:00:00Z",
+            "2026-01-01T00:00:00\u{e9}",
         ] {
             assert!(Time::parse(bad).is_err(), "{bad}");
         }

@@ -2,6 +2,7 @@
 //!
 //! Their defaults are [`EvictionOptions::default`], in one place ([`PlimsollOptions::default`]); the table has none.
 
+use plimsoll_core::kube::admission::names::dns_label_errors;
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{CPU, MEMORY};
@@ -9,6 +10,7 @@ use plimsoll_core::model::options::{
     Availability, Breaker, CpuBurst, CpuOptions, CpuSuppress, EvictionOptions, Foresight, LastLine,
     NamespaceShare, OomOrder, OveruseRanking, Remedies, Victims,
 };
+use plimsoll_core::policy::cpu::suppress::GIVE_UP_NS;
 use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
 use plimsoll_core::policy::memory::share::NAMESPACE_SHARES_MAX;
 
@@ -67,7 +69,7 @@ pub const FIELDS: &[Field] = &[
         field("enabled", Used, Shape::Bool, "switch CPU suppression on").pointer(),
         field("waitPercent", Used, int(1, 100), "share of time for which a pod below its request may wait for CPU").pointer(),
         field("floorMilliCPU", Used, int(10, 1_000_000), "no pod gets less than this, in thousandths of a CPU").pointer(),
-        field("budget", Used, Shape::Duration, "longest suppression in one go; in the long run at most half of the time").pointer(),
+        field("budget", Used, Shape::Duration, "longest suppression in one go, 10s to 24h; in the long run at most half of the time").pointer(),
     ]), "limit BestEffort pods while pods below their CPU request wait for CPU"),
 ];
 
@@ -168,7 +170,7 @@ fn entries(section: Option<&Node>) -> &[Entry] {
     }
 }
 
-/// What is wrong with `namespaceShares`: too many, resources without shares, negative amounts.
+/// What is wrong with `namespaceShares`: too many, names that no namespace can have, resources without shares, negative amounts.
 pub(super) fn check_namespace_shares(section: Option<&Node>, problems: &mut Vec<Problem>) {
     let all = entries(section);
     if let Some(beyond) = all.get(NAMESPACE_SHARES_MAX) {
@@ -179,6 +181,15 @@ pub(super) fn check_namespace_shares(section: Option<&Node>, problems: &mut Vec<
         ));
     }
     for entry in all {
+        if !dns_label_errors(&entry.key).is_empty() {
+            let what =
+                "no namespace has this name: use lower-case letters, digits and '-', at most 63";
+            problems.push(Problem::new(
+                entry.origin,
+                format!("plimsoll.namespaceShares.{}", entry.key),
+                what,
+            ));
+        }
         let Value::Map(amounts) = &entry.node.value else {
             continue;
         };
@@ -380,25 +391,45 @@ fn last_line(configured: Option<LastLine>) -> Value {
     ])
 }
 
-/// What is wrong with the parts of `lastLine`.
-fn check_last_line(parts: &[Entry], problems: &mut Vec<Problem>) {
-    let bounds = [
-        ("acknowledgeWithin", 10_000_000, 60_000_000_000),
-        ("expiresAfter", 1_000_000_000, 3_600_000_000_000),
-    ];
-    for (name, min_ns, max_ns) in bounds {
-        let Some(part) = parts.iter().find(|part| part.key == name) else {
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// Durations that have limits: option, part of it, the shortest and the longest, nanoseconds.
+const DURATION_LIMITS: [(&str, &str, i64, i64); 4] = [
+    ("remedies", "throttle", 0, THROTTLE_MAX_NS.cast_signed()),
+    (
+        "lastLine",
+        "acknowledgeWithin",
+        SECOND_NS / 100,
+        60 * SECOND_NS,
+    ),
+    ("lastLine", "expiresAfter", SECOND_NS, 3600 * SECOND_NS),
+    // With less, pods would be held and released again and again before it can be known whether that helps.
+    (
+        "cpuSuppress",
+        "budget",
+        GIVE_UP_NS.cast_signed(),
+        24 * 3600 * SECOND_NS,
+    ),
+];
+
+/// What is wrong with the durations of an option.
+fn check_durations(option: &str, parts: &[Entry], problems: &mut Vec<Problem>) {
+    let limits = DURATION_LIMITS.iter().filter(|(of, ..)| *of == option);
+    for (_, name, min_ns, max_ns) in limits {
+        let Some(part) = parts.iter().find(|part| part.key == *name) else {
             continue;
         };
-        if !(min_ns..=max_ns).contains(&duration_ns(Some(&part.node))) {
+        // What is no duration has been reported.
+        let given = match &part.node.value {
+            Value::Text(text) => duration::parse_ns(text).ok(),
+            _ => None,
+        };
+        if given.is_some_and(|ns| !(*min_ns..=*max_ns).contains(&ns)) {
+            let text = |ns: i64| duration_text(ns.unsigned_abs());
             problems.push(Problem::new(
                 part.node.origin,
-                format!("plimsoll.lastLine.{name}"),
-                format!(
-                    "from {} to {}",
-                    duration_text(min_ns),
-                    duration_text(max_ns)
-                ),
+                format!("plimsoll.{option}.{name}"),
+                format!("from {} to {}", text(*min_ns), text(*max_ns)),
             ));
         }
     }
@@ -480,23 +511,6 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
             // Of `remedies` that is 0s: off.
             parts.push(part);
         }
-        if name == "lastLine" {
-            check_last_line(parts, problems);
-        }
-        let throttle = parts
-            .iter()
-            .find(|part| name == "remedies" && part.key == "throttle");
-        if let Some(throttle) = throttle
-            && duration_ns(Some(&throttle.node)) > THROTTLE_MAX_NS
-        {
-            problems.push(Problem::new(
-                throttle.node.origin,
-                "plimsoll.remedies.throttle",
-                format!(
-                    "no pod is held for longer than {}: write that or less",
-                    duration_text(THROTTLE_MAX_NS)
-                ),
-            ));
-        }
+        check_durations(name, parts, problems);
     }
 }

@@ -256,6 +256,18 @@ fn shares_of_namespaces_are_read_and_checked() {
             "plimsoll.namespaceShares: a: memory: quantity \"lots\" is malformed",
         ),
         ("{a: 1Gi}", "plimsoll.namespaceShares: a: "),
+        (
+            "{Team_A: {cpu: 1}}",
+            "plimsoll.namespaceShares.Team_A: no namespace has this name: use lower-case letters, digits and '-', at most 63",
+        ),
+        (
+            "{a.b: {cpu: 1}}",
+            "plimsoll.namespaceShares.a.b: no namespace",
+        ),
+        (
+            "{a-: {cpu: 1}}",
+            "plimsoll.namespaceShares.a-: no namespace",
+        ),
     ] {
         let error = shares(&format!("plimsoll: {{namespaceShares: {text}}}\n")).unwrap_err();
         assert!(error.to_string().contains(wanted), "{text}: {error}");
@@ -406,16 +418,54 @@ fn flags_override_the_file() {
 }
 
 #[test]
-fn no_pod_is_held_for_long() {
+fn durations_have_limits() {
     let longest = of("plimsoll: {remedies: {throttle: 10s}}\n").unwrap();
     let remedies = longest.engine.options.remedies.unwrap();
     assert_eq!(remedies.throttle_budget_ns, 10_000_000_000);
-    assert_eq!(
-        errors("plimsoll:\n  remedies: {throttle: 10s1ms}\n"),
-        [
-            "kubelet.yaml:2: plimsoll.remedies.throttle: no pod is held for longer than 10s: write that or less"
-        ]
-    );
+    let budget = |text: &str| {
+        let file = format!("plimsoll: {{cpuSuppress: {{enabled: true, budget: {text}}}}}\n");
+        let cpu = of(&file).unwrap().engine.cpu;
+        cpu.suppress.unwrap().budget_ns
+    };
+    assert_eq!(budget("10s"), 10_000_000_000);
+    assert_eq!(budget("24h"), 86_400_000_000_000);
+    for (option, field, wanted) in [
+        (
+            "remedies: {throttle: 10s1ms}",
+            "remedies.throttle",
+            "from 0s to 10s",
+        ),
+        (
+            "remedies: {throttle: -1s}",
+            "remedies.throttle",
+            "from 0s to 10s",
+        ),
+        (
+            "cpuSuppress: {enabled: true, budget: 0s}",
+            "cpuSuppress.budget",
+            "from 10s to 24h",
+        ),
+        (
+            "cpuSuppress: {enabled: true, budget: 24h1ns}",
+            "cpuSuppress.budget",
+            "from 10s to 24h",
+        ),
+        (
+            "lastLine: {enabled: true, acknowledgeWithin: 1ms}",
+            "lastLine.acknowledgeWithin",
+            "from 10ms to 1m",
+        ),
+        (
+            "lastLine: {enabled: true, expiresAfter: soon}",
+            "lastLine.expiresAfter",
+            "\"soon\" is no duration",
+        ),
+    ] {
+        let found = errors(&format!("plimsoll:\n  {option}\n"));
+        let wanted = format!("kubelet.yaml:2: plimsoll.{field}: {wanted}");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with(&wanted), "{found:?}");
+    }
 }
 
 #[test]

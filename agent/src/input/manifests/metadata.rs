@@ -1,5 +1,6 @@
 //! `metadata` of all kinds: names, namespaces and UIDs, which may become names of directories.
 
+use plimsoll_core::kube::admission::names::{dns_label_errors, dns_subdomain_errors};
 use plimsoll_core::kube::pod::DEFAULT_NAMESPACE;
 
 use super::schema::{Finding, join};
@@ -61,30 +62,10 @@ pub(super) fn check_metadata(document: &Node, path: &str, findings: &mut Vec<Fin
 
 /// RFC 1123 label.
 pub(super) fn is_dns_label(name: &str) -> bool {
-    let is_end = |byte: Option<&u8>| {
-        byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-    };
-    let bytes = name.as_bytes();
-    bytes.len() <= 63
-        && is_end(bytes.first())
-        && is_end(bytes.last())
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
+    dns_label_errors(name).is_empty()
 }
 
 /// RFC 1123 subdomain: labels with dots between; only the whole has a length limit.
 pub(super) fn is_dns_subdomain(name: &str) -> bool {
-    let is_part = |part: &str| {
-        let is_end = |byte: Option<&u8>| {
-            byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-        };
-        let bytes = part.as_bytes();
-        is_end(bytes.first())
-            && is_end(bytes.last())
-            && bytes
-                .iter()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(is_part)
+    dns_subdomain_errors(name).is_empty()
 }

@@ -263,6 +263,28 @@ fn the_thread_reports_what_inotify_sees() {
 }
 
 #[test]
+fn the_stack_of_the_thread_has_room_for_the_deepest_file() {
+    let dir = tempfile::tempdir().unwrap();
+    // As deep as `input::yaml` takes it.
+    let deep = format!("{}1{}", "[".repeat(29), "]".repeat(29));
+    let text = format!("{}x: {deep}\n", pod("a"));
+    std::fs::write(dir.path().join("a.yaml"), text).unwrap();
+    let (sender, receiver) = std::sync::mpsc::sync_channel(4);
+    let _watch =
+        ManifestWatch::spawn(dir.path(), None, move |change| sender.send(change).is_ok()).unwrap();
+    // A file is read when it has settled.
+    let change = receiver
+        .iter()
+        .find(|change| !change.errors.is_empty())
+        .unwrap();
+    let errors: Vec<String> = change.errors.iter().map(ToString::to_string).collect();
+    assert!(
+        errors.len() == 1 && errors[0].contains("x: ") && !errors[0].contains("nested"),
+        "{errors:?}"
+    );
+}
+
+#[test]
 fn a_missing_directory_is_refused_at_once() {
     let error = ManifestWatch::spawn("/nonexistent/manifests", None, |_| true).unwrap_err();
     assert!(error.to_string().contains("--manifests"), "{error}");

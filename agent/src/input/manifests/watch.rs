@@ -15,6 +15,8 @@ use super::admission::Ground;
 use super::{ManifestChange, ManifestDir, PODS_MAX, SETTLE_MS};
 use crate::host::shown::Show as _;
 
+/// Stack of the thread: all of it is locked in memory.
+const STACK_BYTES: usize = 512 << 10;
 /// How often a directory that has gone away is looked for.
 const RETRY_MS: u64 = 1000;
 
@@ -82,6 +84,7 @@ impl ManifestWatch {
         };
         let thread = std::thread::Builder::new()
             .name("manifests".to_owned())
+            .stack_size(STACK_BYTES)
             .spawn(move || follower.watch(&dir, ground, send))
             .map_err(|error| WatchError::Kernel {
                 what: "clone",
