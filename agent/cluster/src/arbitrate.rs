@@ -11,7 +11,6 @@
 pub mod judge;
 pub mod lease;
 pub mod odd;
-pub mod placement;
 pub mod reclaim;
 pub mod review;
 pub mod scheduler;

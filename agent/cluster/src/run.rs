@@ -6,7 +6,7 @@ pub mod webhook;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_core::kube::budget::DisruptionBudget;
@@ -200,6 +200,11 @@ fn now(began: Instant) -> Now {
         mono_ms: ms(began.elapsed()),
         unix_ms: ms(unix.unwrap_or_default()),
     }
+}
+
+/// What the arbitrator's loop and the tasks beside it share: one at a time; what a panic left is as it was.
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Different for each process, so that those of a cluster do not keep step.

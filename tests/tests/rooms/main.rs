@@ -3,8 +3,7 @@
 //! Imports go downwards only. A room of the agent may use the rooms in its row of [`ROOMS`] and no other; an arrow that no file uses any more has to
 //! leave the table, so that the table says what is, not what once was. A room of the core may use all rooms after it in [`CORE_ROOMS`]: so a rule can be
 //! read, tested and changed without what stands above it. `placement` stands below `model` there: it is a library about CPUs, memory and devices, which
-//! knows neither events nor decisions; those carry its results. Nor do the files and folders of a room import each other in a circle; [`CIRCLES`] has the
-//! exceptions.
+//! knows neither events nor decisions; those carry its results. Nor do the files and folders of a room import each other in a circle.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod source;
@@ -218,22 +217,6 @@ const CORE_ROOMS: [&str; 8] = [
     "arbitration",
     "kube",
     "shown",
-];
-
-/// Arrows that close a circle between two parts of a room, each with the reason why it stays.
-const CIRCLES: [(&Crate, &str, [&str; 2], &str); 2] = [
-    (
-        &CLUSTER,
-        "arbitrate",
-        ["seen", "placement"],
-        "a pod that was seen carries where it may run, and that is judged by nodes that were seen",
-    ),
-    (
-        &CLUSTER,
-        "run",
-        ["webhook", "arbitrate"],
-        "the webhook answers from the state of the loop that starts it, under its lock",
-    ),
 ];
 
 /// Crates that only these rooms may use.
@@ -499,16 +482,7 @@ fn no_part_of_a_room_is_in_a_circle() {
         assert!(modules.len() > 10, "too few files: {}", of.source);
         let rooms: BTreeSet<&str> = modules.iter().map(|module| &*module.path[0]).collect();
         for room in rooms.into_iter().map(Some).chain([None]) {
-            let mut graph = parts(of, room);
-            for (_, _, [from, to], reason) in CIRCLES.iter().filter(|(where_, stays_in, ..)| {
-                where_.source == of.source && room == Some(*stays_in)
-            }) {
-                let imports = graph.get_mut(*from);
-                assert!(
-                    imports.is_some_and(|imports| imports.remove(*to)),
-                    "{from} → {to} is no arrow any more: take it out of the table ({reason})"
-                );
-            }
+            let graph = parts(of, room);
             let room = room.unwrap_or("the rooms");
             let circle = in_circles(graph).into_iter();
             wrong.extend(circle.map(|line| format!("{}, {room}: {line}", of.source)));

@@ -4,6 +4,7 @@ pub mod budget;
 pub mod consumer;
 mod counted;
 pub mod node;
+pub mod placement;
 pub mod pod;
 pub mod quota;
 

@@ -1,7 +1,7 @@
 //! The loop of the arbitrator: hears the API server, asks [`Arbiter`] what to do, and does it while it has the Lease.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::arbitration::units::quantity_of;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::webhook::{self, ASKED_MAX, Asked, Keeper};
-use super::{RunError, discovered, now, seed, watched};
+use super::{RunError, discovered, locked, now, seed, watched};
 use crate::api::{Api, Source};
 use crate::arbitrate::lease::Election;
 use crate::arbitrate::review::Verdict;
@@ -105,11 +105,6 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     }
     state.end().await;
     Ok(())
-}
-
-/// One at a time; what a panic left is as it was.
-pub(super) fn locked(lease: &Mutex<Election>) -> MutexGuard<'_, Election> {
-    lease.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps the Lease, whatever the loop is busy with: a cycle of a large cluster takes seconds.

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -11,8 +11,7 @@ use http::StatusCode;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
-use super::arbitrate::locked;
-use super::{RunError, now};
+use super::{RunError, locked, now};
 use crate::api::Api;
 use crate::arbitrate::lease::Election;
 use crate::arbitrate::review::{Question, Verdict};
@@ -122,8 +121,7 @@ impl Desk {
     /// Whether one more of this peer may be looked at in this second.
     fn admits(&self, peer: Peer) -> bool {
         let now = now(self.began).mono_ms;
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        pace.takes(peer, now)
+        locked(&self.pace).takes(peer, now)
     }
 
     /// The answer to one review. Every code but 200 is no answer, and the API server goes on without one.

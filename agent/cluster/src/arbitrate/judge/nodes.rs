@@ -8,7 +8,7 @@ use plimsoll_core::arbitration::cluster::Cluster;
 use plimsoll_core::arbitration::requests::is_of_limits;
 
 use super::objects::offered;
-use crate::arbitrate::placement::{Placement, TOO_LARGE};
+use crate::arbitrate::seen::placement::{Placement, TOO_LARGE};
 use crate::arbitrate::seen::pod::{SeenPod, TOO_MANY_RESOURCES};
 use crate::arbitrate::store::Store;
 

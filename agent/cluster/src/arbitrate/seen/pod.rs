@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::counted::CountedPod;
+use super::placement::{ApiPlacement, Placement};
 use super::{Meta, Texts, read};
-use crate::arbitrate::placement::{ApiPlacement, Placement};
 use crate::clock::unix_ms_of;
 
 /// The notice on a pod: when it is evicted if nothing changes.

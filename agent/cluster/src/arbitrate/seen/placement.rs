@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::seen::node::{SeenNode, Taint};
+use super::node::{SeenNode, Taint};
 
 type Texts = BTreeMap<String, String>;
 
