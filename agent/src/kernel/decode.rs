@@ -75,160 +75,19 @@ pub fn decode(bytes: &[u8]) -> Result<(Kind, Record<'_>), DecodeError> {
     let kind = Kind::try_from(header.kind)
         .map_err(|unknown| DecodeError::UnknownKind { number: unknown.0 })?;
     let body = match kind {
-        Kind::ChargesReached => {
-            let record: abi::ChargesReached = read(bytes)?;
-            Body::ChargesReached {
-                charged_bytes: bytes_of_pages(record.charged_pages),
-                generation: Generation(record.generation),
-                node: (record.node != abi::NodePages::UNKNOWN).then(|| node_counters(&record.node)),
-            }
-        }
-        Kind::LastLineKill => {
-            let record: abi::last_line::LastLineKill = read(bytes)?;
-            let length = record.comm.iter().take_while(|byte| **byte != 0).count();
-            Body::LastLineKill {
-                why: match last_line_reason(record.reason) {
-                    Some(why) => why,
-                    None => return unknown_value(kind, "reason", record.reason),
-                },
-                tgid: record.tgid,
-                comm: slice(
-                    bytes,
-                    offset_of!(abi::last_line::LastLineKill, comm),
-                    length,
-                ),
-                uid: slice(
-                    bytes,
-                    offset_of!(abi::last_line::LastLineKill, uid),
-                    UID_BYTES,
-                ),
-                place: record.place,
-                kills: record.kills,
-                available_pages: (record.available_pages != UNKNOWN_U64)
-                    .then_some(record.available_pages),
-                wanted_pages: record.wanted_pages,
-                crossed_ns: (record.crossed_ns != 0).then_some(record.crossed_ns),
-                acked_ns: record.acked_ns,
-            }
-        }
-        Kind::CgroupMkdir => {
-            let record: abi::CgroupMkdir = read(bytes)?;
-            let length = (record.path_len as usize).min(PATH_BYTES);
-            Body::CgroupMkdir {
-                level: record.level,
-                hierarchy_id: record.hierarchy_id,
-                path: slice(bytes, offset_of!(abi::CgroupMkdir, path), length),
-                is_cut: length >= PATH_BYTES - 1,
-            }
-        }
-        Kind::CgroupRmdir => {
-            let record: abi::CgroupRmdir = read(bytes)?;
-            Body::CgroupRmdir {
-                level: record.level,
-                hierarchy_id: record.hierarchy_id,
-            }
-        }
-        Kind::CgroupAttach => {
-            let record: abi::CgroupAttach = read(bytes)?;
-            Body::CgroupAttach {
-                tgid: record.tgid,
-                hierarchy_id: record.hierarchy_id,
-            }
-        }
-        Kind::CgroupPopulated => {
-            let record: abi::CgroupPopulated = read(bytes)?;
-            Body::CgroupPopulated {
-                is_populated: record.populated != 0,
-                hierarchy_id: record.hierarchy_id,
-            }
-        }
-        Kind::OomKill => {
-            let record: abi::OomKill = read(bytes)?;
-            let length = record.comm.iter().take_while(|byte| **byte != 0).count();
-            Body::OomKill {
-                limit: match record.limit_cgroup_id {
-                    NODE_OOM => OomLimit::Node,
-                    UNKNOWN_U64 => OomLimit::Unknown,
-                    id => OomLimit::Cgroup(id),
-                },
-                tgid: record.tgid,
-                oom_score_adj: record.oom_score_adj,
-                points: (record.points != i64::MAX).then_some(record.points),
-                total_pages: record.total_pages,
-                anon_pages: record.anon_pages,
-                comm: slice(bytes, offset_of!(abi::OomKill, comm), length),
-            }
-        }
-        Kind::MemoryEvent => {
-            let record: abi::MemoryEvent = read(bytes)?;
-            Body::MemoryEvent {
-                event: match memory_limit_event(record.event) {
-                    Some(event) => event,
-                    None => return unknown_value(kind, "event", record.event),
-                },
-                count: record.count,
-                pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
-            }
-        }
-        Kind::Throttle => {
-            let record: abi::Throttle = read(bytes)?;
-            Body::Throttle {
-                phase: match record.phase {
-                    throttle_phase::START => ThrottlePhase::Start,
-                    throttle_phase::STOP => ThrottlePhase::Stop,
-                    value => return unknown_value(kind, "phase", value),
-                },
-                count: record.count,
-                sum_ns: record.sum_ns,
-                max_ns: record.max_ns,
-            }
-        }
-        Kind::MemoryStall => {
-            let record: abi::MemoryStall = read(bytes)?;
-            Body::MemoryStall {
-                cause: match stall_cause_of(record.cause) {
-                    Some(cause) => cause,
-                    None => return unknown_value(kind, "cause", record.cause),
-                },
-                actor_cgroup_id: record.actor_cgroup_id,
-                count: record.count,
-                sum_ns: record.sum_ns,
-                max_ns: record.max_ns,
-                pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
-            }
-        }
-        Kind::Refault => {
-            let record: abi::Refault = read(bytes)?;
-            Body::Refault {
-                what: match refault_kind(record.what) {
-                    Some(what) => what,
-                    None => return unknown_value(kind, "what", record.what),
-                },
-                count: record.count,
-                pages: record.pages,
-            }
-        }
-        Kind::ProcessBirth => {
-            let record: abi::ProcessBirth = read(bytes)?;
-            Body::ProcessBirth {
-                tgid: record.tgid,
-                parent_tgid: record.parent_tgid,
-                parent_cgroup_id: record.parent_cgroup_id,
-            }
-        }
-        Kind::NodeReclaim => {
-            let record: abi::NodeReclaim = read(bytes)?;
-            Body::NodeReclaim {
-                phase: match record.phase {
-                    reclaim_phase::KSWAPD_WAKE => ReclaimPhase::KswapdWake,
-                    reclaim_phase::DIRECT_RECLAIM => ReclaimPhase::DirectReclaim,
-                    value => return unknown_value(kind, "phase", value),
-                },
-                count: record.count,
-                node: (record.node != UNKNOWN_U32).then_some(record.node),
-                order: record.order,
-            }
-        }
+        Kind::ChargesReached => read_charges_reached(bytes)?,
+        Kind::LastLineKill => read_last_line_kill(bytes)?,
+        Kind::CgroupMkdir => read_cgroup_mkdir(bytes)?,
+        Kind::CgroupRmdir => read_cgroup_rmdir(bytes)?,
+        Kind::CgroupAttach => read_cgroup_attach(bytes)?,
+        Kind::CgroupPopulated => read_cgroup_populated(bytes)?,
+        Kind::OomKill => read_oom_kill(bytes)?,
+        Kind::MemoryEvent => read_memory_event(bytes)?,
+        Kind::Throttle => read_throttle(bytes)?,
+        Kind::MemoryStall => read_memory_stall(bytes)?,
+        Kind::Refault => read_refault(bytes)?,
+        Kind::ProcessBirth => read_process_birth(bytes)?,
+        Kind::NodeReclaim => read_node_reclaim(bytes)?,
     };
     let record = Record {
         ts_ns: header.ts_ns,
@@ -237,6 +96,172 @@ pub fn decode(bytes: &[u8]) -> Result<(Kind, Record<'_>), DecodeError> {
         body,
     };
     Ok((kind, record))
+}
+
+fn read_charges_reached(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::ChargesReached = read(bytes)?;
+    Ok(Body::ChargesReached {
+        charged_bytes: bytes_of_pages(record.charged_pages),
+        generation: Generation(record.generation),
+        node: (record.node != abi::NodePages::UNKNOWN).then(|| node_counters(&record.node)),
+    })
+}
+
+fn read_last_line_kill(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::last_line::LastLineKill = read(bytes)?;
+    let length = record.comm.iter().take_while(|byte| **byte != 0).count();
+    Ok(Body::LastLineKill {
+        why: match last_line_reason(record.reason) {
+            Some(why) => why,
+            None => return unknown_value(Kind::LastLineKill, "reason", record.reason),
+        },
+        tgid: record.tgid,
+        comm: slice(
+            bytes,
+            offset_of!(abi::last_line::LastLineKill, comm),
+            length,
+        ),
+        uid: slice(
+            bytes,
+            offset_of!(abi::last_line::LastLineKill, uid),
+            UID_BYTES,
+        ),
+        place: record.place,
+        kills: record.kills,
+        available_pages: (record.available_pages != UNKNOWN_U64).then_some(record.available_pages),
+        wanted_pages: record.wanted_pages,
+        crossed_ns: (record.crossed_ns != 0).then_some(record.crossed_ns),
+        acked_ns: record.acked_ns,
+    })
+}
+
+fn read_cgroup_mkdir(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::CgroupMkdir = read(bytes)?;
+    let length = (record.path_len as usize).min(PATH_BYTES);
+    Ok(Body::CgroupMkdir {
+        level: record.level,
+        hierarchy_id: record.hierarchy_id,
+        path: slice(bytes, offset_of!(abi::CgroupMkdir, path), length),
+        is_cut: length >= PATH_BYTES - 1,
+    })
+}
+
+fn read_cgroup_rmdir(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::CgroupRmdir = read(bytes)?;
+    Ok(Body::CgroupRmdir {
+        level: record.level,
+        hierarchy_id: record.hierarchy_id,
+    })
+}
+
+fn read_cgroup_attach(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::CgroupAttach = read(bytes)?;
+    Ok(Body::CgroupAttach {
+        tgid: record.tgid,
+        hierarchy_id: record.hierarchy_id,
+    })
+}
+
+fn read_cgroup_populated(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::CgroupPopulated = read(bytes)?;
+    Ok(Body::CgroupPopulated {
+        is_populated: record.populated != 0,
+        hierarchy_id: record.hierarchy_id,
+    })
+}
+
+fn read_oom_kill(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::OomKill = read(bytes)?;
+    let length = record.comm.iter().take_while(|byte| **byte != 0).count();
+    Ok(Body::OomKill {
+        limit: match record.limit_cgroup_id {
+            NODE_OOM => OomLimit::Node,
+            UNKNOWN_U64 => OomLimit::Unknown,
+            id => OomLimit::Cgroup(id),
+        },
+        tgid: record.tgid,
+        oom_score_adj: record.oom_score_adj,
+        points: (record.points != i64::MAX).then_some(record.points),
+        total_pages: record.total_pages,
+        anon_pages: record.anon_pages,
+        comm: slice(bytes, offset_of!(abi::OomKill, comm), length),
+    })
+}
+
+fn read_memory_event(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::MemoryEvent = read(bytes)?;
+    Ok(Body::MemoryEvent {
+        event: match memory_limit_event(record.event) {
+            Some(event) => event,
+            None => return unknown_value(Kind::MemoryEvent, "event", record.event),
+        },
+        count: record.count,
+        pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
+    })
+}
+
+fn read_throttle(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::Throttle = read(bytes)?;
+    Ok(Body::Throttle {
+        phase: match record.phase {
+            throttle_phase::START => ThrottlePhase::Start,
+            throttle_phase::STOP => ThrottlePhase::Stop,
+            value => return unknown_value(Kind::Throttle, "phase", value),
+        },
+        count: record.count,
+        sum_ns: record.sum_ns,
+        max_ns: record.max_ns,
+    })
+}
+
+fn read_memory_stall(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::MemoryStall = read(bytes)?;
+    Ok(Body::MemoryStall {
+        cause: match stall_cause_of(record.cause) {
+            Some(cause) => cause,
+            None => return unknown_value(Kind::MemoryStall, "cause", record.cause),
+        },
+        actor_cgroup_id: record.actor_cgroup_id,
+        count: record.count,
+        sum_ns: record.sum_ns,
+        max_ns: record.max_ns,
+        pages: (record.pages != UNKNOWN_U64).then_some(record.pages),
+    })
+}
+
+fn read_refault(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::Refault = read(bytes)?;
+    Ok(Body::Refault {
+        what: match refault_kind(record.what) {
+            Some(what) => what,
+            None => return unknown_value(Kind::Refault, "what", record.what),
+        },
+        count: record.count,
+        pages: record.pages,
+    })
+}
+
+fn read_process_birth(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::ProcessBirth = read(bytes)?;
+    Ok(Body::ProcessBirth {
+        tgid: record.tgid,
+        parent_tgid: record.parent_tgid,
+        parent_cgroup_id: record.parent_cgroup_id,
+    })
+}
+
+fn read_node_reclaim(bytes: &[u8]) -> Result<Body<'_>, DecodeError> {
+    let record: abi::NodeReclaim = read(bytes)?;
+    Ok(Body::NodeReclaim {
+        phase: match record.phase {
+            reclaim_phase::KSWAPD_WAKE => ReclaimPhase::KswapdWake,
+            reclaim_phase::DIRECT_RECLAIM => ReclaimPhase::DirectReclaim,
+            value => return unknown_value(Kind::NodeReclaim, "phase", value),
+        },
+        count: record.count,
+        node: (record.node != UNKNOWN_U32).then_some(record.node),
+        order: record.order,
+    })
 }
 
 fn node_counters(pages: &abi::NodePages) -> NodeCounters {
