@@ -27,7 +27,7 @@ use crate::host::boundary;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
-use crate::record::tally::{NriTally, PlacementTally, ReportCounts};
+use crate::record::tally::{NriTally, PlacementTally, ReportCounts, Tally};
 use crate::serve::serving::ClientFigures;
 use page::{Page, Value};
 
@@ -166,13 +166,36 @@ impl Collector for Readings {
 /// What the loop has counted.
 fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     let tally = &snapshot.tally;
+    decisions(snapshot, page)?;
+    kills(tally, page)?;
+    latencies(tally, page)?;
+    left_out(tally, page)?;
+    cgroup_kills(tally, page)?;
+    admissions(snapshot, page)?;
+    sources(tally, page)?;
+    cluster(tally.reports, page)?;
+    placement(tally.placement, page)?;
+    nri(tally.nri, page)?;
+    page.counter(
+        "plimsoll_journal_steps_lost",
+        "Steps that are missing from the journal; absent without a journal.",
+        "",
+        tally
+            .journal_steps_lost
+            .map(|lost| ([], Value::Count(lost))),
+    )
+}
+
+/// Decisions, and those that have not been taken yet.
+fn decisions(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
     let mut decisions: BTreeMap<(&str, &str), u64> =
         ALWAYS.into_iter().map(|labels| (labels, 0)).collect();
     for threshold in &snapshot.config.thresholds {
         decisions.insert(("evict", threshold.signal.row().name), 0);
     }
     decisions.extend(
-        tally
+        snapshot
+            .tally
             .decisions
             .iter()
             .map(|(labels, count)| (*labels, *count)),
@@ -185,7 +208,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
             let labels = [("decision", decision), ("reason", reason)];
             (labels, Value::Count(count))
         }),
-    )?;
+    )
+}
+
+/// Processes that the kernel has killed.
+fn kills(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     let kills = [
         ("pod", tally.oom_kills.of_pods),
         ("elsewhere", tally.oom_kills.elsewhere),
@@ -202,7 +229,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Processes that the last line in the kernel killed.",
         "",
         [([], Value::Count(tally.last_line_kills))],
-    )?;
+    )
+}
+
+/// How long reactions, evictions and turns of the loop took.
+fn latencies(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     let reactions = [
         ("charge_threshold", &tally.reactions.charge_threshold),
         ("direct_reclaim", &tally.reactions.direct_reclaim),
@@ -213,7 +244,6 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Time from the kernel's time stamp of an event to the engine's decision, whatever it is.",
         reactions.map(|(cause, latencies)| ([("cause", cause)], latencies)),
     )?;
-    let seconds = |ns| Value::Float(Duration::from_nanos(ns).as_secs_f64());
     page.gauge(
         "plimsoll_longest_reaction",
         "The longest time from the kernel's time stamp of an event to the engine's decision.",
@@ -245,7 +275,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "The longest turn of the loop.",
         "seconds",
         [([], seconds(tally.turns.max_ns))],
-    )?;
+    )
+}
+
+/// What found no room in a queue, or was not said.
+fn left_out(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     page.counter(
         "plimsoll_output_lines_lost",
         "Lines of standard output dropped because the queue was full.",
@@ -263,7 +297,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Warnings about pods that were not said, because there were too many about one pod in a row.",
         "",
         [([], Value::Count(tally.pod_warnings_left_out))],
-    )?;
+    )
+}
+
+/// How pods were killed, and their memory was freed.
+fn cgroup_kills(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     let (kills, sum_ns, max_ns) = tally.kill_writes;
     page.counter(
         "plimsoll_cgroup_kill_writes",
@@ -288,8 +326,12 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Killed pods whose memory was left to their processes, because the agent was freeing that of others.",
         "",
         [([], Value::Count(tally.releases_refused))],
-    )?;
-    let [admitted, refused] = tally.admissions;
+    )
+}
+
+/// Which pods may run.
+fn admissions(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
+    let [admitted, refused] = snapshot.tally.admissions;
     page.counter(
         "plimsoll_admissions",
         "Pods of manifests, by what LimitRanges, quotas and priority classes made of them; each refused pod once, however often it asks.",
@@ -302,7 +344,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "Pods of manifests that may not run at the moment.",
         "",
         [([], Value::Count(snapshot.refused.len() as u64))],
-    )?;
+    )
+}
+
+/// Sources that are gone, and what the others do not see.
+fn sources(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     page.counter(
         "plimsoll_sources_lost",
         "Optional sources that failed while the agent ran.",
@@ -316,12 +362,13 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         tally
             .cgroups_unwatched
             .map(|count| ([], Value::Count(count))),
-    )?;
-    let reports = |count: fn(ReportCounts) -> u64| {
-        tally
-            .reports
-            .map(|counts| ([], Value::Count(count(counts))))
-    };
+    )
+}
+
+/// What the API server is to be told.
+fn cluster(reports: Option<ReportCounts>, page: &mut Page<'_>) -> fmt::Result {
+    let reports =
+        |count: fn(ReportCounts) -> u64| reports.map(|counts| ([], Value::Count(count(counts))));
     page.gauge(
         "plimsoll_evictions_unsettled",
         "Evictions that the API server does not show yet; only beside a kubelet.",
@@ -351,17 +398,11 @@ fn counted(snapshot: &Snapshot, page: &mut Page<'_>) -> fmt::Result {
         "1 if plimsoll-cluster is connected; only beside a kubelet.",
         "",
         reports(|counts| u64::from(counts.is_connected)),
-    )?;
-    placement(tally.placement, page)?;
-    nri(tally.nri, page)?;
-    page.counter(
-        "plimsoll_journal_steps_lost",
-        "Steps that are missing from the journal; absent without a journal.",
-        "",
-        tally
-            .journal_steps_lost
-            .map(|lost| ([], Value::Count(lost))),
     )
+}
+
+fn seconds(ns: u64) -> Value<'static> {
+    Value::Float(Duration::from_nanos(ns).as_secs_f64())
 }
 
 /// What came of placement.
