@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::explain::ranking::{Candidate, ExplainedRanking};
 use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
-use crate::model::signal::{Signal, memory};
+use crate::model::signal::{Resource, Signal, memory};
 use crate::model::state::NodeState;
 use crate::policy::memory::candidates;
 use crate::policy::memory::foresight::{self, Foreseen};
@@ -41,144 +41,209 @@ pub(crate) fn answer(
     ranking: &ExplainedRanking,
     victims: &[String],
 ) -> KubeletAnswer {
-    let row = signal.row();
-    let mut differences = Vec::new();
-    let mut differ = |because: &str, kubelet: String, plimsoll: String| {
-        differences.push(Difference {
-            because: because.to_owned(),
-            kubelet,
-            plimsoll,
-        });
+    let mut comparison = Comparison {
+        config,
+        state,
+        signal,
+        ours: ranking.next().map(|place| &*place.pod),
+        victims,
+        differences: Vec::new(),
     };
-    if !row.kubelet {
-        differ(
-            row.name,
-            "has no such signal and evicts nobody for it".to_owned(),
-            victims.first().map_or_else(
-                || "would evict nobody".to_owned(),
-                |pod| format!("would evict {pod}"),
-            ),
-        );
+    comparison.signals();
+    let victim = comparison.first_of_the_ranking();
+    comparison.how_many(victim.as_deref());
+    comparison.availability();
+    comparison.foresight();
+    comparison.what_comes_before();
+    comparison.what_comes_after();
+    KubeletAnswer {
+        victim,
+        differences: comparison.differences,
     }
-    // The kubelet ranks a pod without statistics first, so also one without processes.
-    let mut all: Vec<Candidate> = state
-        .pods
-        .values()
-        .filter(|pod| !pod.removed)
-        .map(|pod| Candidate::new(pod, candidates::row(config, state, pod, row.resource)))
-        .collect();
-    all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
-    let first = all.iter().find(|candidate| candidate.exempt.is_none());
-    let victim = first
-        .map(|candidate| candidate.pod.clone())
-        .filter(|_| row.kubelet);
-    let ours = ranking.next().map(|place| &place.pod);
-    if let Some(first) = first.filter(|candidate| row.kubelet && Some(&candidate.pod) != ours) {
-        let runs = state
-            .pods
-            .get(&first.row.uid)
-            .is_some_and(|pod| pod.running);
-        let by_share = !config.namespace_shares.is_empty();
-        let by_overuse = share::counts_overuse(config, state, row.resource);
-        let why = match (runs, by_share, by_overuse) {
-            (true, true, false) => "namespaceShares",
-            (true, false, true) => "overuseRanking",
-            (true, true, true) => "namespaceShares and overuseRanking",
-            _ => "pods without processes are not candidates",
-        };
-        differ(
-            why,
-            format!("would evict {}", first.pod),
-            ours.map_or_else(
-                || "would evict nobody".to_owned(),
-                |pod| format!("would evict {pod}"),
-            ),
-        );
+}
+
+/// What is compared, and what has been found.
+struct Comparison<'a> {
+    config: &'a EngineConfig,
+    state: &'a NodeState,
+    signal: Signal,
+    /// The first pod of our ranking.
+    ours: Option<&'a str>,
+    /// The pods that we would evict.
+    victims: &'a [String],
+    differences: Vec<Difference>,
+}
+
+impl Comparison<'_> {
+    fn differ(&mut self, because: &str, kubelet: impl Into<String>, plimsoll: impl Into<String>) {
+        self.differences.push(Difference {
+            because: because.to_owned(),
+            kubelet: kubelet.into(),
+            plimsoll: plimsoll.into(),
+        });
     }
-    let options = config.options;
-    if options.victims == Victims::Targeted && victims.len() > 1 {
-        differ(
-            "evictionVictims: Targeted",
-            format!(
-                "would evict {} alone, and look again",
-                victim.as_deref().unwrap_or("nobody")
-            ),
-            format!("would evict {} at once", victims.join(", ")),
-        );
-    } else if options.victims == Victims::Targeted
-        && let ([victim_name], Some(kubelets)) = (victims, &victim)
-        && victim_name != kubelets
-        && ours == Some(kubelets)
-    {
-        differ(
-            "evictionVictims: Targeted",
-            format!("would evict {kubelets}, which does not suffice"),
-            format!("would evict {victim_name}, which suffices alone"),
-        );
+
+    fn is_memory(&self) -> bool {
+        self.signal.row().resource == Resource::Memory
     }
-    if options.availability != Availability::Kubelet
-        && signal == Signal::MemoryAvailable
-        && let (Some(node), Some(seen)) = (&state.node, state.observations.get(signal))
-    {
-        let theirs = memory::available_bytes(&node.memory, 0, Availability::Kubelet);
-        if theirs != seen.value {
-            differ(
-                "memoryAvailability: Reclaimable",
-                format!("sees {theirs} bytes available"),
-                format!("sees {} bytes available", seen.value),
+
+    /// Signals that the kubelet has not.
+    fn signals(&mut self) {
+        let row = self.signal.row();
+        if !row.kubelet {
+            self.differ(
+                row.name,
+                "has no such signal and evicts nobody for it",
+                would_evict(self.victims.first().map(String::as_str)),
             );
         }
     }
-    let is_memory = row.resource == crate::model::signal::Resource::Memory;
-    if let Some(shortage) = foresight::shortage(config, state).filter(|_| is_memory) {
-        let Foreseen {
-            rate_bytes_per_s,
-            horizon_ns,
-            ..
-        } = shortage.foreseen;
-        differ(
-            "outOfMemoryForesight",
-            "waits for its threshold".to_owned(),
-            format!(
-                "evicts now: {rate_bytes_per_s} bytes go per second, and memory is gone within {} ms",
-                horizon_ns / 1_000_000
-            ),
-        );
+
+    /// The kubelet's victim, and why its ranking begins with another pod than ours.
+    fn first_of_the_ranking(&mut self) -> Option<String> {
+        let (config, state, row) = (self.config, self.state, self.signal.row());
+        if !row.kubelet {
+            return None;
+        }
+        // The kubelet ranks a pod without statistics first, so also one without processes.
+        let mut all: Vec<Candidate> = state
+            .pods
+            .values()
+            .filter(|pod| !pod.removed)
+            .map(|pod| Candidate::new(pod, candidates::row(config, state, pod, row.resource)))
+            .collect();
+        all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
+        let first = all
+            .into_iter()
+            .find(|candidate| candidate.exempt.is_none())?;
+        if Some(&*first.pod) != self.ours {
+            let runs = state
+                .pods
+                .get(&first.row.uid)
+                .is_some_and(|pod| pod.running);
+            let by_share = !config.namespace_shares.is_empty();
+            let by_overuse = share::counts_overuse(config, state, row.resource);
+            let why = match (runs, by_share, by_overuse) {
+                (true, true, false) => "namespaceShares",
+                (true, false, true) => "overuseRanking",
+                (true, true, true) => "namespaceShares and overuseRanking",
+                _ => "pods without processes are not candidates",
+            };
+            let ours = would_evict(self.ours);
+            self.differ(why, would_evict(Some(&first.pod)), ours);
+        }
+        Some(first.pod)
     }
-    if options.remedies.is_some() && is_memory {
-        differ(
-            "remedies",
-            "evicts at once".to_owned(),
-            "reclaims, throttles or notifies first, each within its budget".to_owned(),
-        );
+
+    /// How many pods go at once, and which one if one is enough.
+    fn how_many(&mut self, kubelets: Option<&str>) {
+        const BECAUSE: &str = "evictionVictims: Targeted";
+        if self.config.options.victims != Victims::Targeted {
+            return;
+        }
+        let victims = self.victims;
+        if victims.len() > 1 {
+            let alone = kubelets.unwrap_or("nobody");
+            self.differ(
+                BECAUSE,
+                format!("would evict {alone} alone, and look again"),
+                format!("would evict {} at once", victims.join(", ")),
+            );
+        } else if let ([victim], Some(kubelets)) = (victims, kubelets)
+            && victim != kubelets
+            && self.ours == Some(kubelets)
+        {
+            self.differ(
+                BECAUSE,
+                format!("would evict {kubelets}, which does not suffice"),
+                format!("would evict {victim}, which suffices alone"),
+            );
+        }
     }
-    if let (Some(breaker), Some(retained), true) = (options.breaker, &state.retained, is_memory) {
-        differ(
-            "evictionBreaker",
-            "evicts again when the volumes and cgroups of its last victim are gone, after 30 s at most".to_owned(),
-            format!(
-                "evicts one pod per {} s for what {} bytes of ended pods take",
-                breaker.interval_ns / 1_000_000_000,
-                retained.hold.bytes
-            ),
-        );
+
+    /// What counts as available memory.
+    fn availability(&mut self) {
+        if self.config.options.availability != Availability::Kubelet
+            && self.signal == Signal::MemoryAvailable
+            && let (Some(node), Some(seen)) =
+                (&self.state.node, self.state.observations.get(self.signal))
+        {
+            let theirs = memory::available_bytes(&node.memory, 0, Availability::Kubelet);
+            if theirs != seen.value {
+                self.differ(
+                    "memoryAvailability: Reclaimable",
+                    format!("sees {theirs} bytes available"),
+                    format!("sees {} bytes available", seen.value),
+                );
+            }
+        }
     }
-    if options.disruption_budgets {
-        differ(
-            "respectDisruptionBudgets: true",
-            "does not look at disruption budgets".to_owned(),
-            "passes over a pod whose budget is used up, where another choice exists".to_owned(),
-        );
+
+    /// A shortage that is to come.
+    fn foresight(&mut self) {
+        let shortage = foresight::shortage(self.config, self.state);
+        if let Some(shortage) = shortage.filter(|_| self.is_memory()) {
+            let Foreseen {
+                rate_bytes_per_s,
+                horizon_ns,
+                ..
+            } = shortage.foreseen;
+            self.differ(
+                "outOfMemoryForesight",
+                "waits for its threshold",
+                format!(
+                    "evicts now: {rate_bytes_per_s} bytes go per second, and memory is gone within {} ms",
+                    horizon_ns / 1_000_000
+                ),
+            );
+        }
     }
-    if options.oom_order == OomOrder::Dynamic && is_memory {
-        differ(
-            "oomScoreOrder: Dynamic",
-            "leaves oom_score_adj as it was when the container started".to_owned(),
-            "keeps the kernel's order that of this ranking".to_owned(),
-        );
+
+    /// What is tried before an eviction, and what delays one.
+    fn what_comes_before(&mut self) {
+        let (options, is_memory) = (self.config.options, self.is_memory());
+        if options.remedies.is_some() && is_memory {
+            self.differ(
+                "remedies",
+                "evicts at once",
+                "reclaims, throttles or notifies first, each within its budget",
+            );
+        }
+        if let (Some(breaker), Some(retained), true) =
+            (options.breaker, &self.state.retained, is_memory)
+        {
+            self.differ(
+                "evictionBreaker",
+                "evicts again when the volumes and cgroups of its last victim are gone, after 30 s at most",
+                format!(
+                    "evicts one pod per {} s for what {} bytes of ended pods take",
+                    breaker.interval_ns / 1_000_000_000,
+                    retained.hold.bytes
+                ),
+            );
+        }
     }
-    KubeletAnswer {
-        victim,
-        differences,
+
+    /// Budgets that are respected, and the order in which the kernel kills if an eviction is too late.
+    fn what_comes_after(&mut self) {
+        let options = self.config.options;
+        if options.disruption_budgets {
+            self.differ(
+                "respectDisruptionBudgets: true",
+                "does not look at disruption budgets",
+                "passes over a pod whose budget is used up, where another choice exists",
+            );
+        }
+        if options.oom_order == OomOrder::Dynamic && self.is_memory() {
+            self.differ(
+                "oomScoreOrder: Dynamic",
+                "leaves oom_score_adj as it was when the container started",
+                "keeps the kernel's order that of this ranking",
+            );
+        }
     }
+}
+
+fn would_evict(pod: Option<&str>) -> String {
+    format!("would evict {}", pod.unwrap_or("nobody"))
 }
