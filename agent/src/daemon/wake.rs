@@ -39,7 +39,7 @@ use crate::record::snapshot::Snapshot;
 use crate::serve::control::SnapshotRequests;
 use crate::source::cgroup_watch::CgroupWatch;
 use crate::source::cluster::{ClusterEvent, ClusterEvents};
-use crate::source::memcg_v1::{MemcgV1, PressureLevel};
+use crate::source::memcg_v1::{MemcgV1, MemcgV1Error, PressureLevel};
 use crate::source::nri::NriEvents;
 use crate::source::pressure::{PsiTrigger, Stall, Trigger};
 use crate::source::stall_triggers::{ArmedTriggers, StallTrigger};
@@ -491,17 +491,10 @@ impl Sources {
         report: &Report,
         reporter: &mut Reporter,
     ) -> Result<Self> {
-        let serves = |signal, mechanism| {
-            report
-                .choices
-                .iter()
-                .any(|choice| choice.signal == signal && choice.mechanism == mechanism)
-        };
-        let uses = |mechanism| {
-            report
-                .choices
-                .iter()
-                .any(|choice| choice.mechanism == mechanism)
+        let chosen = |mechanism, signal: Option<LadderSignal>| {
+            report.choices.iter().any(|choice| {
+                choice.mechanism == mechanism && signal.is_none_or(|signal| choice.signal == signal)
+            })
         };
         let mut left_out = |name: SourceName, error: &anyhow::Error| {
             reporter.say(&Line::Warning {
@@ -532,69 +525,28 @@ impl Sources {
         );
         let psi = source(
             SourceName::PsiTrigger,
-            uses(Mechanism::Psi).then(|| {
-                let (stall, stall_ms, window_ms) = PSI;
-                let trigger = Trigger::new(stall, stall_ms, window_ms)?;
-                let psi = PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger)?;
-                let fd = psi.as_fd().try_clone_to_owned()?;
-                Watched::new(fd.as_fd(), Interest::PRIORITY, move || {
-                    // Armed for as long as it is held here.
-                    let _ = &psi;
-                    Ok(())
-                })
-            }),
+            chosen(Mechanism::Psi, None).then(|| watch_psi(host)),
         );
-        let v1_root = || {
-            let memory = mounts.hierarchy_of(Controller::Memory).ok()?;
-            (memory.version == Version::V1)
-                .then(|| MemcgV1::open(&memory.dir(&CgroupPath::default())))
+        let root_for = |signal| {
+            let is_chosen = chosen(Mechanism::EventControl, Some(signal));
+            is_chosen.then(|| v1_root(mounts)).flatten()
         };
-        let usage_root = serves(LadderSignal::MemoryThreshold, Mechanism::EventControl)
-            .then(v1_root)
-            .flatten();
+        let usage_root = root_for(LadderSignal::MemoryThreshold);
         let pressure_level = source(
             SourceName::PressureLevel,
-            serves(LadderSignal::NodeReclaim, Mechanism::EventControl)
-                .then(v1_root)
-                .flatten()
-                .map(|root| watch_pressure_level(&root?)),
+            root_for(LadderSignal::NodeReclaim).map(|root| watch_pressure_level(&root?)),
         );
         let unwatched = Arc::new(AtomicU64::new(0));
         let cgroups = source(
             SourceName::CgroupWatch,
-            uses(Mechanism::Inotify).then(|| {
-                let memory = mounts.hierarchy_of(Controller::Memory)?;
-                let mut cgroups = CgroupWatch::open(&memory.dir(kubepods))?;
-                let fd = cgroups.as_fd().try_clone_to_owned()?;
-                let shown = Arc::clone(&unwatched);
-                let show = move |cgroups: &CgroupWatch| {
-                    let count = u64::try_from(cgroups.unwatched()).unwrap_or(u64::MAX);
-                    shown.store(count, Ordering::Relaxed);
-                };
-                show(&cgroups);
-                // Which cgroup it was does not matter: every wanted pod is rescanned.
-                Watched::new(fd.as_fd(), Interest::READABLE, move || {
-                    cgroups.changes()?;
-                    show(&cgroups);
-                    Ok(())
-                })
-            }),
+            chosen(Mechanism::Inotify, None)
+                .then(|| watch_cgroups(mounts, kubepods, Arc::clone(&unwatched))),
         );
         let usage_root = usage_root.and_then(|root| {
             root.map_err(|error| left_out(SourceName::Usage, &error.into()))
                 .ok()
         });
-        let reports_cgroups = lifecycle.watched.is_some()
-            && bpf.is_some_and(|bpf| {
-                [
-                    "cgroup_mkdir",
-                    "cgroup_rmdir",
-                    "cgroup_notify_populated",
-                    "cgroup_attach_task",
-                ]
-                .iter()
-                .all(|program| bpf.is_attached(program))
-            });
+        let reports_cgroups = lifecycle.watched.is_some() && bpf.is_some_and(reports_cgroups);
         Ok(Self {
             records,
             lifecycle,
@@ -708,6 +660,59 @@ impl Sources {
         self.pod_events.pace = POD_EVENTS_PACE;
         Ok(())
     }
+}
+
+/// The PSI trigger of the node.
+fn watch_psi(host: &HostRoot) -> Result<Watched> {
+    let (stall, stall_ms, window_ms) = PSI;
+    let trigger = Trigger::new(stall, stall_ms, window_ms)?;
+    let psi = PsiTrigger::arm_as_allowed(host.procfs("pressure/memory"), trigger)?;
+    let fd = psi.as_fd().try_clone_to_owned()?;
+    Watched::new(fd.as_fd(), Interest::PRIORITY, move || {
+        // Armed for as long as it is held here.
+        let _ = &psi;
+        Ok(())
+    })
+}
+
+/// The memory controller's root on cgroup v1; `None` on v2, or without it.
+fn v1_root(mounts: &CgroupMounts) -> Option<Result<MemcgV1, MemcgV1Error>> {
+    let memory = mounts.hierarchy_of(Controller::Memory).ok()?;
+    (memory.version == Version::V1).then(|| MemcgV1::open(&memory.dir(&CgroupPath::default())))
+}
+
+/// Directories that come and go below the cgroup of all pods. `unwatched` is how many of them are not watched.
+fn watch_cgroups(
+    mounts: &CgroupMounts,
+    kubepods: &CgroupPath,
+    unwatched: Arc<AtomicU64>,
+) -> Result<Watched> {
+    let memory = mounts.hierarchy_of(Controller::Memory)?;
+    let mut cgroups = CgroupWatch::open(&memory.dir(kubepods))?;
+    let fd = cgroups.as_fd().try_clone_to_owned()?;
+    let show = move |cgroups: &CgroupWatch| {
+        let count = u64::try_from(cgroups.unwatched()).unwrap_or(u64::MAX);
+        unwatched.store(count, Ordering::Relaxed);
+    };
+    show(&cgroups);
+    // Which cgroup it was does not matter: every wanted pod is rescanned.
+    Watched::new(fd.as_fd(), Interest::READABLE, move || {
+        cgroups.changes()?;
+        show(&cgroups);
+        Ok(())
+    })
+}
+
+/// Whether all that happens to cgroups is reported.
+fn reports_cgroups(bpf: &Bpf) -> bool {
+    [
+        "cgroup_mkdir",
+        "cgroup_rmdir",
+        "cgroup_notify_populated",
+        "cgroup_attach_task",
+    ]
+    .iter()
+    .all(|program| bpf.is_attached(program))
 }
 
 fn watch_pressure_level(memcg: &MemcgV1) -> Result<Watched> {
