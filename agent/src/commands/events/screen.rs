@@ -10,7 +10,8 @@ use crate::host::cgroup_paths::{CgroupPaths, Ids};
 use crate::host::output::Output;
 use crate::host::shown::Show as _;
 use crate::kernel::decode::{
-    Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
+    Body, MemoryLimitEvent, NodeCounters, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause,
+    ThrottlePhase,
 };
 use crate::kernel::last_line::uid_text;
 use crate::kernel::{Bpf, Generation};
@@ -129,25 +130,23 @@ impl<'args> Screen<'args> {
             (id, Some(path)) => write!(out, "{} ({id})", path.shown())?,
             (id, None) => write!(out, "({id})")?,
         }
-        write!(out, ": ")?;
-        match &record.body {
+        writeln!(out, ": {}", self.words(record))
+    }
+
+    /// What a record says, in words.
+    fn words(&self, record: &Record<'_>) -> String {
+        match record.body {
             Body::ChargesReached {
                 charged_bytes,
                 generation: Generation(generation),
                 node,
             } => {
-                write!(
-                    out,
-                    "{charged_bytes} bytes charged in total, generation {generation}"
-                )?;
-                match node {
-                    Some(node) => writeln!(
-                        out,
-                        ", {} bytes free, {} available",
-                        node.free_bytes, node.available_bytes
-                    ),
-                    None => writeln!(out),
-                }
+                let node = node.map(|node| {
+                    let (free, available) = (node.free_bytes, node.available_bytes);
+                    format!(", {free} bytes free, {available} available")
+                });
+                let node = node.unwrap_or_default();
+                format!("{charged_bytes} bytes charged in total, generation {generation}{node}")
             }
             Body::LastLineKill {
                 why,
@@ -156,37 +155,32 @@ impl<'args> Screen<'args> {
                 place,
                 kills,
                 ..
-            } => writeln!(
-                out,
-                "process {tgid} ({}), the pod's {kills}. at place {place}: {why}",
-                comm.shown()
-            ),
+            } => {
+                let comm = comm.shown();
+                format!("process {tgid} ({comm}), the pod's {kills}. at place {place}: {why}")
+            }
             Body::CgroupMkdir {
                 level,
                 hierarchy_id,
                 is_cut,
                 ..
             } => {
-                let cut = if *is_cut { ", path cut" } else { "" };
-                writeln!(out, "level {level}{}{cut}", v1(*hierarchy_id))
+                let cut = if is_cut { ", path cut" } else { "" };
+                format!("level {level}{}{cut}", v1(hierarchy_id))
             }
             Body::CgroupRmdir {
                 level,
                 hierarchy_id,
-            } => writeln!(out, "level {level}{}", v1(*hierarchy_id)),
+            } => format!("level {level}{}", v1(hierarchy_id)),
             Body::CgroupAttach { tgid, hierarchy_id } => {
-                writeln!(out, "process {tgid}{}", v1(*hierarchy_id))
+                format!("process {tgid}{}", v1(hierarchy_id))
             }
             Body::CgroupPopulated {
                 is_populated,
                 hierarchy_id,
             } => {
-                writeln!(
-                    out,
-                    "{}{}",
-                    if *is_populated { "populated" } else { "empty" },
-                    v1(*hierarchy_id)
-                )
+                let state = if is_populated { "populated" } else { "empty" };
+                format!("{state}{}", v1(hierarchy_id))
             }
             Body::OomKill {
                 limit,
@@ -197,67 +191,42 @@ impl<'args> Screen<'args> {
                 anon_pages,
                 comm,
             } => {
-                write!(
-                    out,
-                    "victim {} (process {tgid}, oom_score_adj {oom_score_adj}, ",
-                    comm.shown()
-                )?;
-                if let Some(points) = points {
-                    write!(out, "points {points}, ")?;
-                }
-                write!(
-                    out,
-                    "{anon_pages} of {total_pages} pages anonymous), limit of "
-                )?;
-                match limit {
-                    OomLimit::Node => writeln!(out, "the node"),
-                    OomLimit::Unknown => writeln!(out, "(in the record of the choice)"),
-                    OomLimit::Cgroup(id) => match self.paths.of(Ids::Memory, *id) {
-                        Some(path) => writeln!(out, "{} ({id})", path.shown()),
-                        None => writeln!(out, "cgroup {id}"),
-                    },
-                }
+                let (comm, limit) = (comm.shown(), self.limit(limit));
+                let points = points.map(|points| format!("points {points}, "));
+                let points = points.unwrap_or_default();
+                format!(
+                    "victim {comm} (process {tgid}, oom_score_adj {oom_score_adj}, {points}{anon_pages} of {total_pages} pages anonymous), limit of {limit}"
+                )
             }
             Body::MemoryEvent {
                 event,
                 count,
                 pages,
             } => {
-                write!(out, "{} met {count} times so far", event_name(*event))?;
-                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages asked for"))?;
-                writeln!(out)
+                let pages = pages.map(|pages| format!(", {pages} pages asked for"));
+                let (event, pages) = (event_name(event), pages.unwrap_or_default());
+                format!("{event} met {count} times so far{pages}")
             }
             Body::Throttle {
                 phase: ThrottlePhase::Start,
                 count,
                 ..
-            } => writeln!(out, "start, {count} ended so far"),
+            } => format!("start, {count} ended so far"),
             Body::Throttle {
                 phase: ThrottlePhase::Stop,
                 count,
                 sum_ns,
                 max_ns,
-            } => {
-                writeln!(
-                    out,
-                    "stop, {count} so far for {} µs, longest {} µs",
-                    sum_ns / 1000,
-                    max_ns / 1000
-                )
-            }
+            } => format!("stop, {}", so_far(count, sum_ns, max_ns)),
             Body::NodeReclaim {
                 phase,
                 count,
                 node,
                 order,
             } => {
-                write!(
-                    out,
-                    "{}, order {order}, {count} times so far",
-                    phase_name(*phase)
-                )?;
-                node.map_or(Ok(()), |node| write!(out, ", NUMA node {node}"))?;
-                writeln!(out)
+                let node = node.map(|node| format!(", NUMA node {node}"));
+                let (phase, node) = (phase_name(phase), node.unwrap_or_default());
+                format!("{phase}, order {order}, {count} times so far{node}")
             }
             Body::MemoryStall {
                 cause,
@@ -267,41 +236,42 @@ impl<'args> Screen<'args> {
                 max_ns,
                 pages,
             } => {
-                write!(
-                    out,
-                    "{}, {count} so far for {} µs, longest {} µs",
-                    cause_name(*cause),
-                    sum_ns / 1000,
-                    max_ns / 1000
-                )?;
-                pages.map_or(Ok(()), |pages| write!(out, ", {pages} pages freed"))?;
-                if *actor_cgroup_id != record.cgroup_id {
-                    match self.paths.of(Ids::Memory, *actor_cgroup_id) {
-                        Some(path) => {
-                            write!(out, ", last by {} ({actor_cgroup_id})", path.shown())?
-                        }
-                        None => write!(out, ", last by cgroup {actor_cgroup_id}")?,
-                    }
-                }
-                writeln!(out)
+                let pages = pages.map(|pages| format!(", {pages} pages freed"));
+                let by_another = actor_cgroup_id != record.cgroup_id;
+                let actor =
+                    by_another.then(|| format!(", last by {}", self.cgroup(actor_cgroup_id)));
+                let (pages, actor) = (pages.unwrap_or_default(), actor.unwrap_or_default());
+                let so_far = so_far(count, sum_ns, max_ns);
+                format!("{}, {so_far}{pages}{actor}", cause_name(cause))
             }
-            Body::Refault { what, count, pages } => writeln!(
-                out,
-                "{}, {count} so far, {pages} pages",
-                refault_name(*what)
-            ),
+            Body::Refault { what, count, pages } => {
+                format!("{}, {count} so far, {pages} pages", refault_name(what))
+            }
             Body::ProcessBirth {
                 tgid,
                 parent_tgid,
                 parent_cgroup_id,
-            } => writeln!(
-                out,
-                "process {tgid}, parent {parent_tgid} in {}",
-                self.paths
-                    .of(Ids::Memory, *parent_cgroup_id)
-                    .unwrap_or("?")
-                    .shown()
-            ),
+            } => {
+                let path = self.paths.of(Ids::Memory, parent_cgroup_id);
+                let path = path.unwrap_or("?").shown();
+                format!("process {tgid}, parent {parent_tgid} in {path}")
+            }
+        }
+    }
+
+    /// The cgroup, or the node, whose limit made the OOM killer choose.
+    fn limit(&self, limit: OomLimit) -> String {
+        match limit {
+            OomLimit::Node => "the node".to_owned(),
+            OomLimit::Unknown => "(in the record of the choice)".to_owned(),
+            OomLimit::Cgroup(id) => self.cgroup(id),
+        }
+    }
+
+    fn cgroup(&self, id: u64) -> String {
+        match self.paths.of(Ids::Memory, id) {
+            Some(path) => format!("{} ({id})", path.shown()),
+            None => format!("cgroup {id}"),
         }
     }
 
@@ -319,6 +289,12 @@ impl<'args> Screen<'args> {
         object["cgroup"] = json!(path);
         writeln!(out, "{object}")
     }
+}
+
+/// How often and how long something has happened.
+fn so_far(count: u64, sum_ns: u64, max_ns: u64) -> String {
+    let (sum, max) = (sum_ns / 1000, max_ns / 1000);
+    format!("{count} so far for {sum} µs, longest {max} µs")
 }
 
 /// " (v1 hierarchy N)", or nothing on v2.
@@ -375,14 +351,7 @@ fn details(body: &Body<'_>) -> Value {
         } => json!({
             "charged_bytes": charged_bytes,
             "generation": generation,
-            "node": node.map(|node| json!({
-                "free_bytes": node.free_bytes,
-                "available_bytes": node.available_bytes,
-                "anon_bytes": node.anon_bytes,
-                "file_bytes": node.file_bytes,
-                "inactive_file_bytes": node.inactive_file_bytes,
-                "active_file_bytes": node.active_file_bytes,
-            })),
+            "node": node.map(counters),
         }),
         Body::LastLineKill {
             why,
@@ -487,6 +456,17 @@ fn details(body: &Body<'_>) -> Value {
             "tgid": tgid, "parent_tgid": parent_tgid, "parent_cgroup_id": parent_cgroup_id,
         }),
     }
+}
+
+fn counters(node: NodeCounters) -> Value {
+    json!({
+        "free_bytes": node.free_bytes,
+        "available_bytes": node.available_bytes,
+        "anon_bytes": node.anon_bytes,
+        "file_bytes": node.file_bytes,
+        "inactive_file_bytes": node.inactive_file_bytes,
+        "active_file_bytes": node.active_file_bytes,
+    })
 }
 
 /// The hierarchy that a record's cgroup id belongs to.
