@@ -17,6 +17,7 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
@@ -495,36 +496,11 @@ impl Agent {
     fn act(&mut self, event: &Event, decision: &Decision, decided_ns: u64) {
         match decision {
             Decision::Evict { uid, reason, .. } => {
-                let cause = if let EventKind::Sample(sample) = &event.kind {
-                    sample.cause
-                } else {
-                    Cause::Timer
-                };
-                self.timelines.decided(
-                    uid,
-                    reason.signal(),
-                    cause,
-                    event.at_ns,
-                    self.hops,
-                    decided_ns,
-                );
-                match self.kubelet {
-                    None => self.terminate(uid),
-                    // Its kubelet does, or a kill follows. The report says what each container uses.
-                    Some(_) => self.pods.note_usage(uid),
-                }
+                self.evict(event, uid, reason.signal(), decided_ns);
             }
             Decision::Withdraw { uid } => self.timelines.withdrawn(uid),
             Decision::End { uid, .. } => self.terminate(uid),
-            Decision::Kill { uid, .. } => {
-                // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
-                self.pods.kill_first_processes(uid);
-                self.hold(uid);
-                match self.pods.kill(uid) {
-                    Ok(()) => self.timelines.killed(uid, now_ns()),
-                    Err(error) => self.failed(uid, Action::Kill, error),
-                }
-            }
+            Decision::Kill { uid, .. } => self.kill(uid),
             Decision::ReleaseMemory { uid } => {
                 // Help only: the processes free their memory in any case when they get to run.
                 if let Some(release) = &self.memory_release
@@ -597,6 +573,30 @@ impl Agent {
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }
             | Decision::PlacementFailed { .. } => {}
+        }
+    }
+
+    fn evict(&mut self, event: &Event, uid: &PodUid, signal: Option<Signal>, decided_ns: u64) {
+        let cause = match &event.kind {
+            EventKind::Sample(sample) => sample.cause,
+            _ => Cause::Timer,
+        };
+        self.timelines
+            .decided(uid, signal, cause, event.at_ns, self.hops, decided_ns);
+        match self.kubelet {
+            None => self.terminate(uid),
+            // Its kubelet does, or a kill follows. The report says what each container uses.
+            Some(_) => self.pods.note_usage(uid),
+        }
+    }
+
+    fn kill(&mut self, uid: &PodUid) {
+        // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
+        self.pods.kill_first_processes(uid);
+        self.hold(uid);
+        match self.pods.kill(uid) {
+            Ok(()) => self.timelines.killed(uid, now_ns()),
+            Err(error) => self.failed(uid, Action::Kill, error),
         }
     }
 

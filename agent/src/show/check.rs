@@ -9,7 +9,7 @@ use crate::host::output::Style;
 use crate::kernel::object::Embedded;
 use crate::kernel::{AccountReport, KindCount, KindReport};
 use crate::probe::facts::{Hook, HookOutcome};
-use crate::probe::ladder::{LADDER, Role};
+use crate::probe::ladder::{Choice, LADDER, Role};
 use crate::probe::last_line::LastLineReach;
 use crate::probe::mechanism::Mechanism;
 use crate::probe::report::{Report, Verdict};
@@ -60,6 +60,35 @@ fn write(
             "SIGNAL", "MECHANISM"
         ))
     )?;
+    write_choices(out, choices, width, style)?;
+    write_last_line(out, &report.last_line(), style)?;
+    match &facts.bpf {
+        Ok(hooks) => write_hooks(out, hooks, style)?,
+        Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
+    }
+
+    writeln!(out, "\n{}", style.bold("BPF OBJECT      SHA-256"))?;
+    for Embedded { name, sha256 } in objects {
+        let digest = sha256.as_deref().unwrap_or("not in this program");
+        writeln!(out, "{name:14}  {digest}")?;
+    }
+
+    match records {
+        Some(Ok(records)) => write_records(out, records, style)?,
+        Some(Err(reason)) => writeln!(
+            out,
+            "\n{} {reason}",
+            style.bold("Records of the running agent:")
+        )?,
+        None => {}
+    }
+
+    write_losses(out, report, width, style)?;
+    write_verdict(out, report, style)
+}
+
+/// Each signal with the mechanisms that serve it.
+fn write_choices(out: &mut String, choices: &[Choice], width: usize, style: Style) -> fmt::Result {
     for choice in choices {
         let (signal, mechanism) = match choice.role {
             Role::Primary => (choice.signal.name(), choice.mechanism.name().to_owned()),
@@ -83,8 +112,10 @@ fn write(
             )?;
         }
     }
+    Ok(())
+}
 
-    let last_line = report.last_line();
+fn write_last_line(out: &mut String, last_line: &LastLineReach, style: Style) -> fmt::Result {
     let reach = last_line.to_string();
     let reach = match last_line {
         LastLineReach::Full => style.green(&reach),
@@ -92,7 +123,7 @@ fn write(
         LastLineReach::None { .. } => style.red(&reach),
     };
     // What the running agent has is in `explain` and `/readyz`.
-    let holds = match report.last_line() {
+    let holds = match last_line {
         LastLineReach::None { .. } => String::new(),
         _ => format!(
             "; by default it holds for {} after the agent's last sign of life",
@@ -103,30 +134,11 @@ fn write(
         out,
         "\n{} {reach}{holds}",
         style.bold("Last line in the kernel (plimsoll.lastLine):")
-    )?;
-    match &facts.bpf {
-        Ok(hooks) => write_hooks(out, hooks, style)?,
-        Err(reason) => writeln!(out, "\n{} {reason}", style.bold("No BPF programs:"))?,
-    }
+    )
+}
 
-    writeln!(out, "\n{}", style.bold("BPF OBJECT      SHA-256"))?;
-    for Embedded { name, sha256 } in objects {
-        let digest = sha256.as_deref().unwrap_or("not in this program");
-        writeln!(out, "{name:14}  {digest}")?;
-    }
-
-    match records {
-        Some(Ok(records)) => write_records(out, records, style)?,
-        Some(Err(reason)) => writeln!(
-            out,
-            "\n{} {reason}",
-            style.bold("Records of the running agent:")
-        )?,
-        None => {}
-    }
-
-    write_losses(out, report, width, style)?;
-    match (report.verdict(), &facts.memory) {
+fn write_verdict(out: &mut String, report: &Report, style: Style) -> fmt::Result {
+    match (report.verdict(), &report.facts.memory) {
         (Verdict::Unusable, Err(reason)) => {
             writeln!(
                 out,

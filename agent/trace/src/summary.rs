@@ -245,6 +245,36 @@ impl Summary {
             self.samples
         )
         .ok();
+        self.write_groups(&mut text, style);
+        self.write_hottest(&mut text, style);
+        text.push('\n');
+        for missing in &self.not_available {
+            let part = if missing.in_part { "in part " } else { "" };
+            writeln!(
+                text,
+                "{}{}: {part}not available here: {}",
+                style.yellow("note: "),
+                missing.event,
+                missing.reason
+            )
+            .ok();
+        }
+        let lost: Vec<_> = self
+            .losses
+            .iter()
+            .filter(|(_, count)| **count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        if lost.is_empty() {
+            text += "lost: nothing\n";
+        } else {
+            writeln!(text, "{} {}", style.yellow("lost:"), lost.join(", ")).ok();
+        }
+        self.write_files(&mut text);
+        text
+    }
+
+    fn write_groups(&self, text: &mut String, style: Style) {
         let mut table = Table::new(
             &[
                 "CPU",
@@ -274,11 +304,14 @@ impl Summary {
                 ],
             );
         }
-        text += &table.render(style);
+        *text += &table.render(style);
         if self.groups.len() > GROUPS_SHOWN {
             let more = self.groups.len() - GROUPS_SHOWN;
             writeln!(text, "and {more} more (--output json has all)").ok();
         }
+    }
+
+    fn write_hottest(&self, text: &mut String, style: Style) {
         if !self.hottest.is_empty() {
             let all: u64 = self.groups.iter().map(|group| group.cpu_ns).sum();
             let mut table = Table::new(&["SELF", "FUNCTION", "MOSTLY"], &[0]);
@@ -295,29 +328,9 @@ impl Summary {
             }
             write!(text, "\n{}", table.render(style)).ok();
         }
-        text.push('\n');
-        for missing in &self.not_available {
-            let part = if missing.in_part { "in part " } else { "" };
-            writeln!(
-                text,
-                "{}{}: {part}not available here: {}",
-                style.yellow("note: "),
-                missing.event,
-                missing.reason
-            )
-            .ok();
-        }
-        let lost: Vec<_> = self
-            .losses
-            .iter()
-            .filter(|(_, count)| **count > 0)
-            .map(|(name, count)| format!("{name} {count}"))
-            .collect();
-        if lost.is_empty() {
-            text += "lost: nothing\n";
-        } else {
-            writeln!(text, "{} {}", style.yellow("lost:"), lost.join(", ")).ok();
-        }
+    }
+
+    fn write_files(&self, text: &mut String) {
         for file in &self.files {
             write!(
                 text,
@@ -336,7 +349,6 @@ impl Summary {
             }
             text.push('\n');
         }
-        text
     }
 }
 

@@ -64,112 +64,147 @@ fn amounts_in_words(amounts: &Named) -> String {
     words.join(", ")
 }
 
-impl Status {
-    /// Of a Consumer. `asked_for`: its pods that have notice, in words. `unreadable`: why its `spec` cannot be read.
-    #[must_use]
-    pub fn of(row: &Row, generation: i64, asked_for: &[String], held_back: Option<&str>) -> Self {
-        let condition = |kind, is_true, reason: &str, message: String| Condition {
-            kind,
-            is_true,
-            reason: reason.to_owned(),
-            message: cut(&message, MESSAGE_BYTES_MAX).to_owned(),
-        };
-        let mut conditions = vec![match row.wrong.first() {
-            None if row.odd_pods.is_empty() => condition(
-                "Accepted",
-                true,
-                "Accepted",
-                "nothing is wrong with it".to_owned(),
+fn condition(kind: &'static str, is_true: bool, reason: &str, message: String) -> Condition {
+    Condition {
+        kind,
+        is_true,
+        reason: reason.to_owned(),
+        message: cut(&message, MESSAGE_BYTES_MAX).to_owned(),
+    }
+}
+
+fn accepted(row: &Row) -> Condition {
+    match row.wrong.first() {
+        None if row.odd_pods.is_empty() => condition(
+            "Accepted",
+            true,
+            "Accepted",
+            "nothing is wrong with it".to_owned(),
+        ),
+        None => {
+            let odd = row.odd_pods.iter();
+            let texts: Vec<String> = odd.map(|(odd, pods)| odd.text(*pods)).collect();
+            condition("Accepted", true, "Accepted", texts.join("; "))
+        }
+        Some((reason, _)) => {
+            let texts: Vec<&str> = row.wrong.iter().map(|(_, text)| text.as_str()).collect();
+            condition("Accepted", false, reason, texts.join("; "))
+        }
+    }
+}
+
+fn overused(row: &Row) -> Condition {
+    match row.over.keys().next() {
+        None => condition(
+            "Overused",
+            false,
+            "WithinDeserved",
+            "within what it deserves".to_owned(),
+        ),
+        // The API takes no slash and the like in a reason.
+        Some(_) => condition(
+            "Overused",
+            true,
+            "AboveDeserved",
+            format!("{} above what it deserves", amounts_in_words(&row.over)),
+        ),
+    }
+}
+
+fn underserved(row: &Row) -> Condition {
+    let not_served = row.not_served.iter();
+    let not_served: Vec<String> = not_served
+        .map(|(why, pods)| format!("{pods} pods with {why}"))
+        .collect();
+    let not_served = match not_served.as_slice() {
+        [] => String::new(),
+        words => format!("no room is made for {}", words.join(", ")),
+    };
+    let and = if not_served.is_empty() { "" } else { "; " };
+    match (row.waiting, row.blocked) {
+        (0, _) if !not_served.is_empty() => condition("Underserved", true, "NotServed", not_served),
+        (0, _) => condition(
+            "Underserved",
+            false,
+            "NoneWaits",
+            "no entitled pod waits for room".to_owned(),
+        ),
+        (waiting, 0) => condition(
+            "Underserved",
+            true,
+            "Waiting",
+            format!("{waiting} entitled pods wait for room{and}{not_served}"),
+        ),
+        (waiting, blocked) => condition(
+            "Underserved",
+            true,
+            "Blocked",
+            format!(
+                "{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, or none that use too much{and}{not_served}"
             ),
-            None => {
-                let odd = row.odd_pods.iter();
-                let texts: Vec<String> = odd.map(|(odd, pods)| odd.text(*pods)).collect();
-                condition("Accepted", true, "Accepted", texts.join("; "))
-            }
-            Some((reason, _)) => {
-                let texts: Vec<&str> = row.wrong.iter().map(|(_, text)| text.as_str()).collect();
-                condition("Accepted", false, reason, texts.join("; "))
-            }
-        }];
-        conditions.push(match row.over.keys().next() {
-            None => condition(
-                "Overused",
-                false,
-                "WithinDeserved",
-                "within what it deserves".to_owned(),
+        ),
+    }
+}
+
+fn over_reserved(row: &Row) -> Condition {
+    if row.short.is_empty() {
+        condition(
+            "OverReserved",
+            false,
+            "Covered",
+            "what is reserved is there".to_owned(),
+        )
+    } else {
+        condition(
+            "OverReserved",
+            true,
+            "Short",
+            format!(
+                "more is reserved than there is: {} are missing; each gets its part",
+                amounts_in_words(&row.short)
             ),
-            // The API takes no slash and the like in a reason.
-            Some(_) => condition(
-                "Overused",
-                true,
-                "AboveDeserved",
-                format!("{} above what it deserves", amounts_in_words(&row.over)),
-            ),
-        });
-        let not_served = row.not_served.iter();
-        let not_served: Vec<String> = not_served
-            .map(|(why, pods)| format!("{pods} pods with {why}"))
-            .collect();
-        let not_served = match not_served.as_slice() {
-            [] => String::new(),
-            words => format!("no room is made for {}", words.join(", ")),
-        };
-        let and = if not_served.is_empty() { "" } else { "; " };
-        conditions.push(match (row.waiting, row.blocked) {
-            (0, _) if !not_served.is_empty() => {
-                condition("Underserved", true, "NotServed", not_served)
-            }
-            (0, _) => condition("Underserved", false, "NoneWaits", "no entitled pod waits for room".to_owned()),
-            (waiting, 0) => condition("Underserved", true, "Waiting", format!("{waiting} entitled pods wait for room{and}{not_served}")),
-            (waiting, blocked) => condition(
-                "Underserved",
-                true,
-                "Blocked",
-                format!("{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, or none that use too much{and}{not_served}"),
-            ),
-        });
-        conditions.push(if row.short.is_empty() {
+        )
+    }
+}
+
+fn reclaim_pending(asked_for: &[String], held_back: Option<&str>) -> Condition {
+    match asked_for {
+        [] => condition(
+            "ReclaimPending",
+            false,
+            "None",
+            "no pod has notice".to_owned(),
+        ),
+        asked_for => {
+            let hold = held_back
+                .map(|why| format!("; held back: {why}"))
+                .unwrap_or_default();
+            let first: Vec<&str> = asked_for.iter().take(8).map(String::as_str).collect();
             condition(
-                "OverReserved",
-                false,
-                "Covered",
-                "what is reserved is there".to_owned(),
-            )
-        } else {
-            condition(
-                "OverReserved",
+                "ReclaimPending",
                 true,
-                "Short",
+                "Notice",
                 format!(
-                    "more is reserved than there is: {} are missing; each gets its part",
-                    amounts_in_words(&row.short)
+                    "{} pods have notice: {}{hold}",
+                    asked_for.len(),
+                    first.join(", ")
                 ),
             )
-        });
-        conditions.push(match asked_for {
-            [] => condition(
-                "ReclaimPending",
-                false,
-                "None",
-                "no pod has notice".to_owned(),
-            ),
-            asked_for => {
-                let hold = held_back
-                    .map(|why| format!("; held back: {why}"))
-                    .unwrap_or_default();
-                let first: Vec<&str> = asked_for.iter().take(8).map(String::as_str).collect();
-                condition(
-                    "ReclaimPending",
-                    true,
-                    "Notice",
-                    format!(
-                        "{} pods have notice: {}{hold}",
-                        asked_for.len(),
-                        first.join(", ")
-                    ),
-                )
-            }
-        });
+        }
+    }
+}
+
+impl Status {
+    /// Of a Consumer. `asked_for`: its pods that have notice, in words. `held_back`: why none of them goes yet.
+    #[must_use]
+    pub fn of(row: &Row, generation: i64, asked_for: &[String], held_back: Option<&str>) -> Self {
+        let conditions = vec![
+            accepted(row),
+            overused(row),
+            underserved(row),
+            over_reserved(row),
+            reclaim_pending(asked_for, held_back),
+        ];
         Self {
             generation,
             deserved: row.deserved.clone(),

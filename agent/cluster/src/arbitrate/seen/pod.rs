@@ -138,48 +138,53 @@ pub enum PodRead {
     Idle(String),
 }
 
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ApiPod {
+    metadata: Meta,
+    spec: Spec,
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    node_name: Option<String>,
+    scheduling_gates: Option<Vec<IgnoredAny>>,
+    termination_grace_period_seconds: Option<i64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ApiBound {
+    spec: ApiPlacement,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    phase: Option<String>,
+    start_time: Option<String>,
+    nominated_node_name: Option<String>,
+    conditions: Option<Vec<PodCondition>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct PodCondition {
+    r#type: String,
+    status: String,
+    reason: Option<String>,
+    message: Option<String>,
+    last_transition_time: Option<String>,
+}
+
 impl SeenPod {
     /// Reads one, with its UID.
     ///
     /// # Errors
     /// What serde says.
     pub fn read(object: &[u8]) -> Result<PodRead, String> {
-        #[derive(Deserialize, Default)]
-        #[serde(default)]
-        struct ApiPod {
-            metadata: Meta,
-            spec: Spec,
-            status: Status,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Spec {
-            node_name: Option<String>,
-            scheduling_gates: Option<Vec<IgnoredAny>>,
-            termination_grace_period_seconds: Option<i64>,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(default)]
-        struct ApiBound {
-            spec: ApiPlacement,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Status {
-            phase: Option<String>,
-            start_time: Option<String>,
-            nominated_node_name: Option<String>,
-            conditions: Option<Vec<PodCondition>>,
-        }
-        #[derive(Deserialize, Default)]
-        #[serde(rename_all = "camelCase", default)]
-        struct PodCondition {
-            r#type: String,
-            status: String,
-            reason: Option<String>,
-            message: Option<String>,
-            last_transition_time: Option<String>,
-        }
         let ApiPod {
             metadata,
             spec,
