@@ -257,3 +257,21 @@ fn every_thread_of_the_agent_has_a_stack_of_known_size() {
     assert_eq!(without_a_stack_size(named), 1);
     assert_eq!(without_a_stack_size("std::thread::spawn(move || f());"), 1);
 }
+
+/// A module with modules of its own is `name.rs` beside the folder `name`. Only below the `tests` of a package `name/mod.rs` stays: there cargo takes
+/// each `name.rs` for a test.
+fn is_misplaced(file: &str) -> bool {
+    file.ends_with("/mod.rs") && !file.contains("/tests/")
+}
+
+#[test]
+fn modules_have_one_shape() {
+    for (file, _) in sources::rust() {
+        assert!(
+            !is_misplaced(&file),
+            "{file}: move it to the name of its folder, with .rs"
+        );
+    }
+    assert!(is_misplaced("tests/src/guest/mod.rs"));
+    assert!(!is_misplaced("agent/tests/notes/mod.rs"));
+}

@@ -26,19 +26,15 @@ fn run_here(text: &str) -> Result<usize, String> {
 /// A command that takes minutes, and the file of the repository that runs it: its path and a text that it must contain.
 const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("cargo xtask test", ".ci/run", "exec cargo xtask test\n"),
-    (
-        "cargo xtask demo",
-        "xtask/src/test/mod.rs",
-        "demo::succeeds()",
-    ),
+    ("cargo xtask demo", "xtask/src/test.rs", "demo::succeeds()"),
     (
         "cargo xtask build-ebpf",
-        "xtask/src/test/mod.rs",
+        "xtask/src/test.rs",
         "ebpf::build()",
     ),
     (
         "cargo build --release -p plimsoll -p plimsoll-trace -p plimsoll-runtime",
-        "xtask/src/release/mod.rs",
+        "xtask/src/release.rs",
         r#"["build", "--locked", "--release", "--bins"]"#,
     ),
 ];

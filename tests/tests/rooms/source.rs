@@ -54,9 +54,8 @@ impl Crate {
                     .iter()
                     .map(|part| part.to_str().unwrap().to_owned())
                     .collect();
-                let is_folder =
-                    |last: &String| last == "mod" || last == "main" && name.starts_with("bin");
-                if path.last().is_some_and(is_folder) {
+                // A program of several files.
+                if name.starts_with("bin") && name.ends_with("main") {
                     path.pop();
                 }
                 let text = fs::read_to_string(&file).unwrap();

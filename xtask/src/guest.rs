@@ -64,7 +64,7 @@ const MODULES: &str = "lib/modules";
 const ARM_CPU: &str = "neoverse-n1";
 
 /// PID 1 of every guest.
-const INIT: &str = include_str!("init.sh");
+const INIT: &str = include_str!("guest/init.sh");
 
 /// How often a guest is looked at that may hang.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
