@@ -6,6 +6,7 @@ mod fences;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use fences::{PAGES, Where, blocks, run};
 
@@ -37,7 +38,13 @@ const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
         "xtask/src/release.rs",
         r#"["build", "--locked", "--release", "--bins"]"#,
     ),
+    (
+        INSTALL,
+        "agent/tests/guides/main.rs",
+        "fn the_line_that_installs_does",
+    ),
 ];
+const INSTALL: &str = "(cd target/release && sudo install plimsoll plimsoll-agent plimsoll-runtime plimsoll-trace /usr/local/bin)";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -99,6 +106,35 @@ fn commands_of_the_repository_are_run_by_a_file_of_it() {
             );
         }
     }
+}
+
+/// With other directories, and without becoming another user.
+#[test]
+fn the_line_that_installs_does() {
+    let scratch = tempfile::tempdir().unwrap();
+    let [built, bin] = ["target/release", "bin"].map(|name| scratch.path().join(name));
+    fs::create_dir_all(&built).unwrap();
+    fs::create_dir(&bin).unwrap();
+    let programs = [
+        "plimsoll",
+        "plimsoll-agent",
+        "plimsoll-runtime",
+        "plimsoll-trace",
+    ];
+    for program in programs {
+        fs::write(built.join(program), "#!/bin/sh\n").unwrap();
+    }
+    let line = INSTALL
+        .replace("sudo ", "")
+        .replace("/usr/local/bin", bin.to_str().unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &line]).current_dir(scratch.path());
+    assert!(shell.status().unwrap().success(), "{line}");
+    for program in programs {
+        let status = Command::new(bin.join(program)).status().unwrap();
+        assert!(status.success(), "{program}");
+    }
+    assert_eq!(fs::read_dir(bin).unwrap().count(), programs.len());
 }
 
 #[test]
