@@ -438,7 +438,7 @@ fn durations_have_limits() {
         (
             "remedies: {throttle: -1s}",
             "remedies.throttle",
-            "from 0s to 10s",
+            "\"-1s\" must not be negative",
         ),
         (
             "cpuSuppress: {enabled: true, budget: 0s}",
@@ -458,7 +458,7 @@ fn durations_have_limits() {
         (
             "lastLine: {enabled: true, expiresAfter: soon}",
             "lastLine.expiresAfter",
-            "\"soon\" is no duration",
+            "invalid duration \"soon\"",
         ),
     ] {
         let found = errors(&format!("plimsoll:\n  {option}\n"));
