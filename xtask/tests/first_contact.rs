@@ -1,4 +1,4 @@
-//! What `demo` and `vm` do when something goes wrong on the way: a guest that dies, a download cut off, a full disk, Ctrl-C.
+//! What `demo`, `vm` and `test` do when something goes wrong on the way: a guest that dies, a download cut off, a full disk, Ctrl-C.
 //!
 //! The command is the real one. Around it are an emulator that is a shell script, and an archive on 127.0.0.1 that the real apt-helper
 //! downloads from.
@@ -16,14 +16,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Programs of the machine that a run may use.
-const TOOLS: [&str; 13] = [
-    "sh", "cat", "sleep", "setsid", "setpriv", "dpkg-deb", "dpkg", "tar", "gzip", "xz", "id", "cp",
-    "mount",
+const TOOLS: [&str; 14] = [
+    "sh", "cat", "mkdir", "sleep", "setsid", "setpriv", "dpkg-deb", "dpkg", "tar", "gzip", "xz",
+    "id", "cp", "mount",
 ];
 const STEP: &str = "@@PLIMSOLL-STEP starting pod web@@";
 /// Seconds that the emulator lives on when nobody ends it: longer than any test.
@@ -108,6 +109,7 @@ impl Machine {
             .env("PATH", self.path("bin"))
             .env("TMPDIR", self.path("tmp"))
             .env("PLIMSOLL_CACHE", self.path("cache"))
+            .env("PLIMSOLL_NIGHTLY", "nightly-fake")
             // What the proxy of this machine says of 127.0.0.1 is not the question.
             .env_remove("http_proxy")
             .stdin(Stdio::null())
@@ -148,6 +150,43 @@ impl Machine {
         let image = self.path("vmlinuz");
         let image = image.to_str().unwrap();
         self.start(&["vm", "--bare", "--kernel", image, "--cmd", "x"])
+    }
+
+    /// Its compilers do nothing, and the call of one of them with this number, counted from 1, does not end: nor does what that has started.
+    /// Everything that is built fails, so that nothing of it is run or copied; tests and lints succeed.
+    fn compilers(&self, hangs: usize) {
+        let root = self.root.path().display();
+        let library = self.path("sysroot/lib/rustlib/src/rust/library/core/src");
+        fs::create_dir_all(&library).unwrap();
+        fs::write(library.join("lib.rs"), "").unwrap();
+        let call = format!(
+            "cd {root}\nn=1\nwhile ! mkdir call.$n 2> /dev/null; do n=$((n + 1)); done\n\
+             if [ $n = {hangs} ]; then\n\
+             setsid sh -c 'echo $$ > orphan.pid; {HANG}' &\necho $$ > emulator.pid\n\
+             while ! [ -s orphan.pid ]; do sleep 0.01; done\nmkdir hangs\n{HANG}\nfi\n"
+        );
+        self.script(
+            "cargo",
+            &format!("{call}case $1 in\nfmt | clippy | test) echo 'test result: ok. 1 passed';;\n*) exit 1;;\nesac"),
+        );
+        self.script(
+            "rustup",
+            &format!("{call}case \"$*\" in\n*sysroot) echo {root}/sysroot;;\n*--version) ;;\n*) exit 1;;\nesac"),
+        );
+    }
+
+    /// The tests without guests, until a compiler hangs; `None` if they have ended.
+    fn test(&self) -> Option<Run> {
+        let mut run = self.start(&["test", "--quick"]);
+        loop {
+            if self.path("hangs").exists() {
+                return Some(run);
+            }
+            if run.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Nothing runs any more, and nothing is left of it.
@@ -343,6 +382,23 @@ fn ctrl_c_ends_what_has_lost_its_parent() {
     run.wait_for("up");
     run.interrupt();
     machine.assert_clean();
+}
+
+/// Each call of a compiler is one such moment. Guests and downloads are the others, and have tests of their own.
+#[test]
+fn ctrl_c_leaves_nothing_of_the_tests_at_any_moment() {
+    for call in 1.. {
+        let machine = Machine::new("true");
+        machine.compilers(call);
+        let Some(run) = machine.test() else {
+            // Formatting, the BPF object, lints, tests.
+            assert!(call > 10, "it has ended by itself after {} calls", call - 1);
+            machine.assert_clean();
+            break;
+        };
+        run.interrupt();
+        machine.assert_clean();
+    }
 }
 
 #[test]
