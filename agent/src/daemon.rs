@@ -44,7 +44,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use plimsoll_core::engine::Engine;
-use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Cause, Sample};
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::units::PodUid;
@@ -81,7 +80,7 @@ use rescan::Rescans;
 pub use storage::StorageWork;
 use telling::Announcement;
 pub use telling::Ending;
-use turn::{Failure, Step, Unread};
+use turn::Unsettled;
 pub use wake::Sources;
 use wake::{Lost, Wake};
 use watchdog::{Heartbeat, Watchdog};
@@ -102,18 +101,11 @@ pub struct Agent {
     sample: Sample,
     /// How the newest reaction went.
     hops: Hops,
-    /// What has been done and not been written down yet, and the decisions of all these steps.
-    steps: Vec<Step>,
-    decisions: Vec<Decision>,
-    failures: Vec<Failure>,
-    /// The first thing that the newest sample could not read.
-    sample_failure: Option<Unread>,
+    unsettled: Unsettled,
     leaving: Vec<PodUid>,
     /// Why the node was to be read when it could not be, and what was known of disks then.
     unanswered: Option<Cause>,
     unanswered_storage: Option<Arc<StorageReading>>,
-    /// The time for reading figures anew was over.
-    freshen_was_cut: bool,
     limits: Limits,
     admission: AdmissionWork,
     oom_kills: OomKills,
@@ -185,14 +177,10 @@ impl Agent {
             timelines: Timelines::default(),
             sample: Sample::default(),
             hops: Hops::default(),
-            steps: Vec::with_capacity(DECISIONS),
-            decisions: Vec::with_capacity(DECISIONS),
-            failures: Vec::with_capacity(DECISIONS),
-            sample_failure: None,
+            unsettled: Unsettled::with_room_for(DECISIONS),
             leaving: Vec::with_capacity(DECISIONS),
             unanswered: None,
             unanswered_storage: None,
-            freshen_was_cut: false,
             limits,
             admission: AdmissionWork::default(),
             oom_kills: OomKills::default(),

@@ -50,36 +50,58 @@ const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
 
+/// What has been done and not been written down or said yet: [`Agent::settle`] does that. The buffers keep their room.
+pub(super) struct Unsettled {
+    steps: Vec<Step>,
+    /// Of all these steps.
+    decisions: Vec<Decision>,
+    /// Those of them that could not be carried out.
+    failures: Vec<Failure>,
+    /// The first thing that the newest sample could not read.
+    unread: Option<Unread>,
+    /// The time for reading figures anew was over.
+    freshen_was_cut: bool,
+}
+
+impl Unsettled {
+    /// With room for so many decisions, steps and failures.
+    pub(super) fn with_room_for(decisions: usize) -> Self {
+        Self {
+            steps: Vec::with_capacity(decisions),
+            decisions: Vec::with_capacity(decisions),
+            failures: Vec::with_capacity(decisions),
+            unread: None,
+            freshen_was_cut: false,
+        }
+    }
+
+    /// What could not be read or done around a sample, unless it was not the first: one of several is enough to go and look. Allocates.
+    pub(super) fn could_not_read(&mut self, pod: Option<&PodUid>, what: impl std::fmt::Display) {
+        self.unread.get_or_insert_with(|| Unread {
+            pod: pod.cloned(),
+            text: what.to_string(),
+        });
+    }
+}
+
 /// An event that the engine has taken in and that has been acted upon.
-#[derive(Debug)]
-pub(super) struct Step {
-    pub(super) event: Event,
-    /// Its part of [`Agent::decisions`].
-    pub(super) decisions: Range<usize>,
+struct Step {
+    event: Event,
+    /// Its part of [`Unsettled::decisions`].
+    decisions: Range<usize>,
 }
 
 /// A decision that could not be carried out.
-#[derive(Debug)]
-pub(super) struct Failure {
+struct Failure {
     uid: PodUid,
     action: Action,
     error: FileError,
 }
 
 /// What could not be read or done around a sample. It is said after the decision, and the pod named then.
-#[derive(Debug)]
-pub(super) struct Unread {
+struct Unread {
     pod: Option<PodUid>,
     text: String,
-}
-
-impl Unread {
-    pub(super) fn new(pod: Option<&PodUid>, what: impl std::fmt::Display) -> Self {
-        Self {
-            pod: pod.cloned(),
-            text: what.to_string(),
-        }
-    }
 }
 
 impl Agent {
@@ -278,7 +300,7 @@ impl Agent {
         let mut sample = std::mem::take(&mut self.sample);
         let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
         sample.storage = reading.or_else(|| self.unanswered_storage.take());
-        let (failure, engine) = (&mut self.sample_failure, &mut self.engine);
+        let (unsettled, engine) = (&mut self.unsettled, &mut self.engine);
         let taken = self.sampler.take(
             cause,
             received_ns,
@@ -292,10 +314,7 @@ impl Agent {
                 false if engine.needs_pods(sample, received_ns) => Wanted::All,
                 false => Wanted::Nothing,
             },
-            |uid, error| {
-                // Told after the decision; one of several is enough to go and look.
-                failure.get_or_insert_with(|| Unread::new(uid, error));
-            },
+            |uid, error| unsettled.could_not_read(uid, error),
         );
         if let Err(error) = taken {
             self.unanswered_storage = sample.storage.take();
@@ -306,8 +325,7 @@ impl Agent {
                 );
             }
             // The kernel may have had no memory for the text.
-            self.sample_failure
-                .get_or_insert_with(|| Unread::new(None, error));
+            self.unsettled.could_not_read(None, error);
             self.unanswered = Some(cause);
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
             return Ok(());
@@ -332,7 +350,7 @@ impl Agent {
             };
             let is_of_all = matches!(stale, Stale::Kubepods | Stale::NumaPods(_));
             if now_ns() >= until_ns {
-                self.freshen_was_cut = true;
+                self.unsettled.freshen_was_cut = true;
                 return;
             }
             let freshened = self
@@ -340,8 +358,7 @@ impl Agent {
                 .freshen(stale, received_ns, &mut self.pods, sample);
             if let Err(error) = freshened {
                 // The older figure has to do. Those of other pods can still be read.
-                self.sample_failure
-                    .get_or_insert_with(|| Unread::new(None, error));
+                self.unsettled.could_not_read(None, error);
                 if is_of_all {
                     return;
                 }
@@ -352,8 +369,8 @@ impl Agent {
     /// What follows acting: placement, journal, output, and the cleaning up after pods that have left.
     pub fn settle(&mut self) {
         self.place_what_is_due();
-        let mut steps = std::mem::take(&mut self.steps);
-        let decisions = std::mem::take(&mut self.decisions);
+        let mut steps = std::mem::take(&mut self.unsettled.steps);
+        let decisions = std::mem::take(&mut self.unsettled.decisions);
         for step in &steps {
             let decisions = &decisions[step.decisions.clone()];
             if let Some(journal) = &mut self.journal {
@@ -374,23 +391,23 @@ impl Agent {
                 self.sample = sample;
             }
         }
-        self.steps = steps;
-        self.decisions = decisions;
-        self.decisions.clear();
-        let mut failures = std::mem::take(&mut self.failures);
+        self.unsettled.steps = steps;
+        self.unsettled.decisions = decisions;
+        self.unsettled.decisions.clear();
+        let mut failures = std::mem::take(&mut self.unsettled.failures);
         for Failure { uid, error, .. } in failures.drain(..) {
             self.warn_of_pod(&uid, error);
         }
         // Keeps its room.
-        self.failures = failures;
-        if std::mem::take(&mut self.freshen_was_cut) {
+        self.unsettled.failures = failures;
+        if std::mem::take(&mut self.unsettled.freshen_was_cut) {
             self.warn(format!(
                 "not all memory.stat that a decision depends on could be read within {} ms: a victim may have been chosen by the page cache of \
                  up to a minute before; fewer pods with much page cache above their requests make this rarer",
                 FRESHEN_FOR_NS / 1_000_000
             ));
         }
-        match self.sample_failure.take() {
+        match self.unsettled.unread.take() {
             Some(Unread {
                 pod: Some(uid),
                 text,
@@ -420,8 +437,7 @@ impl Agent {
                     self.step(at_ns, EventKind::PodEmpty { uid });
                 }
                 Err(error) => {
-                    self.sample_failure
-                        .get_or_insert_with(|| Unread::new(Some(&uid), error));
+                    self.unsettled.could_not_read(Some(&uid), error);
                 }
             }
         }
@@ -452,7 +468,7 @@ impl Agent {
     /// One event: decide and act.
     pub(super) fn step(&mut self, at_ns: u64, kind: EventKind) {
         let event = Event { at_ns, kind };
-        let mut decisions = std::mem::take(&mut self.decisions);
+        let mut decisions = std::mem::take(&mut self.unsettled.decisions);
         let begin = decisions.len();
         self.engine.step(&event, &mut decisions);
         let decided_ns = now_ns();
@@ -463,11 +479,11 @@ impl Agent {
         for decision in &decisions[begin..] {
             self.act(&event, decision, decided_ns);
         }
-        self.steps.push(Step {
+        self.unsettled.steps.push(Step {
             event,
             decisions: begin..decisions.len(),
         });
-        self.decisions = decisions;
+        self.unsettled.decisions = decisions;
     }
 
     /// Decisions that could not be carried out: the engine is told, and may decide otherwise.
@@ -475,12 +491,12 @@ impl Agent {
         let mut answered = 0;
         for _ in 0..OUTCOME_ROUNDS {
             self.remedy_outcomes();
-            let end = self.failures.len();
+            let end = self.unsettled.failures.len();
             if answered == end {
                 return;
             }
             for index in answered..end {
-                let Failure { uid, action, error } = &self.failures[index];
+                let Failure { uid, action, error } = &self.unsettled.failures[index];
                 let kind = EventKind::Outcome {
                     uid: uid.clone(),
                     action: *action,
@@ -609,7 +625,7 @@ impl Agent {
 
     fn failed(&mut self, uid: &PodUid, action: Action, error: FileError) {
         let uid = uid.clone();
-        self.failures.push(Failure { uid, action, error });
+        self.unsettled.failures.push(Failure { uid, action, error });
     }
 }
 

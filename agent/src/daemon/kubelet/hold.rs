@@ -6,7 +6,6 @@ use plimsoll_core::model::units::PodUid;
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
 
 use crate::act::holds::{Holds, Lifted, Recorded};
-use crate::daemon::turn::Unread;
 use crate::daemon::{Agent, now_ns};
 
 impl Agent {
@@ -19,9 +18,8 @@ impl Agent {
             Ok(true) if work.newly_held.len() < HELD_AT_ONCE => work.newly_held.push(uid.clone()),
             Ok(_) => {}
             Err(error) => {
-                self.sample_failure.get_or_insert_with(|| {
-                    Unread::new(Some(uid), format_args!("it is not held: {error}"))
-                });
+                self.unsettled
+                    .could_not_read(Some(uid), format_args!("it is not held: {error}"));
             }
         }
     }
