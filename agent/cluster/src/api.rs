@@ -23,6 +23,8 @@ use self::token::TokenFile;
 use crate::call::{Answer, Call, Refusal};
 use crate::metrics::Metrics;
 
+/// By which audit logs and metrics of the API server know whose a call is. kube-rs sends none.
+const USER_AGENT: &str = concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION"));
 /// How long a call may take, connection included.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may take to be made.
@@ -176,6 +178,7 @@ impl Api {
         self.renew_after_failures().await;
         let mut request = Request::builder().method(call.verb.name()).uri(&call.path);
         request = request.header(http::header::ACCEPT, "application/json");
+        request = request.header(http::header::USER_AGENT, USER_AGENT);
         if !call.body.is_empty() {
             request = request.header(http::header::CONTENT_TYPE, call.content.mime());
         }

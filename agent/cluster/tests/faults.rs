@@ -227,6 +227,9 @@ async fn answer(
         if watches { " watch" } else { "" }
     );
     *state.requests.lock().unwrap().entry(name).or_default() += 1;
+    let agent = parts.headers.get("user-agent").unwrap();
+    let program = concat!("plimsoll-cluster/", env!("CARGO_PKG_VERSION"));
+    assert_eq!(agent, program);
     let token = parts
         .headers
         .get("authorization")
