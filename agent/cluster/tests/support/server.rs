@@ -62,6 +62,11 @@ fn binaries() -> Option<PathBuf> {
     (has("etcd") && has("kube-apiserver")).then_some(folder)
 }
 
+/// Who has which token: the program under test has this one.
+fn tokens(cluster: &str) -> String {
+    format!("{ADMIN},admin,1,system:masters\n{cluster},cluster,2,\n{ARBITRATOR},arbitrator,3,\n")
+}
+
 /// A certificate authority, and a certificate of loopback that it signed.
 struct Certificates {
     authority: String,
@@ -262,10 +267,7 @@ impl Server {
         let service = KeyPair::generate().unwrap();
         write("service.key", &service.serialize_pem());
         write("service.pub", &service.public_key_pem());
-        let tokens = format!(
-            "{ADMIN},admin,1,system:masters\n{CLUSTER},cluster,2,\n{ARBITRATOR},arbitrator,3,\n"
-        );
-        write("tokens.csv", &tokens);
+        write("tokens.csv", &tokens(CLUSTER));
         write("token", CLUSTER);
         let (etcd_port, peer_port, port) = (free_port(), free_port(), free_port());
         let data = in_memory();
@@ -397,6 +399,12 @@ impl Server {
         Control {
             children: Mutex::new(CONTROL.map(start).into()),
         }
+    }
+
+    /// Another token of the program under test, in its file at once, and for the next start the only one that it has.
+    pub(crate) fn replace_token(&self, token: &str) {
+        fs::write(self.path("tokens.csv"), tokens(token)).unwrap();
+        fs::write(self.path("token"), token).unwrap();
     }
 
     /// Another authority, for the next start.
