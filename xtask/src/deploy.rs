@@ -50,6 +50,18 @@ const OLDER_VERSION: &str = "1.29.0";
 const NEWER: [&str; 2] = ["ValidatingAdmissionPolicy", "appArmorProfile"];
 /// The namespace of `deploy/base`.
 const NAMESPACE: &str = "plimsoll";
+/// What the name of Kustomize's ConfigMap begins with.
+const HASHED: &str = "plimsoll-";
+/// The annotation of the chart's pods.
+const CHECKSUM: &str = "checksum/config";
+/// A kustomization of a user with a configuration of his own, as docs/guide/cluster.md has it.
+const CHANGED: &str = "\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../base]
+configMapGenerator:
+  - {name: plimsoll, namespace: plimsoll, behavior: merge, files: [config.yaml]}
+";
 /// The tests of the alerts take the groups of the rules from here.
 const GROUPS: &str = "groups.yaml";
 
@@ -78,6 +90,7 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
     for components in [&all[..0], &["least-privilege"], &all[..]] {
         suits_older_servers(tools, &deploy, &chart, components)?;
     }
+    a_change_rolls_out(tools, &deploy, &chart)?;
     build(tools, &deploy.join("uninstall"))?;
     let uninstalled = kustomized(tools, &deploy, "uninstall", &[OLDER])?;
     knows_nothing_newer(&uninstalled, "deploy/uninstall")?;
@@ -113,9 +126,81 @@ fn lists_all_components(folder: &Path) -> Result<()> {
 
 /// Compares the base with these components in both forms.
 fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) -> Result<()> {
-    let kustomize = kustomized(tools, deploy, "base", components)?;
-    let helm = rendered(tools, chart, components, None)?;
+    let mut kustomize = kustomized(tools, deploy, "base", components)?;
+    let mut helm = rendered(tools, chart, components, None)?;
+    take_hash(&mut kustomize)?;
+    take_checksum(&mut helm)?;
     are_equal(&kustomize, &helm, components)
+}
+
+/// Gives Kustomize's ConfigMap of the agents the name that the chart's has, and returns the hash that it had in its name; the pods have to ask for it by the whole of it.
+fn take_hash(objects: &mut Objects) -> Result<String> {
+    let is_ours = |(kind, name): &&(String, String)| {
+        kind == "ConfigMap" && name.strip_prefix(HASHED).is_some_and(is_hash)
+    };
+    let key = objects.keys().find(is_ours).cloned();
+    let key = key.context("no ConfigMap plimsoll-HASH: its change would roll no agent out")?;
+    let mut object = objects.remove(&key).unwrap_or_default();
+    let set = objects.get_mut(&("DaemonSet".to_owned(), NAMESPACE.to_owned()));
+    let volumes = set.and_then(|set| set.pointer_mut("/spec/template/spec/volumes"));
+    let volumes = volumes.and_then(Value::as_array_mut).into_iter().flatten();
+    let mut names = volumes.filter_map(|volume| volume.pointer_mut("/configMap/name"));
+    let name = names.find(|name| **name == key.1.as_str());
+    let name = name.with_context(|| format!("the DaemonSet does not mount {}", key.1))?;
+    *name = Value::from(NAMESPACE);
+    object["metadata"]["name"] = Value::from(NAMESPACE);
+    objects.insert((key.0, NAMESPACE.to_owned()), object);
+    Ok(key.1[HASHED.len()..].to_owned())
+}
+
+/// Kustomize's are ten letters and digits.
+fn is_hash(text: &str) -> bool {
+    text.len() == 10 && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Takes the checksum of the configuration off the chart's pods, and returns it.
+fn take_checksum(objects: &mut Objects) -> Result<String> {
+    let set = objects.get_mut(&("DaemonSet".to_owned(), NAMESPACE.to_owned()));
+    let metadata = set.and_then(|set| set.pointer_mut("/spec/template/metadata"));
+    let metadata = metadata.and_then(Value::as_object_mut);
+    let metadata = metadata.context("the chart has no DaemonSet")?;
+    let annotations = metadata.get_mut("annotations");
+    let annotations = annotations.and_then(Value::as_object_mut);
+    let annotations = annotations.context("the chart's pods have no annotations")?;
+    let checksum = annotations.remove(CHECKSUM);
+    if annotations.is_empty() {
+        metadata.remove("annotations");
+    }
+    let checksum = checksum.as_ref().and_then(Value::as_str);
+    let checksum = checksum.with_context(|| format!("the chart's pods have no {CHECKSUM}"))?;
+    Ok(checksum.to_owned())
+}
+
+/// Another threshold, of the configuration that a user gives, changes the pods in both forms, so that a rollout starts their agents anew.
+fn a_change_rolls_out(tools: &Tools, deploy: &Path, chart: &Path) -> Result<()> {
+    let folder = Folder::inside(deploy)?;
+    fs::write(folder.path().join("kustomization.yaml"), CHANGED)?;
+    let other = read(&deploy.join("base/config.yaml"))?.replace("500Mi", "600Mi");
+    fs::write(folder.path().join("config.yaml"), other)?;
+    let mut changed = build(tools, folder.path())?;
+    let mut base = kustomized(tools, deploy, "base", &[])?;
+    ensure!(
+        take_hash(&mut changed)? != take_hash(&mut base)?,
+        "a changed config.yaml leaves the name of its ConfigMap as it was"
+    );
+    let checksum = |arguments: &[&str]| -> Result<String> {
+        let mut helm = Command::new(&tools.helm);
+        helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
+            .arg(chart)
+            .args(arguments);
+        take_checksum(&mut objects(&output_of(&mut helm, "mend the chart")?)?)
+    };
+    let other = ["--set", r"config.evictionHard.memory\.available=600Mi"];
+    ensure!(
+        checksum(&other)? != checksum(&[])?,
+        "a changed `config` leaves {CHECKSUM} as it was"
+    );
+    Ok(())
 }
 
 /// The same for Kubernetes before 1.30, and that nothing is there that it does not know.
@@ -127,8 +212,10 @@ fn suits_older_servers(
 ) -> Result<()> {
     // The last one, as it says itself.
     let older = [components, &[OLDER]].concat();
-    let kustomize = kustomized(tools, deploy, "base", &older)?;
-    let helm = rendered(tools, chart, components, Some(OLDER_VERSION))?;
+    let mut kustomize = kustomized(tools, deploy, "base", &older)?;
+    let mut helm = rendered(tools, chart, components, Some(OLDER_VERSION))?;
+    take_hash(&mut kustomize)?;
+    take_checksum(&mut helm)?;
     are_equal(&kustomize, &helm, &older)?;
     knows_nothing_newer(&kustomize, &format!("{older:?}"))?;
     let key =

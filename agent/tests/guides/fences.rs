@@ -9,6 +9,7 @@
 //! | `sh guest` | in a guest only |
 //! | `sh guest background` | the same, and the session does not wait for it: the reader's other terminal |
 //! | `sh repository` | nowhere here: another test checks which file of the repository runs each line |
+//! | `sh cluster` | nowhere here: a test of `plimsoll-cluster` runs it against a real API server (agent/cluster/tests/api_server/guide.rs). A word after it is the way of whom it belongs to: blocks of one way are a session |
 //! | `text`, `yaml`, `json` | not a command |
 //!
 //! A `text` block directly below a command block is the expected output, compared line by line; a line `...` stands for any lines. A
@@ -90,6 +91,19 @@ pub(crate) enum Where {
     Guest,
     /// In the repository, by another test or by CI.
     Repository,
+    /// With an API server.
+    Cluster(Way),
+}
+
+/// How a reader installs on a cluster: each goes another way through the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// `kubectl apply -k` on Kubernetes 1.30 or later.
+    Kubectl,
+    /// The same before 1.30.
+    Before130,
+    /// With the chart.
+    Helm,
 }
 
 /// Commands of a page.
@@ -143,6 +157,9 @@ pub(crate) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
                 Some(Where::Guest)
             }
             "sh repository" => Some(Where::Repository),
+            "sh cluster kubectl" => Some(Where::Cluster(Way::Kubectl)),
+            "sh cluster before-1.30" => Some(Where::Cluster(Way::Before130)),
+            "sh cluster helm" => Some(Where::Cluster(Way::Helm)),
             "text" if is_below => {
                 if let Some(block) = blocks.last_mut() {
                     block.prints = Some(body);
@@ -153,7 +170,7 @@ pub(crate) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
             "text" | "yaml" | "json" => None,
             other => {
                 return Err(format!(
-                    "{page}:{number}: unknown mark {other:?}: write sh, sh guest, sh guest background, sh repository, text, yaml or json"
+                    "{page}:{number}: unknown mark {other:?}: write sh, sh guest, sh guest background, sh repository, sh cluster kubectl, sh cluster before-1.30, sh cluster helm, text, yaml or json"
                 ));
             }
         };

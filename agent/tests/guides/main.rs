@@ -24,7 +24,7 @@ fn run_here(text: &str) -> Result<usize, String> {
     )
 }
 
-/// A command that takes minutes, and the file of the repository that runs it: its path and a text that it must contain.
+/// A command that takes minutes or a node, and the file of the repository that runs it, or does what it does: its path and a text that it must contain.
 const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("cargo xtask test", ".ci/run", "exec cargo xtask test\n"),
     ("cargo xtask demo", "xtask/src/test.rs", "demo::succeeds()"),
@@ -43,6 +43,73 @@ const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
         "agent/tests/guides/main.rs",
         "fn the_line_that_installs_does",
     ),
+    (
+        "cargo xtask image --arch amd64",
+        "xtask/src/kubernetes/node.rs",
+        "image::write(&[part], layout)",
+    ),
+    (
+        "ctr --namespace k8s.io images import target/image.tar",
+        NODE_TESTS,
+        "machine.import_image();",
+    ),
+    ("kubectl plimsoll top", NODE_TESTS, r#"&["top"][..]"#),
+    (
+        "kubectl plimsoll top node-1",
+        NODE_TESTS,
+        r#"&["top", NODE"#,
+    ),
+    (
+        "kubectl plimsoll explain node-1",
+        NODE_TESTS,
+        r#"&["explain", NODE]"#,
+    ),
+    ("kubectl plimsoll check", NODE_TESTS, r#"&["check"]"#),
+    (
+        "plimsoll web --cluster",
+        "agent/tests/web.rs",
+        r#"["web", "--listen", "127.0.0.1:0", "--cluster"]"#,
+    ),
+    (
+        "plimsoll-agent --kubernetes --config eviction.yaml",
+        "agent/cluster/tests/node/rivals.rs",
+        r#"start_agent_with(&["--config=/run/places.yaml""#,
+    ),
+    (
+        "plimsoll-runtime list images",
+        "agent/runtime/tests/support/mod.rs",
+        r#".args(["list", what,"#,
+    ),
+    (
+        "plimsoll-runtime list containers",
+        "agent/runtime/tests/support/mod.rs",
+        r#".args(["list", what,"#,
+    ),
+];
+
+/// Beside a real kubelet, installed as the guide says it.
+const NODE_TESTS: &str = "agent/cluster/tests/node/applied.rs";
+
+/// The first words of commands. A fence `text` is not run, so that none may stand in one.
+const PROGRAMS: &[&str] = &[
+    "cargo",
+    "ctr",
+    "curl",
+    "helm",
+    "kubectl",
+    "mkdir",
+    "plimsoll",
+    "plimsoll-agent",
+    "plimsoll-cluster",
+    "plimsoll-runtime",
+    "plimsoll-trace",
+    "skopeo",
+];
+
+/// Commands in a fence `text` that no test runs yet: the page, and how they begin.
+const NOT_RUN: &[(&str, &str)] = &[
+    ("docs/guide/cluster.md", "plimsoll topology --zones"),
+    ("docs/guide/sharing.md", "kubectl "),
 ];
 const INSTALL: &str = "(cd target/release && sudo install plimsoll plimsoll-agent plimsoll-runtime plimsoll-trace /usr/local/bin)";
 
@@ -83,6 +150,43 @@ fn commands_have_no_prompt() {
                 block.line
             );
         }
+    }
+}
+
+#[test]
+fn no_command_hides_in_an_output() {
+    for (page, text) in PAGES {
+        let mut is_output = false;
+        for (line, number) in text.lines().zip(1..) {
+            match line.trim_start().strip_prefix("```") {
+                Some(mark) => is_output = mark == "text",
+                None if is_output => {
+                    let mut words = line.split_whitespace();
+                    let is_command = words.next().is_some_and(|word| PROGRAMS.contains(&word))
+                        // What the agent says of itself begins with its name, too.
+                        && words.next().is_some_and(|word| !matches!(word, "stops:" | "starts:"));
+                    let is_known =
+                        |(known, start): &(&str, &str)| known == page && line.starts_with(start);
+                    let is_command = is_command && !NOT_RUN.iter().any(is_known);
+                    assert!(!is_command, "{page}:{number}: {line:?} is run by no test");
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_cluster_are_where_a_test_runs_them() {
+    for (page, text) in PAGES {
+        let blocks = blocks(page, text).unwrap();
+        let block = blocks
+            .iter()
+            .find(|block| matches!(block.on, Where::Cluster(_)));
+        assert!(
+            block.is_none() || *page == "docs/guide/cluster.md",
+            "{page}"
+        );
     }
 }
 

@@ -10,10 +10,10 @@ const FOREIGN: &str = "prometheus";
 /// In the place of `runtime`: a node has one.
 const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];
 
-/// Where `cargo xtask deploy-check` puts it.
-fn kubectl() -> Option<PathBuf> {
+/// What `cargo xtask deploy-check` fetches, by its name.
+pub(super) fn tool(name: &str) -> Option<PathBuf> {
     let folders = std::fs::read_dir(server::cache()?.join("kubernetes")).ok()?;
-    let programs = folders.filter_map(|folder| Some(folder.ok()?.path().join("kubectl/kubectl")));
+    let programs = folders.filter_map(|folder| Some(folder.ok()?.path().join(name).join(name)));
     programs.filter(|program| program.is_file()).max()
 }
 
@@ -32,7 +32,7 @@ fn output(command: &mut Command) -> String {
 #[test]
 fn every_component_is_taken_by_the_api_server() {
     run(async {
-        let Some(kubectl) = kubectl() else {
+        let Some(kubectl) = tool("kubectl") else {
             return support::notes::left_out("needs kubectl: cargo xtask deploy-check fetches it");
         };
         let Some(server) = server::shared().await else {

@@ -5,6 +5,7 @@ mod admission;
 mod arbitrator;
 mod deploy;
 mod evictions;
+mod guide;
 mod node;
 mod policies;
 mod scheduler;

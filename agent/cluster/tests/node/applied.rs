@@ -2,14 +2,12 @@
 //! image's name, nor the threshold of 500Mi, nor where the API server is.
 
 use std::fs;
-use std::path::Path;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::daemon_set::{conditions, evicts};
+use super::daemon_set::{conditions, evicts, nothing_is_left, say_conditions};
 use super::machine;
 use super::machine::{Ballast, Machine, NODE, output};
 use super::support::server::SERVICE;
@@ -138,16 +136,17 @@ fn m_applied_as_the_guide_says() {
             (ours.len() == 3).then_some(ours)
         })
         .await;
-        println!("{}", json!(ours));
+        say_conditions(machine, &ours);
         machine.kubectl(&["--namespace", "plimsoll", "get", "pods", "--output", "wide"]);
-        for what in [
-            &["top"][..],
-            &["top", NODE, "--once"],
-            &["check"],
-            &["explain", NODE],
+        // Plimsoll's own pod is the only one there, and never goes.
+        for (what, expected) in [
+            (&["top"][..], NODE),
+            (&["top", NODE, "--once"], "plimsoll/plimsoll-"),
+            (&["check"], NODE),
+            (&["check", NODE], "memory threshold"),
+            (&["explain", NODE], "system-critical priority"),
         ] {
-            let shown = machine.kubectl_plimsoll(what);
-            machine.say(&format!("kubectl plimsoll {what:?}: {shown}"));
+            machine.kubectl_plimsoll(what, expected);
         }
         let ballast = Ballast::until_available(AVAILABLE_MIB);
         machine.say("700Mi are available");
@@ -174,7 +173,7 @@ fn m_applied_as_the_guide_says() {
         assert!(machine.kubectl(&["apply", "-k", &least.to_string_lossy()]));
         is_rolled_out(machine).await;
         machine.say("with least privilege");
-        machine.kubectl_plimsoll(&["check"]);
+        machine.kubectl_plimsoll(&["check"], NODE);
         evicts(machine, "leaky-3").await;
         drop(ballast);
 
@@ -214,15 +213,5 @@ async fn uninstall(machine: &Machine) {
     })
     .await;
     machine.say("uninstalled");
-    let held = machine.held();
-    assert!(held.is_empty(), "{held:?}");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    for folder in ["/run/plimsoll", "/sys/fs/bpf"] {
-        let entries = fs::read_dir(Path::new(folder))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
-        machine.say(&format!("left in {folder}: {names:?}"));
-    }
+    nothing_is_left(machine);
 }

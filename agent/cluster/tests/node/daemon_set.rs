@@ -1,6 +1,9 @@
 //! The programs as `deploy/base` installs them: an image in containerd, started by the kubelet, with a token and the rights of the manifests. The DaemonSet's
 //! controller is this test, which makes the pod of its template: `applied` is the same where Kubernetes has its own.
 
+use std::fs;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::machine::{Machine, NODE};
@@ -9,14 +12,16 @@ use super::support::{notes, run, until};
 use super::{LEAK, container, machine};
 
 /// What `kubectl apply -k deploy/base` sends.
-const BASE: [&str; 5] = [
+const BASE: [&str; 4] = [
     include_str!("../../../../deploy/base/serviceaccount.yaml"),
     include_str!("../../../../deploy/base/rbac.yaml"),
     include_str!("../../../../deploy/base/admission-policy.yaml"),
-    include_str!("../../../../deploy/base/configmap.yaml"),
     include_str!("../../../../deploy/base/daemonset.yaml"),
 ];
+const CONFIG: &str = include_str!("../../../../deploy/base/config.yaml");
 const IMAGE: &str = "localhost/plimsoll/plimsoll:1";
+/// The agent's state directory, which is the node's.
+const STATE: &str = "/run/plimsoll";
 const PODS: &str = "/api/v1/namespaces/plimsoll/pods";
 /// Kubernetes has them since then.
 const ADMISSION_POLICIES_FROM: u32 = 30;
@@ -52,6 +57,11 @@ async fn install(machine: &Machine) -> Value {
         json!({"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}});
     let config_maps = collection("ConfigMap").unwrap();
     server.create(config_maps, &authority).await;
+    let threshold = format!("memory.available: {}Mi", machine.threshold_mib());
+    let text = CONFIG.replace("memory.available: 500Mi", &threshold);
+    assert!(text.contains(&threshold), "{text}");
+    let config = json!({"metadata": {"name": "plimsoll"}, "data": {"config.yaml": text}});
+    server.create(config_maps, &config).await;
     let has_policies = machine.minor_version().await >= ADMISSION_POLICIES_FROM;
     let mut template = Value::Null;
     for text in BASE {
@@ -60,13 +70,6 @@ async fn install(machine: &Machine) -> Value {
             let kind = object["kind"].as_str().unwrap().to_owned();
             match kind.as_str() {
                 "DaemonSet" => template = object["spec"]["template"].take(),
-                "ConfigMap" => {
-                    let text = object["data"]["config.yaml"].as_str().unwrap();
-                    let threshold = format!("memory.available: {}Mi", machine.threshold_mib());
-                    let text = text.replace("memory.available: 500Mi", &threshold);
-                    assert!(text.contains(&threshold), "{text}");
-                    object["data"]["config.yaml"] = json!(text);
-                }
                 // The other tests' rights have this name.
                 "ClusterRole" => object["metadata"]["name"] = json!("plimsoll-node"),
                 "ClusterRoleBinding" => {
@@ -177,6 +180,48 @@ pub(super) async fn conditions(machine: &Machine) -> Vec<Value> {
         .collect()
 }
 
+/// Shows them: no threshold is met, and what this guest lacks is named.
+pub(super) fn say_conditions(machine: &Machine, ours: &[Value]) {
+    let expected = [
+        ("plimsoll.dev/MemoryPressure", "False"),
+        ("plimsoll.dev/Stalled", "False"),
+        ("plimsoll.dev/Degraded", "True"),
+    ];
+    for (name, status) in expected {
+        let one = ours.iter().find(|one| one["type"] == name);
+        let one = one.unwrap_or_else(|| panic!("no {name}: {ours:#?}"));
+        machine.say(&format!("{name} {}: {}", one["status"], one["message"]));
+        assert_eq!(one["status"], status, "{one:#}");
+        let message = one["message"].as_str().unwrap_or_default();
+        assert!(!message.is_empty(), "{one:#}");
+    }
+}
+
+/// An agent that ended without `--keep-on-exit` has put all settings back, and holds nothing; `plimsoll uninstall` takes away the files that are left, and finds nothing to restore.
+pub(super) fn nothing_is_left(machine: &Machine) {
+    let held = machine.held();
+    assert!(held.is_empty(), "{held:?}");
+    for ledger in ["knobs.jsonl", "pods.jsonl", "cpu.jsonl", "remedies.jsonl"] {
+        let text = fs::read_to_string(Path::new(STATE).join(ledger)).unwrap_or_default();
+        assert_eq!(text, "", "{ledger} has settings that were not put back");
+    }
+    let program = machine.file("plimsoll");
+    let text = machine::output(&program.to_string_lossy(), &["uninstall"]);
+    machine.say(&text);
+    for line in text.lines().filter(|line| line.starts_with("restored")) {
+        // Of evicted pods, whose cgroups went with their holds.
+        assert!(line.contains("cgroup.max.descendants"), "{line}");
+    }
+    assert!(!Path::new(STATE).exists(), "{text}");
+    let pinned: Vec<_> = fs::read_dir("/sys/fs/bpf")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert!(pinned.is_empty(), "{pinned:?}");
+}
+
 /// Scenarios 18, 32 and 33: installed, replaced, with fewer privileges, and taken off.
 #[test]
 fn k_as_the_pod_of_a_daemon_set() {
@@ -199,12 +244,7 @@ fn k_as_the_pod_of_a_daemon_set() {
             (ours.len() == 3).then_some(ours)
         })
         .await;
-        for one in ours {
-            machine.say(&format!(
-                "{} {}: {}",
-                one["type"], one["status"], one["message"]
-            ));
-        }
+        say_conditions(machine, &ours);
         evicts(machine, "leaky-1").await;
 
         // The next version: the state directory and holds are those of the one before.
@@ -233,8 +273,7 @@ fn k_as_the_pod_of_a_daemon_set() {
         end(machine, "plimsoll-3").await;
         let left = conditions(machine).await;
         assert!(left.is_empty(), "{left:#?}");
-        let held = machine.held();
-        assert!(held.is_empty(), "{held:?}");
+        nothing_is_left(machine);
         machine.start_agent();
         machine.start_cluster();
     });

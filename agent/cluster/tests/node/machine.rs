@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use plimsoll_cluster::call::{Answer, Call};
@@ -352,20 +352,21 @@ impl Machine {
 
     /// Runs `kubectl` and shows what it says. Whether it succeeded.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> bool {
-        self.shown(
-            Command::new(self.file("kubectl")).args(arguments),
-            arguments,
-        )
+        let mut kubectl = Command::new(self.file("kubectl"));
+        let output = self.shown(kubectl.args(arguments), arguments);
+        output.status.success()
     }
 
-    /// Runs `kubectl plimsoll`.
-    pub(crate) fn kubectl_plimsoll(&self, arguments: &[&str]) -> bool {
+    /// Runs `kubectl plimsoll` and shows what it says, which has to have this in it. Its status is of what it was asked for: `check` on a node that has not everything is 1.
+    pub(crate) fn kubectl_plimsoll(&self, arguments: &[&str], expected: &str) {
         let plugin = self.file("deploy/kubectl-plimsoll");
         let mut command = Command::new("/bin/sh");
-        self.shown(command.arg(plugin).args(arguments), arguments)
+        let output = self.shown(command.arg(plugin).args(arguments), arguments);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(expected), "no {expected:?}: {output:?}");
     }
 
-    fn shown(&self, command: &mut Command, arguments: &[&str]) -> bool {
+    fn shown(&self, command: &mut Command, arguments: &[&str]) -> Output {
         let command = command
             .env("KUBECONFIG", self.server.path("admin.conf"))
             .env("KUBECACHEDIR", "/run/kubectl");
@@ -373,7 +374,7 @@ impl Machine {
         self.say(&format!("kubectl {}", arguments.join(" ")));
         println!("{}", String::from_utf8_lossy(&output.stdout));
         eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-        output.status.success()
+        output
     }
 
     /// A file that came with the guest.
@@ -497,7 +498,7 @@ impl Machine {
     }
 
     /// Waits for what the pod's owner is to find in the end; nothing may run in the pod meanwhile.
-    pub(crate) async fn is_evicted(&self, pod: &Pod) {
+    pub(crate) async fn is_evicted(&self, pod: &Pod) -> Eviction {
         let heeds_status = self.kubelet_heeds_status().await;
         let mut seen = Value::Null;
         let mut ended = None::<Instant>;
@@ -566,8 +567,22 @@ impl Machine {
             );
         }
         let restarts = &seen["status"]["containerStatuses"][0]["restartCount"];
-        self.say(&format!("{restarts} starts were refused or made"));
+        let restarts = restarts.as_u64().unwrap_or_default();
+        self.say(&format!("{restarts} starts were refused"));
+        Eviction {
+            restarts,
+            event: ours.into_iter().next().unwrap(),
+        }
     }
+}
+
+/// What the owner of a pod finds.
+#[derive(Debug)]
+pub(crate) struct Eviction {
+    /// How often its first container was to be started again; that nothing ran is seen already.
+    pub(crate) restarts: u64,
+    /// Plimsoll's, the only one.
+    pub(crate) event: Value,
 }
 
 /// How many pods that never go were ranked before the one whose eviction this says.
@@ -710,9 +725,15 @@ pub(crate) fn agent_log() -> &'static Path {
 
 /// Whether the agent has written a line with both words.
 pub(crate) fn said(word: &str, uid: &str) -> bool {
+    times_said(word, uid) > 0
+}
+
+/// How many lines with both words the agents have written.
+pub(crate) fn times_said(word: &str, uid: &str) -> usize {
     let log = fs::read_to_string(agent_log()).unwrap_or_default();
     log.lines()
-        .any(|line| line.contains(word) && line.contains(uid))
+        .filter(|line| line.contains(word) && line.contains(uid))
+        .count()
 }
 
 fn say(started: Instant, what: &str) {

@@ -15,9 +15,10 @@
 {{- $_ := set .object "rules" $rules -}}
 {{- end -}}
 
+{{- /* This one renders: deploy/base/config.yaml, with the values. */ -}}
 {{- define "plimsoll.config" -}}
 {{- $head := dict "apiVersion" "kubelet.config.k8s.io/v1beta1" "kind" "KubeletConfiguration" -}}
-{{- $_ := set .object.data "config.yaml" (printf "%s\n" (toYaml (merge $head .root.Values.config))) -}}
+{{- printf "%s\n" (toYaml (merge $head .Values.config)) -}}
 {{- end -}}
 
 {{- define "plimsoll.daemonset" -}}
@@ -29,6 +30,9 @@
   {{- $_ := set . "image" (printf "%s:%s" $values.image.repository (default $.root.Chart.AppVersion $values.image.tag)) -}}
   {{- with $values.image.pullPolicy }}{{ $_ := set $cluster "imagePullPolicy" . }}{{ $_ := set $agent "imagePullPolicy" . }}{{ end -}}
 {{- end -}}
+{{- /* A changed configuration rolls the agents out, which read it when they start. */ -}}
+{{- $annotations := dict "checksum/config" (include "plimsoll.config" .root | sha256sum) -}}
+{{- $_ := set .object.spec.template.metadata "annotations" $annotations -}}
 {{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
 {{- with $values.nodeSelector }}{{ $_ := set $pod "nodeSelector" (merge (deepCopy .) $pod.nodeSelector) }}{{ end -}}
 {{- with $values.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end -}}
@@ -42,7 +46,7 @@
 {{- /* As components/before-1.30. */ -}}
 {{- if semverCompare "<1.30.0-0" .root.Capabilities.KubeVersion.Version -}}
   {{- $_ := unset $agent.securityContext "appArmorProfile" -}}
-  {{- $_ := set .object.spec.template.metadata "annotations" (dict "container.apparmor.security.beta.kubernetes.io/agent" "unconfined") -}}
+  {{- $_ := set $annotations "container.apparmor.security.beta.kubernetes.io/agent" "unconfined" -}}
 {{- end -}}
 {{- if $values.withoutBpf -}}
   {{- $mounts := list -}}
