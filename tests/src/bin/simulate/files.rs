@@ -4,6 +4,7 @@
 //! can be opened, listed and watched; what it says is made when it is read, by [`Machine::content`](crate::machine::Machine::content).
 
 use std::ffi::{CStr, CString};
+use std::sync::Arc;
 
 use libc::c_int;
 
@@ -39,6 +40,8 @@ pub(crate) struct Fd {
     pub(crate) path: String,
     /// Of what the model makes: where the next `read` goes on.
     pub(crate) position: usize,
+    /// A list of processes, as it was when its reading was begun: what follows goes on with that.
+    pub(crate) list: Option<Arc<[u8]>>,
     pub(crate) incarnation: u32,
 }
 
@@ -54,6 +57,7 @@ impl World {
                     kind,
                     path,
                     position: 0,
+                    list: None,
                     incarnation,
                 },
             );

@@ -30,6 +30,8 @@ const CGROUP_ENTRY_NS: u64 = 5_000;
 /// A list of processes: 6.6 ms were measured for 255 of them. And what each name in it takes.
 const PROCS_NS: u64 = 13_000;
 const PROCESS_NS: u64 = 200;
+/// A line of it, about.
+const PID_BYTES: u64 = 6;
 const CALL_NS: u64 = 1_000;
 const CLOCK_NS: u64 = 40;
 /// More than there are in a day that is simulated.

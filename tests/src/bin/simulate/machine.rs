@@ -73,7 +73,7 @@ pub(crate) struct Cgroup {
     /// Below the mount of cgroups.
     pub(crate) path: String,
     /// Which hierarchy, and the name there.
-    hierarchy: usize,
+    pub(crate) hierarchy: usize,
     pub(crate) name: String,
     pub(crate) id: u64,
     pub(crate) is_there: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Ramp {
 }
 
 impl Ramp {
-    fn at(&self, now_ns: u64) -> u64 {
+    pub(crate) fn at(&self, now_ns: u64) -> u64 {
         let grown = u128::from(self.bytes_per_s) * u128::from(now_ns.saturating_sub(self.at_ns))
             / u128::from(SECOND);
         let grown = u64::try_from(grown).unwrap_or(u64::MAX);
@@ -227,6 +227,11 @@ pub(crate) enum Happening {
     Unlock,
     /// A place below the run's directory lacks something, or `None` any more.
     Disk(&'static str, Option<Lacks>),
+    /// Memory that is charged to no pod grows: so much in a second, up to so much.
+    Leak {
+        bytes_per_s: u64,
+        up_to_bytes: u64,
+    },
     /// CLOCK_REALTIME jumps by so many nanoseconds.
     Clock(i64),
     /// The freezer of v1 holds a pod's processes.
@@ -239,13 +244,17 @@ pub(crate) enum Happening {
 
 pub(crate) struct Machine {
     root: PathBuf,
-    hierarchies: &'static [Hierarchy],
+    pub(crate) hierarchies: &'static [Hierarchy],
     bells: Vec<Bell>,
     pub(crate) total_bytes: u64,
+    /// What grows and is charged to no pod.
+    pub(crate) leak: Ramp,
     pub(crate) now_ns: u64,
     pub(crate) cgroups: Vec<Cgroup>,
     by_path: BTreeMap<String, usize>,
     pub(crate) processes: BTreeMap<i32, Process>,
+    /// When each of those ends that do.
+    ends: BTreeSet<(u64, i32)>,
     pub(crate) pods: Vec<Pod>,
     events: BTreeMap<(u64, u64), Happening>,
     sequence: u64,
@@ -282,10 +291,12 @@ impl Machine {
             hierarchies: layout.hierarchies(),
             bells: Vec::new(),
             total_bytes,
+            leak: Ramp::default(),
             now_ns,
             cgroups: Vec::new(),
             by_path: BTreeMap::new(),
             processes: BTreeMap::new(),
+            ends: BTreeSet::new(),
             pods: Vec::new(),
             events: BTreeMap::new(),
             sequence: 0,
@@ -395,12 +406,8 @@ impl Machine {
             .keys()
             .next()
             .map_or(u64::MAX, |(at_ns, _)| *at_ns);
-        let ends_ns = self
-            .processes
-            .values()
-            .filter_map(|process| process.ends_ns)
-            .min();
-        let mut next_ns = event_ns.min(ends_ns.unwrap_or(u64::MAX));
+        let ends_ns = self.ends.first().map_or(u64::MAX, |(at_ns, _)| *at_ns);
+        let mut next_ns = event_ns.min(ends_ns);
         // What grows crosses something before that, or not.
         let horizon_ns = next_ns.min(self.now_ns + 3600 * SECOND);
         if let Some(armed) = self.armed_bytes
@@ -468,7 +475,7 @@ impl Machine {
 
     fn free(&self, now_ns: u64) -> u64 {
         self.total_bytes
-            .saturating_sub(SYSTEM_BYTES + self.pods_bytes(now_ns))
+            .saturating_sub(SYSTEM_BYTES + self.leak.at(now_ns) + self.pods_bytes(now_ns))
     }
 
     fn inactive_bytes(&self, pod: usize, now_ns: u64) -> u64 {
@@ -695,12 +702,14 @@ impl Machine {
             _ => return true,
         };
         let ends_ns = process.stuck_until_ns.max(now_ns + after_ns);
-        process.ends_ns = Some(process.ends_ns.map_or(ends_ns, |known| known.min(ends_ns)));
+        let ends_ns = process
+            .ends_ns
+            .map_or(ends_ns, |known_ns| known_ns.min(ends_ns));
         let (is_killed, is_stuck) = (
             process.killed_ns == Some(now_ns),
             process.stuck_until_ns > now_ns,
         );
-        self.next_ns = None;
+        self.ends_at(pid, ends_ns);
         if is_killed && !is_stuck {
             self.unmaps(pid, after_ns);
         } else if is_killed && let Some(pod) = self.pod_of(pid) {
@@ -732,10 +741,33 @@ impl Machine {
     pub(crate) fn unmapped(&mut self, pid: i32) {
         let now_ns = self.now_ns;
         self.unmaps(pid, 1);
+        if let Some(process) = self.processes.get(&pid) {
+            self.ends_at(pid, process.stuck_until_ns.max(now_ns + MS));
+        }
+    }
+
+    /// A process ends then, and not when it would have.
+    fn ends_at(&mut self, pid: i32, ends_ns: u64) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.ends_ns = Some(process.stuck_until_ns.max(now_ns + MS));
+            if let Some(known_ns) = process.ends_ns.replace(ends_ns) {
+                self.ends.remove(&(known_ns, pid));
+            }
+            self.ends.insert((ends_ns, pid));
             self.next_ns = None;
         }
+    }
+
+    /// It has ended.
+    fn remove_process(&mut self, pid: i32) -> Option<Process> {
+        let process = self.processes.remove(&pid)?;
+        if let Some(ends_ns) = process.ends_ns {
+            self.ends.remove(&(ends_ns, pid));
+        }
+        for cgroup in &process.cgroups {
+            self.cgroups[*cgroup].processes.remove(&pid);
+        }
+        self.next_ns = None;
+        Some(process)
     }
 
     pub(crate) fn unmap_ns(&self, pid: i32) -> u64 {

@@ -238,6 +238,22 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 },
             )
             .with_small_pods(8, 150 * MIB),
+        // What evicted pods give back is gone at once. More than half of the threshold stays available.
+        Scenario {
+            stop_ns: 200 * SECOND,
+            ..Scenario::new("uncharged")
+        }
+        .without_calm()
+        .with_small_pods(8, 150 * MIB)
+        .then(
+            5 * SECOND,
+            Happening::Leak {
+                bytes_per_s: 100 * MIB,
+                up_to_bytes: 13_670 * MIB,
+            },
+        )
+        .expecting(EVICTED)
+        .expecting(("evictions were slow", |world| world.checks.evictions > 2)),
         many("wide", Shape::Many(20_000)),
         Scenario {
             stop_ns: 300 * SECOND,
@@ -299,6 +315,9 @@ pub(crate) fn hostile() -> Vec<Scenario> {
     list.extend(rooms());
     list
 }
+
+/// A storm of forks up to the limit of a node's processes per pod.
+const PROCESSES: u32 = 16_000;
 
 const HOUR_NS: i64 = 3_600_000_000_000;
 
@@ -380,6 +399,14 @@ fn elsewhere() -> Vec<Scenario> {
                     pod: Some("restless"),
                 },
             ),
+        // There before the agent: each of its processes is to be looked at.
+        evicting("processes").start(
+            0,
+            NewPod {
+                processes: PROCESSES,
+                ..pod("crowded", 100 * MIB)
+            },
+        ),
         // An hour on, back by a day, on by a year, and to 1970.
         evicting("clock")
             .then(2 * SECOND, Happening::Clock(HOUR_NS))

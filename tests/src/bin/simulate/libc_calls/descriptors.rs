@@ -1,6 +1,25 @@
 //! Open files.
 
+use std::sync::Arc;
+
 use super::*;
+
+/// What a reading of a part of a cgroup's list of processes takes. v1 makes all of it when it is begun (`pidlist_array_load`); v2 goes on where it was.
+fn list_ns(cgroup: usize, from: u64, length: u64) -> u64 {
+    let machine = &world().machine;
+    let cgroup = &machine.cgroups[cgroup];
+    let processes = cgroup.processes.len() as u64;
+    let listed = match (from, machine.hierarchies[cgroup.hierarchy].is_v1) {
+        (0, true) => processes,
+        (0, false) => processes.min(length / PID_BYTES),
+        (_, true) => 0,
+        (from, false) => processes
+            .saturating_sub(from / PID_BYTES)
+            .min(length / PID_BYTES),
+    };
+    let begin_ns = if from == 0 { PROCS_NS } else { READ_NS };
+    begin_ns + listed * PROCESS_NS
+}
 
 fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> isize {
     let call = || {
@@ -21,11 +40,12 @@ fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> is
         advance(CALL_NS);
         return call();
     };
+    let start = offset.map_or(open.position, |offset| {
+        usize::try_from(offset).unwrap_or(usize::MAX)
+    });
+    let is_list = open.path.ends_with("/cgroup.procs");
     let cost_ns = match &open.kind {
-        Kind::Control { cgroup } if open.path.ends_with("/cgroup.procs") => {
-            let processes = world().machine.cgroups[*cgroup].processes.len() as u64;
-            PROCS_NS + processes * PROCESS_NS
-        }
+        Kind::Control { cgroup } if is_list => list_ns(*cgroup, start as u64, length as u64),
         _ => READ_NS,
     };
     operation!("read", &open.path, cost_ns);
@@ -37,14 +57,17 @@ fn read_at(fd: c_int, to: *mut c_void, length: usize, offset: Option<i64>) -> is
         it.machine.now_ns = now_ns;
         it.check_machine();
     }
-    let content = match it.machine.content(&open, now_ns) {
-        None => return call(),
-        Some(Err(errno)) => return refuse(errno),
-        Some(Ok(content)) => content,
+    let content: Arc<[u8]> = match open.list.clone().filter(|_| start > 0) {
+        Some(list) => list,
+        None => match it.machine.content(&open, now_ns) {
+            None => return call(),
+            Some(Err(errno)) => return refuse(errno),
+            Some(Ok(content)) => content.into(),
+        },
     };
-    let start = offset.map_or(open.position, |offset| {
-        usize::try_from(offset).unwrap_or(usize::MAX)
-    });
+    if is_list && let Some(open) = it.fds.get_mut(&fd) {
+        open.list = Some(Arc::clone(&content));
+    }
     let rest = content.get(start..).unwrap_or_default();
     let count = rest.len().min(length);
     unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), to.cast(), count) };

@@ -140,8 +140,8 @@ impl World {
         if new.is_manifest_late {
             new.write_manifest(&self.root);
         }
-        for _ in 0..new.processes {
-            self.start_process(new, pod, &home);
+        for number in 0..new.processes {
+            self.start_process(new, pod, &home, number > 0);
         }
         self.machine.now_ns = self.now_ns;
         self.machine.set_bytes(pod, new.bytes);
@@ -158,10 +158,12 @@ impl World {
         self.checks.pod_started(pod, self.now_ns);
     }
 
-    fn start_process(&mut self, new: &NewPod, pod: usize, home: &str) {
+    /// The runtime puts the first one there, which forks the others: of those there is no record.
+    fn start_process(&mut self, new: &NewPod, pod: usize, home: &str, is_fork: bool) {
         let pid = self.machine.next_pid;
         self.machine.next_pid += 1;
-        self.machine.add_process(pid, "", new.comm.clone());
+        let from = if is_fork { home } else { "" };
+        self.machine.add_process(pid, from, new.comm.clone());
         if let Some(process) = self.machine.processes.get_mut(&pid) {
             process.on_term = new.on_term;
             process.is_starved = new.is_starved;
@@ -170,6 +172,9 @@ impl World {
             }
         }
         self.machine.pods[pod].processes.insert(pid);
+        if is_fork {
+            return;
+        }
         for hierarchy in self.machine.hierarchies {
             let home = self.machine.find(&hierarchy.place(home)).unwrap_or(0);
             self.move_process(pid, home).ok();
@@ -209,13 +214,9 @@ impl World {
     }
 
     fn process_ended(&mut self, pid: i32) {
-        let Some(process) = self.machine.processes.remove(&pid) else {
+        let Some(process) = self.machine.remove_process(pid) else {
             return;
         };
-        for cgroup in &process.cgroups {
-            self.machine.cgroups[*cgroup].processes.remove(&pid);
-        }
-        self.machine.next_ns = None;
         let pod = self
             .machine
             .pods
@@ -243,7 +244,9 @@ impl World {
             }
         }
         for cgroup in process.cgroups {
-            self.tell_populated(cgroup);
+            if self.machine.cgroups[cgroup].processes.is_empty() {
+                self.tell_populated(cgroup);
+            }
         }
     }
 
@@ -481,6 +484,18 @@ impl World {
                     None => self.machine.disks.empty(&place, now_ns),
                 }
             }
+            Happening::Leak {
+                bytes_per_s,
+                up_to_bytes,
+            } => {
+                self.machine.leak = Ramp {
+                    at_ns: self.now_ns,
+                    bytes_per_s,
+                    up_to_bytes,
+                    ..Ramp::default()
+                };
+                self.machine.next_ns = None;
+            }
             Happening::Clock(by_ns) => self.machine.clock_ns += by_ns,
             Happening::Freeze(name) => {
                 let pod = self.machine.pods.iter().position(|pod| pod.uid == name);
@@ -520,13 +535,12 @@ pub(crate) fn step(world: &mut World) {
     {
         cross(world);
     }
-    let ended: Vec<i32> = world
-        .machine
-        .processes
-        .iter()
-        .filter(|(_, process)| process.ends_ns.is_some_and(|at_ns| at_ns <= now_ns))
-        .map(|(pid, _)| *pid)
+    let due = world.machine.ends.iter();
+    let mut ended: Vec<i32> = due
+        .take_while(|(at_ns, _)| *at_ns <= now_ns)
+        .map(|(_, pid)| *pid)
         .collect();
+    ended.sort_unstable();
     for pid in ended {
         world.process_ended(pid);
     }
