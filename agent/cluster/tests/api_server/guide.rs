@@ -30,8 +30,8 @@ apply) set -- --validate=false \"$@\" ;;
 esac
 exec '{}' --kubeconfig '{}' \"$command\" \"$@\"
 ",
-        tool.display(),
-        kubeconfig.display()
+        tool.to_str().unwrap(),
+        kubeconfig.to_str().unwrap()
     );
     let path = folder.join(name);
     fs::write(&path, text).unwrap();

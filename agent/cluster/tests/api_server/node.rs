@@ -70,7 +70,8 @@ impl Rival<'_> {
                 let node = self.server.get(self.path).await.unwrap();
                 let taints = node["spec"]["taints"].as_array().into_iter().flatten();
                 let mut ours = taints.filter(|taint| taint["key"] == "other");
-                if ours.any(|taint| taint["value"] == at.to_string()) {
+                let value = at.to_string();
+                if ours.any(|taint| taint["value"] == value) {
                     self.written.1 = at;
                 }
             }

@@ -15,8 +15,8 @@ use super::admission::Ground;
 use super::{ManifestChange, ManifestDir, PODS_MAX, SETTLE_MS};
 use crate::host::shown::Show as _;
 
-/// Stack of the thread: all of it is locked in memory.
-const STACK_BYTES: usize = 512 << 10;
+/// Stack of the thread: all of it is locked in memory. The deepest file takes more than 512 KiB of it without optimisation.
+const STACK_BYTES: usize = 2 << 20;
 /// How often a directory that has gone away is looked for.
 const RETRY_MS: u64 = 1000;
 
