@@ -27,10 +27,6 @@ pub(super) const LOOKS_MAX: usize = 256;
 const PROCS_CHUNK_BYTES: usize = 4096;
 /// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
 const PROCS_CHUNKS_MAX: usize = 8192;
-const AT_ONCE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
 const PROCS_FILE: &CStr = c"cgroup.procs";
 /// Of a file system of cgroup v2 (include/uapi/linux/magic.h, `CGROUP2_SUPER_MAGIC`).
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
@@ -175,11 +171,14 @@ impl Member {
     pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
         match &mut self.first_process {
             FirstProcess::Exited | FirstProcess::Moved { .. } => {}
-            FirstProcess::Running { pid, pidfd } => {
-                if !self.processes.is_listed_anew(*pid)? {
-                    let pidfd = pidfd.try_clone().ok().filter(|pidfd| !has_ended(pidfd));
-                    self.first_process =
-                        pidfd.map_or(FirstProcess::Exited, |pidfd| FirstProcess::Moved { pidfd });
+            FirstProcess::Running { pid, .. } => {
+                let is_listed = self.processes.is_listed_anew(*pid)?;
+                if !is_listed
+                    && let FirstProcess::Running { pidfd, .. } =
+                        std::mem::replace(&mut self.first_process, FirstProcess::Exited)
+                    && !has_ended(&pidfd)
+                {
+                    self.first_process = FirstProcess::Moved { pidfd };
                 }
             }
             FirstProcess::Unknown(search) => {
@@ -223,7 +222,7 @@ impl Member {
 /// A pidfd is readable when its process has ended, with all its threads.
 fn has_ended(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 impl Processes {
