@@ -447,13 +447,8 @@ impl Agent {
     /// What is left of a pod in its grace period may have no first process any more.
     fn find_ended_containers(&mut self, uid: PodUid, at_ns: u64) {
         let pod = self.engine.state().pods.get(&uid);
-        let leaving = pod.and_then(|pod| pod.leaving);
-        let has_grace = leaving.is_some_and(|leaving| {
-            leaving.kill_tried_ns.is_none()
-                && !leaving.ended_by_kubelet
-                && !leaving.first_processes_ended
-        });
-        if has_grace && self.pods.have_first_processes_ended(&uid) {
+        let leaving = pod.and_then(|pod| pod.leaving.as_ref());
+        if leaving.is_some_and(leaving::has_grace) && self.pods.have_first_processes_ended(&uid) {
             self.step(at_ns, EventKind::FirstProcessesEnded { uid });
         }
     }

@@ -254,9 +254,6 @@ pub struct Leaving {
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
-    /// The first process of each of its containers has ended.
-    #[serde(default)]
-    pub first_processes_ended: bool,
     /// `memory.current` when it began to leave.
     pub usage_before_bytes: u64,
     /// What it used then in the sense in which memory is available
@@ -450,7 +447,6 @@ impl NodeState {
                     pod.running = true;
                     if let Some(leaving) = &mut pod.leaving {
                         leaving.empty_at_ns = None;
-                        leaving.first_processes_ended = false;
                     }
                 }
                 self.note_admission(uid);
@@ -462,12 +458,6 @@ impl NodeState {
                     if let Some(leaving) = &mut pod.leaving {
                         leaving.empty_at_ns.get_or_insert(now_ns);
                     }
-                }
-            }
-            EventKind::FirstProcessesEnded { uid } => {
-                let pod = self.pods.get_mut(uid);
-                if let Some(leaving) = pod.and_then(|pod| pod.leaving.as_mut()) {
-                    leaving.first_processes_ended = true;
                 }
             }
             EventKind::PodEnding { uid } => {
@@ -486,6 +476,7 @@ impl NodeState {
             // What it means for the pod is in `policy::leaving`.
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }
+            | EventKind::FirstProcessesEnded { .. }
             | EventKind::PlacementStarted(_)
             | EventKind::PlacementDue
             | EventKind::PodsListed
@@ -603,7 +594,6 @@ impl NodeState {
             Action::Kill => {
                 leaving.killed_at_ns = None;
                 leaving.terminate_failed = false;
-                leaving.first_processes_ended = false;
                 leaving.kill_at_ns = now_ns.saturating_add(KILL_RETRY_NS);
             }
         }

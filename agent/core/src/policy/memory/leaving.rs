@@ -43,7 +43,7 @@ pub(crate) type Left = Result<Leaving, Ending>;
 
 /// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`termination`](crate::policy::memory::termination) does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
-    if kill_now(&leaving, now_ns).is_some() {
+    if kill_now(&leaving, false, now_ns).is_some() {
         killed(&mut leaving, now_ns, None);
     }
     // The figure is of this moment.
@@ -68,7 +68,6 @@ pub(crate) fn begun(
         released: false,
         empty_at_ns: None,
         terminate_failed: false,
-        first_processes_ended: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
         used_before_bytes: pod.row.usage,
         available_at_kill_bytes: None,
@@ -154,7 +153,18 @@ pub(crate) fn is_stuck(pod: &PodState, now_ns: u64) -> bool {
     pod.stuck && (pod.removed || now_ns.saturating_sub(pod.stuck_since_ns) < STUCK_FOR_NS)
 }
 
-pub(super) fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
+/// Whether a grace period that the agent keeps still runs: it has not tried to kill the pod.
+#[must_use]
+pub fn has_grace(leaving: &Leaving) -> bool {
+    leaving.kill_tried_ns.is_none() && !leaving.ended_by_kubelet
+}
+
+/// Why a pod is killed now, if it is. `first_processes_ended`: that is what has just been reported of it.
+pub(super) fn kill_now(
+    leaving: &Leaving,
+    first_processes_ended: bool,
+    now_ns: u64,
+) -> Option<KillReason> {
     let is_over = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
     if is_over || leaving.ended_by_kubelet {
         return None;
@@ -162,7 +172,7 @@ pub(super) fn kill_now(leaving: &Leaving, now_ns: u64) -> Option<KillReason> {
     if leaving.terminate_failed {
         return Some(KillReason::TerminateFailed);
     }
-    if leaving.first_processes_ended {
+    if first_processes_ended {
         return Some(KillReason::FirstProcessesEnded);
     }
     (now_ns >= leaving.kill_at_ns).then_some(KillReason::GraceOver)

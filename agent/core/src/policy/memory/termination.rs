@@ -48,7 +48,9 @@ pub(crate) fn decide(
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
-        if let Some(why) = leaving::kill_now(leaving, now_ns) {
+        let first_processes_ended =
+            matches!(&event.kind, EventKind::FirstProcessesEnded { uid: of } if of == uid);
+        if let Some(why) = leaving::kill_now(leaving, first_processes_ended, now_ns) {
             leaving::killed(leaving, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
