@@ -2,8 +2,7 @@
 //!
 //! The best is a process of a pod that unmaps as much by itself, without a signal, an exit or an agent in between: its time for a MiB is 1. An
 //! eviction is everything from the decision until the agent has seen 95 % of the bytes back. Between the two is what the kernel takes when such a pod is
-//! killed and no agent runs. The kinds of memory differ in what has to be undone for
-//! each byte: page tables of one process or of two hundred, huge pages, pages of a file in memory.
+//! killed and no agent runs. The kinds of memory differ in what has to be undone for each byte: page tables of one process or of two hundred, huge pages, pages of a file in memory.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -215,17 +214,16 @@ fn kill(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<FreedIn> {
         let text = fs::read_to_string(node.cgroup_file(&pod, "memory.current"))?;
         text.trim().parse().context("memory.current")
     };
-    let before_bytes = used()?;
+    let bytes = used()?;
     let began_ns = now_ns();
     fs::write(node.cgroup_file(&pod, "cgroup.kill"), "1").context("killing the pod")?;
-    while used()? > before_bytes / 20 {
+    while used()? > bytes / 20 {
         sleep(LOOK_PERIOD);
     }
     let ns = now_ns() - began_ns;
     drop(hog);
     fs::remove_file(node.manifest(&pod))?;
     node.clear()?;
-    let bytes = before_bytes;
     Ok(FreedIn { bytes, ns })
 }
 
