@@ -1,7 +1,8 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, and one summary line.
 //!
 //! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then three
-//! jobs at a time, the host's own tests and a guest for each machine of the plan ([`guests`]), because a guest uses one CPU. A failing
+//! jobs at a time, the host's own tests, which begin while the guests' programs are built, and a guest for each machine of the plan ([`guests`]),
+//! because a guest uses one CPU. A failing
 //! stage prints its log and the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
 //! (`crate::opportunity`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
 
@@ -132,35 +133,40 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
     });
     // Before what embeds the object.
     summary.stage("BPF object", || ebpf::build().map(|_| ()).into());
-    let mut jobs = VecDeque::from([Job::Host]);
+    let needs_api_server = !quick || kubernetes::is_built()?;
     if quick {
         say(
             "test",
             "guests left out (--quick): kernels 6.1, 6.12 and 7.2 were not tested",
         );
-    } else {
-        match planned(all, &mut summary) {
-            Ok(guests) => {
-                jobs.extend(guests.into_iter().map(Job::Guest));
-                jobs.push_back(Job::Demo);
-            }
-            Err(error) => summary.stage("guests", || Err(error).into()),
-        }
     }
-    if quick && !kubernetes::is_built()? {
+    if !needs_api_server {
         summary.stage("API server", || {
             Outcome::left_out(
                 "no API server is built: `cargo xtask kubernetes test`, or `cargo xtask test`",
             )
         });
-    } else {
-        // Behind the longest guest: the first time it builds for minutes, and what is long must not be what is left at the end.
-        jobs.insert(jobs.len().min(2), Job::ApiServer);
     }
-    if all {
-        jobs.push_back(Job::Weekly);
-    }
-    at_once(jobs, |ended| summary.tell(&ended));
+    at_once(&mut summary, |summary| {
+        let mut jobs = VecDeque::new();
+        if !quick {
+            match planned(all, summary) {
+                Ok(guests) => {
+                    jobs.extend(guests.into_iter().map(Job::Guest));
+                    jobs.push_back(Job::Demo);
+                }
+                Err(error) => summary.stage("guests", || Err(error).into()),
+            }
+        }
+        if needs_api_server {
+            // Behind the longest guest: the first time it builds for minutes, and what is long must not be what is left at the end.
+            jobs.insert(jobs.len().min(1), Job::ApiServer);
+        }
+        if all {
+            jobs.push_back(Job::Weekly);
+        }
+        jobs
+    });
     flaky::tell(&summary.failed_tests);
     say("test", format_args!("took {}", minutes(started.elapsed())));
     progress::print(&summary.sum.to_string());
@@ -202,37 +208,46 @@ fn arm64(guests: &[PlannedGuest]) -> Result<()> {
     build_programs(Some(OF_TESTS), Architecture::Arm64).map(|_| ())
 }
 
-/// Does the jobs, some at a time, and gives each stage of them to `tell` when it ends.
-fn at_once(jobs: VecDeque<Job>, mut tell: impl FnMut(Ended)) {
-    let jobs = Mutex::new(jobs);
+/// Does what needs no guest, while `others` finds out what else there is to do; then that, some jobs at a time. Each stage is told when it ends.
+fn at_once(summary: &mut Summary, others: impl FnOnce(&mut Summary) -> VecDeque<Job>) {
+    let jobs = Mutex::new(VecDeque::from([Job::Host]));
     let (sender, ended) = mpsc::channel();
+    let works = |sender: mpsc::Sender<Ended>| {
+        // A poisoned queue means that a worker panicked; the scope passes that on.
+        while let Some(job) = jobs.lock().ok().and_then(|mut jobs| jobs.pop_front()) {
+            job.run(&sender);
+        }
+    };
     std::thread::scope(|scope| {
-        for _ in 0..JOBS_AT_ONCE {
-            let (jobs, sender) = (&jobs, sender.clone());
-            scope.spawn(move || {
-                // A poisoned queue means that a worker panicked; the scope passes that on.
-                while let Some(job) = jobs.lock().ok().and_then(|mut jobs| jobs.pop_front()) {
-                    match job {
-                        Job::Host => host(&sender),
-                        Job::Guest(guest) => {
-                            stage(&sender, &guest.to_string(), &|step| {
-                                guests::run(&guest, step)
-                            });
-                        }
-                        Job::ApiServer => {
-                            stage(&sender, "API server", &cargo::with_api_server);
-                        }
-                        Job::Demo => stage(&sender, "demo", &|_| demo::succeeds().into()),
-                        Job::Weekly => weekly(&sender),
-                    }
-                }
-            });
+        let first = sender.clone();
+        scope.spawn(|| works(first));
+        let others = others(summary);
+        if let Ok(mut jobs) = jobs.lock() {
+            jobs.extend(others);
+        }
+        for _ in 1..JOBS_AT_ONCE {
+            let sender = sender.clone();
+            scope.spawn(|| works(sender));
         }
         drop(sender);
         for stage in ended {
-            tell(stage);
+            summary.tell(&stage);
         }
     });
+}
+
+impl Job {
+    fn run(self, ended: &mpsc::Sender<Ended>) {
+        match self {
+            Self::Host => host(ended),
+            Self::Guest(guest) => {
+                stage(ended, &guest.to_string(), &|step| guests::run(&guest, step));
+            }
+            Self::ApiServer => stage(ended, "API server", &cargo::with_api_server),
+            Self::Demo => stage(ended, "demo", &|_| demo::succeeds().into()),
+            Self::Weekly => weekly(ended),
+        }
+    }
 }
 
 /// What tests of `agent/runtime` start on this machine: Debian's of bookworm, and one that has NRI.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use tests::guest::cases;
-use tests::guest::harness::{Lacking, Test, run, run_here};
+use tests::guest::harness::{Hooks, Lacking, Test, run, run_here};
 use tests::guest::machines::{MACHINES, plan};
 
 #[derive(Parser)]
@@ -19,7 +19,7 @@ struct Arguments {
     /// The tests of this machine, by their declarations; `--plan` has the names.
     #[arg(long, value_name = "MACHINE")]
     on: Option<String>,
-    /// With --on and --plan: every test on every machine that fits it.
+    /// With --on and --plan: every test on every machine that fits it. Agents have every hook, also where a test does not depend on it.
     #[arg(long)]
     all: bool,
     /// Prints the machines to start, a line of JSON each.
@@ -72,7 +72,12 @@ fn main() -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let tally = run(&tests, lacking)?;
+    let hooks = if arguments.all {
+        Hooks::Every
+    } else {
+        Hooks::Tracepoints
+    };
+    let tally = run(&tests, lacking, hooks)?;
     Ok(if tally.failed == 0 {
         ExitCode::SUCCESS
     } else {

@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::clock::{now_ns, wait_until};
+use super::harness::every_hook;
 use super::process::Guard;
 
 /// Seconds on a quiet machine; emulated, and on a busy one, much more.
@@ -187,6 +188,16 @@ impl Options {
         Self::default()
             .flag("--eviction-hard", threshold)
             .flag("--eviction-pressure-transition-period", "1s")
+    }
+
+    /// Without hooks of functions (fentry), for a test of what is decided, and not of how it comes to be known. They are three fifths of what an
+    /// agent's start costs in a guest, because the kernel goes through all 40,000 functions that it can trace for each hook. With `--all` they are there.
+    #[must_use]
+    pub fn on_tracepoints(self) -> Self {
+        if every_hook() {
+            return self;
+        }
+        self.flag("--without", "fentry")
     }
 
     /// With one more flag and its value, if it has one.

@@ -21,6 +21,8 @@ use super::on::On;
 const TEST_TIME_MAX: Duration = Duration::from_secs(600);
 /// Another limit than that, in seconds: for a test that was asked to do more than usual.
 const TEST_TIME_VARIABLE: &str = "PLIMSOLL_TEST_SECONDS";
+/// Set for the tests of `--all`.
+const EVERY_HOOK_VARIABLE: &str = "PLIMSOLL_TEST_EVERY_HOOK";
 const STATUS_SKIPPED: u8 = 77;
 
 /// Where the kernel's OOM killer reads whom to spare.
@@ -101,6 +103,21 @@ impl Lacks {
     }
 }
 
+/// Which hooks the agents of a run have, where a test does not depend on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hooks {
+    /// Those that are quickly attached.
+    Tracepoints,
+    /// All that the machine has.
+    Every,
+}
+
+/// Whether this test's run is one of [`Hooks::Every`].
+#[must_use]
+pub fn every_hook() -> bool {
+    std::env::var_os(EVERY_HOOK_VARIABLE).is_some()
+}
+
 /// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -145,7 +162,7 @@ pub fn spare_this_process() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A test cannot be started at all.
-pub fn run(tests: &[Test], lacking: Lacking) -> anyhow::Result<Tally> {
+pub fn run(tests: &[Test], lacking: Lacking, hooks: Hooks) -> anyhow::Result<Tally> {
     spare_this_process()?;
     let mut tally = Tally::default();
     for (number, test) in (1..).zip(tests) {
@@ -153,7 +170,7 @@ pub fn run(tests: &[Test], lacking: Lacking) -> anyhow::Result<Tally> {
         println!("running {} ({number} of {})", test.name, tests.len());
         let mut kernel_log = KernelLog::from_now().context("/dev/kmsg")?;
         let start = Instant::now();
-        let (status, mut said) = run_apart(test)?;
+        let (status, mut said) = run_apart(test, hooks)?;
         let took_s = start.elapsed().as_secs_f32();
         let skipped = status == Some(i32::from(STATUS_SKIPPED));
         if status == Some(0) {
@@ -186,7 +203,7 @@ pub fn run(tests: &[Test], lacking: Lacking) -> anyhow::Result<Tally> {
 }
 
 /// The exit status (`None`: killed, or out of time) and what the test wrote.
-fn run_apart(test: &Test) -> anyhow::Result<(Option<i32>, String)> {
+fn run_apart(test: &Test, hooks: Hooks) -> anyhow::Result<(Option<i32>, String)> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["--one", test.name])
@@ -194,6 +211,9 @@ fn run_apart(test: &Test) -> anyhow::Result<(Option<i32>, String)> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
+    if hooks == Hooks::Every {
+        command.env(EVERY_HOOK_VARIABLE, "1");
+    }
     let mut child = command
         .spawn()
         .with_context(|| format!("starting {}", test.name))?;

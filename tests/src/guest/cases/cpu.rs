@@ -129,10 +129,11 @@ fn suppress() -> Outcome {
     );
     let first =
         Pod::burstable("first", "16Mi").annotation("plimsoll.dev/latency-critical", "\"true\"");
+    // Before them: beside threads that spin it takes long to start.
+    let mut agent = node.agent(&options(&node, SUPPRESS)?)?;
     let _batch = node.hog(&batch, &format!("spin --threads {cpus}"))?;
     let _critical = node.hog(&critical, "spin")?;
     let _first = node.hog(&first, &format!("spin --threads {cpus}"))?;
-    let mut agent = node.agent(&options(&node, SUPPRESS)?)?;
     let decision = given(&mut agent, &batch)?;
     ensure!(
         decision["why"]["because"] == "others_wait"

@@ -132,7 +132,8 @@ fn runs_out(
         &filling,
         &into_volume(&format!("{greedy} --wait-usr1"), disk, &filling),
     )?;
-    let mut agent = node.agent(&Options::hard(&format!("memory.available<1Mi,{threshold}")))?;
+    let mut agent =
+        node.agent(&Options::hard(&format!("memory.available<1Mi,{threshold}")).on_tracepoints())?;
     go(&hog)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(
@@ -211,7 +212,7 @@ fn node_reclaim_suffices() -> Outcome {
         &calm,
         &into_volume("fill --count 24 --rate-s 16 --wait-usr1", &disk, &calm),
     )?;
-    let options = Options::hard("memory.available<1Mi,nodefs.available<24Mi");
+    let options = Options::hard("memory.available<1Mi,nodefs.available<24Mi").on_tracepoints();
     let mut agent = node.agent(&options)?;
     ended.process.signal(rustix::process::Signal::KILL)?;
     ensure!(
@@ -266,6 +267,7 @@ fn size_limit() -> Outcome {
         &into_volume("fill --count 8 --rate-s 32 --wait-usr1", &disk, &over),
     )?;
     let options = Options::hard("memory.available<1Mi,nodefs.available<4Mi")
+        .on_tracepoints()
         .flag("--config", &config.to_string_lossy());
     let mut agent = node.agent(&options)?;
     go(&hog)?;

@@ -142,6 +142,7 @@ fn the_right_pod_dies() -> Outcome {
 /// Options with one soft threshold and no hard one in reach.
 pub(super) fn soft(threshold: &str, grace: &str, pod_grace_s: &str) -> Options {
     Options::hard("memory.available<1Mi")
+        .on_tracepoints()
         .flag("--eviction-soft", threshold)
         .flag(
             "--eviction-soft-grace-period",
@@ -233,7 +234,9 @@ fn minimum_reclaim() -> Outcome {
     let threshold = threshold_below_now(32)?;
     // 200 MB are back after the first, 32 MB of them below the threshold: not enough; 350 MB after the second: enough.
     let mut agent = node.agent(
-        &Options::hard(&threshold).flag("--eviction-minimum-reclaim", "memory.available=260Mi"),
+        &Options::hard(&threshold)
+            .on_tracepoints()
+            .flag("--eviction-minimum-reclaim", "memory.available=260Mi"),
     )?;
     go(&hog)?;
     for pod in [&large, &middle] {
@@ -300,7 +303,7 @@ fn critical_is_passed_over() -> Outcome {
     let ordinary = Pod::burstable("ordinary", "16Mi");
     let mut leaking = leak(&node, &critical, 192, "")?;
     let mut held = node.hog(&ordinary, "hold --mb 128")?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?).on_tracepoints())?;
     go(&leaking)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(

@@ -146,7 +146,7 @@ impl Scene {
 fn eviction_comes_true() -> Outcome {
     let scene = Scene::new()?;
     let node = &scene.node;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(48)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(48)?).on_tracepoints())?;
     let own = scene.eviction()?;
     ensure!(own["signal"] == "memory.available", "{own}");
     ensure!(
@@ -221,7 +221,9 @@ fn eviction_comes_true() -> Outcome {
 
 fn oom_and_refusals() -> Outcome {
     let scene = Scene::new()?;
-    let agent = scene.node.agent(&Options::hard("memory.available<1Mi"))?;
+    let agent = scene
+        .node
+        .agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     scene.eviction()?;
     oom(&scene)?;
     refusals(&scene.node)?;

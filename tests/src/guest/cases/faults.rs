@@ -53,8 +53,9 @@ pub(super) const TESTS: &[Test] = &[
 
 fn second_agent() -> Outcome {
     let node = Node::new()?;
-    let first = node.agent(&Options::hard("memory.available<1Mi"))?;
-    let (mut command, errors) = node.agent_command(&Options::hard("memory.available<1Mi"))?;
+    let first = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
+    let (mut command, errors) =
+        node.agent_command(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     let mut second = Guard(command.spawn()?);
     ensure!(second.wait_gone(Duration::from_secs(20)), "two agents run");
     ensure!(
@@ -128,7 +129,7 @@ fn pods_come_and_go() -> Outcome {
     let node = Node::new()?;
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(&node, &leaky, 192, "")?;
-    let agent = node.agent(&Options::hard(&threshold_below_now(96)?))?;
+    let agent = node.agent(&Options::hard(&threshold_below_now(96)?).on_tracepoints())?;
     for index in 0..PODS {
         let pod = Pod::best_effort(&format!("moth-{index}"));
         drop(node.hog(&pod, "hold --mb 1")?);
@@ -154,7 +155,8 @@ fn frozen_loop() -> Outcome {
     let name = node.directory.join("supervisor.sock");
     let supervisor = UnixDatagram::bind(&name)?;
     supervisor.set_read_timeout(Some(Duration::from_secs(90)))?;
-    let (mut command, errors) = node.agent_command(&Options::hard("memory.available<1Mi"))?;
+    let (mut command, errors) =
+        node.agent_command(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     command.env("NOTIFY_SOCKET", &name);
     command.stdout(Stdio::null());
     let mut agent = Guard(command.spawn()?);
@@ -195,12 +197,13 @@ fn frozen_loop() -> Outcome {
         "{said}"
     );
     // Nothing of it is in the way of the next one.
-    node.agent(&Options::hard("memory.available<1Mi"))?.stop()?;
+    node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?
+        .stop()?;
     Ok(Done::Passed)
 }
 
 fn flood() -> Outcome {
-    const CGROUPS: u32 = 5_000;
+    const CGROUPS: u32 = 2_000;
     let node = Node::new()?;
     let (leaky, busy) = (
         Pod::burstable("leaky", "32Mi"),

@@ -31,7 +31,7 @@ use super::records::{Scratch, id};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "flood::what_is_urgent_arrives_and_all_is_accounted_for",
-        on: On::EachKernel,
+        on: On::OldestAndNewest,
         run: lifecycle_flood,
     },
     Test {
@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// Records of the flood when nothing is said.
-const RECORDS: u64 = 60_000;
+const RECORDS: u64 = 40_000;
 /// Cgroups in each chain through which a process is moved.
 const DEPTH: usize = 48;
 /// A user without any privilege.

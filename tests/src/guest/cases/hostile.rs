@@ -103,7 +103,7 @@ fn resisting() -> Outcome {
     let neighbour = Pod::guaranteed("neighbour", "1", "64Mi");
     // Before the victim: to attach a program the kernel waits until every task has left the CPU by itself (RCU tasks), which a task that
     // stays in the kernel and hardly runs does not.
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(256 + 64)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(256 + 64)?).on_tracepoints())?;
     let _neighbour = node.hog(&neighbour, "spin --threads 8")?;
     let mut victim = node.hog(&stubborn, "--on-term ignore resist --mb 256")?;
     let mut next = leak(&node, &second, 192, "")?;
@@ -136,7 +136,7 @@ fn hidden(make: impl Fn(&Path) -> anyhow::Result<PathBuf>) -> Outcome {
     let innocent = Pod::burstable("innocent", "16Mi");
     let mut spared = node.hog(&innocent, "hold --mb 64")?;
     let mut leaking = leak(&node, &hog, 192, "")?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?).on_tracepoints())?;
     move_into(&leaking, &make(&container(&node, &hog))?)?;
     // Until the agent has seen where the pod's process is now.
     agent.after_samples(3)?;
@@ -190,7 +190,7 @@ fn threaded() -> Outcome {
                 return Ok(Done::Skipped(Lacks::MemoryOnV2));
             }
         }
-        let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?))?;
+        let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?).on_tracepoints())?;
         go(&leaking)?;
         let finished = agent.eviction(EVICTION_TIMEOUT)?;
         ensure!(
@@ -246,7 +246,8 @@ fn left_behind(
     let _hog = start(&node, &hog)?;
     // Met as it stands, and not met without what the pod left.
     let wanted = (available_bytes()? + mib(64)) >> 10;
-    let mut agent = node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")))?;
+    let mut agent =
+        node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")).on_tracepoints())?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(finished.pod == hog.full_name(), "{finished:?}");
     agent.after_samples(20)?;
@@ -325,7 +326,7 @@ fn uninterruptible() -> Outcome {
         node.output(&stuck)
     );
     let mut leaking = leak(&node, &next, 160, "")?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(64)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(64)?).on_tracepoints())?;
     let frozen = Frozen::new(&disk)?;
     // It is to write what it does about it.
     held.process.signal(Signal::TERM)?;
@@ -355,7 +356,8 @@ fn uninterruptible() -> Outcome {
         agent.events
     );
     agent.stop()?;
-    let mut agent = node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")))?;
+    let mut agent =
+        node.agent(&Options::hard(&format!("memory.available<{wanted}Ki")).on_tracepoints())?;
     let third = Pod::burstable("third", "16Mi");
     let third_hog = leak(&node, &third, 192, "")?;
     go(&third_hog)?;
@@ -386,7 +388,7 @@ fn cache_becomes_memory() -> Outcome {
         &hog,
         &format!("cache-then-memory --mb 112 --path {}", file.display()),
     )?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(80)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(80)?).on_tracepoints())?;
     agent.after_samples(2)?;
     go(&turning)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
@@ -413,7 +415,7 @@ fn storm() -> Outcome {
         fs::write(&file, PIDS).ok().map(|()| file)
     });
     let limited = limited.context("no hierarchy limits processes")?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(160)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(160)?).on_tracepoints())?;
     go(&storming)?;
     let current = limited.with_file_name("pids.current");
     ensure!(

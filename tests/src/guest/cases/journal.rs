@@ -32,7 +32,11 @@ fn replay() -> Outcome {
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(&node, &leaky, 192, "")?;
     let journal = node.directory.join("journal.jsonl");
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(96)?).journal(&journal))?;
+    let mut agent = node.agent(
+        &Options::hard(&threshold_below_now(96)?)
+            .on_tracepoints()
+            .journal(&journal),
+    )?;
     go(&hog)?;
     agent.eviction(EVICTION_TIMEOUT)?;
     agent.stop()?;
@@ -92,8 +96,9 @@ fn full_disk() -> Outcome {
 fn evict_with_full_disk(node: &Node) -> Outcome {
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(node, &leaky, 192, "")?;
-    let options =
-        Options::hard(&threshold_below_now(96)?).journal(node.directory.join("disk/journal.jsonl"));
+    let options = Options::hard(&threshold_below_now(96)?)
+        .on_tracepoints()
+        .journal(node.directory.join("disk/journal.jsonl"));
     let mut agent = node.agent(&options)?;
     // The first page is taken by what the agent wrote at its start.
     let filler = fs::write(node.directory.join("disk/filler"), vec![1; 64 << 10]);

@@ -27,7 +27,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::without_fentry",
-        on: On::EachKernelAndHybrid,
+        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
         run: || {
             evicts(
                 Some("fentry"),
@@ -60,7 +60,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_that_calls_the_function_something_else",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: function_is_missing,
     },
     Test {
@@ -111,41 +111,47 @@ fn whole() -> anyhow::Result<Wanted> {
     Ok(WHOLE)
 }
 
-/// What `plimsoll check` says, by both of its forms.
+/// What `plimsoll check` says. Programs are tried for each of its forms, which takes long in a guest: its text is asked for where a reason is wanted,
+/// its JSON where none is, and both where no programs are tried.
 fn checked(without: Option<&str>, wanted: &Wanted) -> anyhow::Result<()> {
-    let check = |output: &str| {
+    let check = |output: &str| -> anyhow::Result<String> {
         let mut command = Command::new(program("plimsoll"));
         command.args(["check", "--output", output]);
         if let Some(without) = without {
             command.args(["--without", without]);
         }
-        command.output().context("starting plimsoll check")
+        let output = command.output().context("starting plimsoll check")?;
+        Ok(String::from_utf8(output.stdout)?)
     };
-    let (text, json) = (check("text")?, check("json")?);
-    let text_says = String::from_utf8_lossy(&text.stdout);
+    if let Some(because) = wanted.because {
+        let text = check("text")?;
+        ensure!(
+            text.contains(because),
+            "check does not say `{because}`: {text}"
+        );
+    }
+    if wanted.because.is_some() && without.is_none_or(|without| !without.contains("bpf")) {
+        return Ok(());
+    }
+    let json = check("json")?;
     let report: serde_json::Value =
-        serde_json::from_slice(&json.stdout).context("the JSON of plimsoll check")?;
+        serde_json::from_str(&json).context("the JSON of plimsoll check")?;
     let primary = report["choices"]
         .as_array()
         .into_iter()
         .flatten()
         .find(|choice| choice["signal"] == "memory-threshold" && choice["role"] == "primary")
-        .with_context(|| format!("check chose nothing: {text_says}"))?;
+        .with_context(|| format!("check chose nothing: {json}"))?;
     ensure!(
         primary["mechanism"] == wanted.mechanism,
-        "check chose {}: {text_says}",
+        "check chose {}: {json}",
         primary["mechanism"]
     );
-    match wanted.because {
-        Some(because) => ensure!(
-            text_says.contains(because),
-            "check does not say `{because}`: {text_says}"
-        ),
-        None => ensure!(
-            primary["lost"].is_null() && report["facts"]["psi"]["ok"] == "privileged",
-            "something is missing: {text_says}"
-        ),
-    }
+    ensure!(
+        wanted.because.is_some()
+            || (primary["lost"].is_null() && report["facts"]["psi"]["ok"] == "privileged"),
+        "something is missing: {json}"
+    );
     Ok(())
 }
 

@@ -42,7 +42,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_was_killed",
-        on: On::Once(Machine::V7_2),
+        on: On::Once(Machine::V6_1),
         run: || slow_leak(Signal::KILL),
     },
     Test {
@@ -62,7 +62,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::nobody_is_killed_while_memory_is_available",
-        on: On::Once(Machine::V6_12),
+        on: On::Once(Machine::V6_1),
         run: churn,
     },
 ];

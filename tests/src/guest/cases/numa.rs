@@ -104,10 +104,13 @@ fn one_node_fills() -> Outcome {
         threshold_bytes > mib(64),
         "the short node has {left_bytes} bytes left: the test tests nothing"
     );
-    let mut agent = node.agent(&Options::hard(&format!(
-        "memory.available<1Mi,numaMemory.available<{}Ki",
-        threshold_bytes >> 10
-    )))?;
+    let mut agent = node.agent(
+        &Options::hard(&format!(
+            "memory.available<1Mi,numaMemory.available<{}Ki",
+            threshold_bytes >> 10
+        ))
+        .on_tracepoints(),
+    )?;
     quiet(&mut agent, 0)?;
     go(&hog)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;

@@ -36,7 +36,12 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
         on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
-        run: || put_into_containers(&Options::hard("memory.available<1Mi"), true),
+        run: || {
+            put_into_containers(
+                &Options::hard("memory.available<1Mi").on_tracepoints(),
+                true,
+            )
+        },
     },
     Test {
         name: "oom_scores::so_it_does_without_bpf",
@@ -146,7 +151,7 @@ fn forked_meanwhile() -> Outcome {
     let node = Node::new()?;
     let pod = Pod::guaranteed("forking", "1", "64Mi");
     let leader = node.hog(&pod, "hold --mb 4")?;
-    let agent = node.agent(&Options::hard("memory.available<1Mi"))?;
+    let agent = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     // It forks all the time while it is moved: some children have copied the old score, 0.
     let parent = shell("i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done; wait")?;
     let procs = node.cgroup_file(&pod, "main/cgroup.procs");
@@ -193,7 +198,9 @@ fn node_oom(config: &str, first: &str) -> Outcome {
     let _greedy = node.hog(&greedy, &format!("fork --n 10 --mb {in_each_mb}"))?;
     let file = node.directory.join("config.yaml");
     fs::write(&file, config)?;
-    let options = Options::hard("memory.available<1Mi").flag("--config", &file.to_string_lossy());
+    let options = Options::hard("memory.available<1Mi")
+        .on_tracepoints()
+        .flag("--config", &file.to_string_lossy());
     let agent = node.agent(&options)?;
     if first == "greedy" {
         // The plan follows the usage, and the scores the plan.

@@ -78,7 +78,9 @@ fn scene(settings: &str) -> anyhow::Result<(Node, Options)> {
     let config = node.configure(settings)?;
     Ok((
         node,
-        Options::default().flag("--config", &config.to_string_lossy()),
+        Options::default()
+            .on_tracepoints()
+            .flag("--config", &config.to_string_lossy()),
     ))
 }
 

@@ -133,7 +133,9 @@ impl Scene {
 
     fn start(&mut self) -> anyhow::Result<()> {
         let config = self.node.configuration();
-        let options = Options::default().flag("--config", &config.to_string_lossy());
+        let options = Options::default()
+            .on_tracepoints()
+            .flag("--config", &config.to_string_lossy());
         self.agent = Some(self.node.agent(&options)?);
         Ok(())
     }

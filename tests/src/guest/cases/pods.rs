@@ -40,7 +40,7 @@ fn removed_manifest() -> Outcome {
     let mut going = node.hog(&goes, "hold --mb 8")?;
     let mut staying = node.hog(&stays, "hold --mb 8")?;
     // It says that it has started when its manifests are read.
-    let agent = node.agent(&Options::hard("memory.available<1Mi"))?;
+    let agent = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     ensure!(agent.started.pods == 2, "{:?}", agent.started);
     fs::remove_file(node.manifest(&goes))?;
     ensure!(
@@ -62,7 +62,7 @@ fn broken_manifest() -> Outcome {
     let node = Node::new()?;
     let pod = Pod::burstable("good", "16Mi");
     let mut running = node.hog(&pod, "hold --mb 8")?;
-    let mut agent = node.agent(&Options::hard("memory.available<1Mi"))?;
+    let mut agent = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     node.write_manifest("broken.yaml", BROKEN)?;
     agent.warning(
         Duration::from_secs(20),

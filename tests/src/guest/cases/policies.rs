@@ -20,7 +20,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "policies::a_stall_for_the_cpu_takes_who_is_above_its_request",
-        on: On::Once(Machine::V7_2),
+        on: On::Once(Machine::V6_1),
         run: cpu_stall,
     },
     Test {
@@ -34,7 +34,11 @@ pub(super) const TESTS: &[Test] = &[
 pub(super) fn agent_with(node: &Node, config: &str) -> anyhow::Result<Agent> {
     let path = node.directory.join("config.yaml");
     std::fs::write(&path, config)?;
-    node.agent(&Options::default().flag("--config", &path.to_string_lossy()))
+    node.agent(
+        &Options::default()
+            .on_tracepoints()
+            .flag("--config", &path.to_string_lossy()),
+    )
 }
 
 /// The text of the decision to evict.

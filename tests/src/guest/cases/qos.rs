@@ -105,7 +105,11 @@ fn cgroups_follow() -> Outcome {
     let node = Node::new()?;
     let huge_pages = HugePages::reserve()?;
     let config = node.configure(SETTINGS)?;
-    let agent = node.agent(&Options::default().flag("--config", &config.to_string_lossy()))?;
+    let agent = node.agent(
+        &Options::default()
+            .on_tracepoints()
+            .flag("--config", &config.to_string_lossy()),
+    )?;
     let kubepods = cgroup::memory_root().join("kubepods");
     let (burstable, best_effort) = (kubepods.join("burstable"), kubepods.join("besteffort"));
     let allocatable = super::memory::read()?.total_bytes - 64 * MIB;
@@ -171,7 +175,9 @@ fn given_back() -> Outcome {
     }
     let node = Node::new()?;
     let config = node.configure(SETTINGS)?;
-    let options = Options::default().flag("--config", &config.to_string_lossy());
+    let options = Options::default()
+        .on_tracepoints()
+        .flag("--config", &config.to_string_lossy());
     let _pod = node.hog(&Pod::burstable("bystander", "16Mi"), "hold --mb 8")?;
     let before = whole_tree();
     let allocatable = super::memory::read()?.total_bytes - 64 * MIB;

@@ -73,7 +73,9 @@ fn options(node: &Node, settings: &str) -> anyhow::Result<Options> {
         "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n\
          evictionHard: {{memory.available: 1Mi}}\n{settings}"
     ))?;
-    Ok(Options::default().flag("--config", &config.to_string_lossy()))
+    Ok(Options::default()
+        .on_tracepoints()
+        .flag("--config", &config.to_string_lossy()))
 }
 
 /// Nothing in any hierarchy differs from `before`.
@@ -134,7 +136,8 @@ fn written_and_given_back() -> Outcome {
     agent.kill().context("killing the agent")?;
     in_force().context("of a killed agent")?;
     // The next one enforces nothing there.
-    node.agent(&Options::hard("memory.available<1Mi"))?.stop()?;
+    node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?
+        .stop()?;
     unchanged(&before, "after a killed agent and its successor")?;
     Ok(Done::Passed)
 }

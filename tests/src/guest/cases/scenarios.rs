@@ -146,7 +146,8 @@ fn pids_run_out() -> Outcome {
     let (running, max) = pids()?;
     // The agent's own threads come to these.
     let threshold = max - running - 60;
-    let mut agent = node.agent(&Options::hard(&format!("pid.available<{threshold}")))?;
+    let mut agent =
+        node.agent(&Options::hard(&format!("pid.available<{threshold}")).on_tracepoints())?;
     ensure!(
         changes_of(&agent, "PIDPressure").is_empty(),
         "short of PIDs before it began"
@@ -208,7 +209,11 @@ fn allocatable_runs_out() -> Outcome {
     let mut spared = node.hog(&calm, "hold --mb 64")?;
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(&node, &leaky, 256, "")?;
-    let mut agent = node.agent(&Options::default().flag("--config", &config.to_string_lossy()))?;
+    let mut agent = node.agent(
+        &Options::default()
+            .on_tracepoints()
+            .flag("--config", &config.to_string_lossy()),
+    )?;
     go(&hog)?;
     let finished = agent.eviction(EVICTION_TIMEOUT)?;
     ensure!(
@@ -232,7 +237,7 @@ fn allocatable_runs_out() -> Outcome {
 fn cache_read_once() -> Outcome {
     let disk = Disk::mount(224, 65536)?;
     let node = Node::new()?;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(128)?).on_tracepoints())?;
     let before_bytes = memory::read()?.free_bytes;
     let path = disk.0.join("big");
     let mut running = node.hog(
@@ -271,7 +276,9 @@ fn cache_in_use() -> Outcome {
     let node = Node::new()?;
     let config = node.configure("plimsoll: {memoryAvailability: Reclaimable}\n")?;
     let threshold = format!("memory.available<{}Ki", threshold_bytes >> 10);
-    let options = Options::hard(&threshold).flag("--config", &config.to_string_lossy());
+    let options = Options::hard(&threshold)
+        .on_tracepoints()
+        .flag("--config", &config.to_string_lossy());
     let mut agent = node.agent(&options)?;
     let path = disk.0.join("big");
     let mut running = node.hog(
@@ -298,7 +305,7 @@ fn two_hogs(mb: [u64; 2], evictions: usize) -> Outcome {
     for (name, mb) in ["one", "other"].into_iter().zip(mb) {
         hogs.push(leak(&node, &Pod::burstable(name, "16Mi"), mb, "")?);
     }
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(200)?))?;
+    let mut agent = node.agent(&Options::hard(&threshold_below_now(200)?).on_tracepoints())?;
     for hog in &hogs {
         go(hog)?;
     }
@@ -338,6 +345,7 @@ fn flapping() -> Outcome {
     )?;
     // The peaks are shorter than the grace period; the valleys are far shorter than the transition period, also in a slow guest.
     let options = Options::default()
+        .on_tracepoints()
         .flag("--eviction-hard", "memory.available<1Mi")
         .flag("--eviction-soft", &threshold_below_now(48)?)
         .flag("--eviction-soft-grace-period", "memory.available=20s")

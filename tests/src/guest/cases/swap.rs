@@ -60,7 +60,9 @@ fn grows(swap: Option<Device>, behavior: &str, evicts: bool) -> anyhow::Result<(
     let swap = swap.map(Swap::on).transpose()?;
     let pod = Pod::burstable("leaky", REQUEST);
     let mut hog = leak(&node, &pod, 192, "")?;
-    let options = Options::hard(&threshold).flag("--config", &config.to_string_lossy());
+    let options = Options::hard(&threshold)
+        .on_tracepoints()
+        .flag("--config", &config.to_string_lossy());
     let mut agent = node.agent(&options)?;
     go(&hog)?;
     if evicts {
@@ -114,8 +116,9 @@ fn zram() -> Outcome {
     let kills = oom_kills()?;
     let node = Node::new()?;
     let config = node.configure(MAY_SWAP)?;
-    let options =
-        Options::hard("kernelMemory.available<64Mi").flag("--config", &config.to_string_lossy());
+    let options = Options::hard("kernelMemory.available<64Mi")
+        .on_tracepoints()
+        .flag("--config", &config.to_string_lossy());
     let mut agent = node.agent(&options)?;
     // After the agent, which takes huge pages off what pods may have.
     let _ballast = Ballast::leaving(MEMORY_MB)?;

@@ -52,7 +52,9 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     let leaks = leak(&node, &leaky, 500, "")?;
     let greedy = Pod::burstable("greedy", "32Mi").limit("memory", "64Mi");
     let grows = leak(&node, &greedy, 200, "")?;
-    let options = Options::hard(&threshold_below_now(256)?).journal(&journal);
+    let options = Options::hard(&threshold_below_now(256)?)
+        .on_tracepoints()
+        .journal(&journal);
     let mut agent = node.agent(&options)?;
     go(&grows)?;
 
