@@ -332,6 +332,25 @@ pub(crate) fn unpack_pinned(
     Ok(wanted.into_iter().map(|pinned| pinned.package).collect())
 }
 
+/// The same, into a folder that the cache keeps: it is there when all of it is, and what was there before is gone then.
+pub(crate) fn keep_pinned(
+    cache: &Path,
+    suite: (&str, Architecture),
+    purpose: &str,
+    folder: &Path,
+    newest: impl FnOnce(&Suite) -> Result<Vec<String>>,
+) -> Result<()> {
+    let partial = Folder::inside(cache)?;
+    let whole = partial.path().join("whole");
+    unpack_pinned(cache, suite, purpose, &whole, newest)?;
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let _none = fs::remove_dir_all(folder);
+    fs::rename(&whole, folder).with_context(|| format!("cannot write {}", folder.display()))
+}
+
 /// A suite's newest packages for an architecture: its lists in a private apt state.
 #[derive(Debug)]
 pub(crate) struct Suite {
@@ -360,10 +379,12 @@ impl Suite {
         let source = suite.folder.join("parts/debian.list");
         let unchanged = fs::read_to_string(&source).is_ok_and(|known| known == line);
         if !unchanged {
+            // What is there was fetched from another archive.
+            let _none = fs::remove_file(suite.folder.join("fetched"));
             fs::write(&source, line)
                 .with_context(|| format!("cannot write {}", source.display()))?;
         }
-        if !unchanged || !suite.folder.join("fetched").exists() {
+        if !suite.folder.join("fetched").exists() {
             suite.update()?;
         }
         Ok(suite)

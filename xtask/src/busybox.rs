@@ -35,7 +35,7 @@ pub(crate) fn fetched(architecture: Architecture) -> Result<PathBuf> {
         return Ok(cached);
     }
     let suite = ("bookworm", architecture);
-    apt::unpack_pinned(&cache, suite, &purpose, &folder, |_| {
+    apt::keep_pinned(&cache, suite, &purpose, &folder, |_| {
         Ok(vec!["busybox-static".to_owned()])
     })?;
     find().with_context(|| {

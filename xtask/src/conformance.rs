@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
-use crate::program;
+use crate::{interrupt, program};
 
 /// Statuses of the program: all is well, a vector failed, it does not know a file.
 const STATUSES: [i32; 3] = [0, 1, 3];
@@ -15,8 +15,7 @@ pub(crate) fn run(files: &[PathBuf]) -> Result<u8> {
     let here = env::current_dir().context("the current folder is gone: change to another")?;
     let mut program = program::of_tests("conformance", &["--no-default-features"])?;
     program.args(files.iter().map(|file| here.join(file)));
-    let status = program
-        .status()
+    let status = interrupt::status(&mut program)
         .context("the program that was just built cannot be started")?;
     let code = status.code().filter(|code| STATUSES.contains(code));
     Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

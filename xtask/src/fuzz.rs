@@ -2,14 +2,13 @@
 
 use anyhow::{Context as _, Result};
 
-use crate::program;
+use crate::{interrupt, program};
 
 /// Builds the program, optimised and with all checks of arithmetic, and runs it; 1 when a rule was broken.
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
     let options = ["--profile", "fuzz", "--no-default-features"];
-    let status = program::of_tests("fuzz", &options)?
-        .args(arguments)
-        .status()
+    let mut program = program::of_tests("fuzz", &options)?;
+    let status = interrupt::status(program.args(arguments))
         .context("the program that was just built cannot be started")?;
     Ok(u8::from(!status.success()))
 }

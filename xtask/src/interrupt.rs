@@ -2,17 +2,24 @@
 //!
 //! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
 //! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
-//! in its list and exits with 128 + signal, as a shell has it. What is started is in process groups of its own, so that a Ctrl-C reaches
-//! this process alone, and whatever loses its parent becomes a child of this process. Guests are protected against SIGKILL of this
-//! process, too (`setpriv`). Locks are of open files: they go with the process.
+//! in its list with what is mounted in them, and exits with 128 + signal, as a shell has it. What is started is in process groups of its own,
+//! so that a Ctrl-C reaches this process alone, and whatever loses its parent becomes a child of this process. Guests are protected against
+//! SIGKILL of this process, too (`setpriv`). Locks are of open files: they go with the process. What the cache keeps is made in such a folder
+//! and renamed when it is whole.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -26,7 +33,10 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Time for them to be gone after SIGKILL, which takes no effect before they have a CPU: longer only where the kernel cannot end one.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// Folders to be removed.
+/// How often a folder is removed that is not empty at the end: another thread was just making a file in it.
+const REMOVALS_MAX: u32 = 10;
+
+/// Folders to be removed. Who holds it is not interrupted; nobody else ever holds it again after a signal.
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -75,7 +85,10 @@ impl Drop for Folder {
     fn drop(&mut self) {
         // Held until it is removed: a signal does not end this process half-way.
         let mut folders = folders();
-        drop(self.folder.take());
+        if let Some(folder) = self.folder.take() {
+            // What cannot be removed stays, as it does of any temporary folder.
+            let _left = clear(&folder.keep());
+        }
         folders.retain(|folder| *folder != self.path);
     }
 }
@@ -111,6 +124,23 @@ pub(crate) fn finish() {
     drop(folders());
 }
 
+/// Starts a program. Every start is made here: after a signal, no thread starts another one, which nobody would end.
+pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
+    let _not_interrupted = folders();
+    command.spawn()
+}
+
+/// [`spawn`], and its end.
+pub(crate) fn status(command: &mut Command) -> io::Result<ExitStatus> {
+    spawn(command)?.wait()
+}
+
+/// [`spawn`], its end and what it has said.
+pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
+    let child = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    child.wait_with_output()
+}
+
 /// Whether this process was started to go on without its terminal (`nohup`), from `/proc/self/status`.
 fn ignores_hangup(status: &str) -> bool {
     let mask = status
@@ -127,11 +157,66 @@ fn end(signal: i32) -> ! {
     words.say("interrupted", "ending what was started");
     end_all(|| descendants(std::process::id()));
     for folder in folders.iter() {
-        if let Err(error) = fs::remove_dir_all(folder) {
+        if let Err(error) = clear(folder) {
             words.say("left", format_args!("{}: {error}", folder.display()));
         }
     }
     std::process::exit(128 + signal);
+}
+
+/// Removes a folder, and first what is mounted in it: a removal would go on into that.
+fn clear(folder: &Path) -> io::Result<()> {
+    // Those that were mounted last, which may lie on others, are at the end.
+    for mount in mounts_in(folder, &fs::read("/proc/self/mountinfo")?)
+        .iter()
+        .rev()
+    {
+        match unmount(mount, UnmountFlags::DETACH) {
+            // It is not mounted any more.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // Threads of this process still write into it, which find nothing under another name.
+    let gone = folder.with_extension("gone");
+    let gone = match fs::rename(folder, &gone) {
+        Ok(()) => gone.as_path(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(_) => folder,
+    };
+    for _ in 1..REMOVALS_MAX {
+        match fs::remove_dir_all(gone) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            result => return result,
+        }
+    }
+    fs::remove_dir_all(gone)
+}
+
+/// The places in `folder` where something is mounted, from `/proc/self/mountinfo`.
+fn mounts_in(folder: &Path, mountinfo: &[u8]) -> Vec<PathBuf> {
+    let lines = mountinfo.split(|byte| *byte == b'\n');
+    lines
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(|field| PathBuf::from(OsString::from_vec(unescaped(field))))
+        .filter(|place| place.starts_with(folder))
+        .collect()
+}
+
+/// A field of mountinfo: blanks, tabs, line ends and backslashes are written as `\040` (proc_pid_mountinfo(5)).
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let code = after
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        text.push(code.unwrap_or(*first));
+        rest = code.map_or(after, |_| &after[3..]);
+    }
+    text
 }
 
 /// Ends a child that leads a process group, and all that it has started. The caller waits for the child.
@@ -217,5 +302,47 @@ mod tests {
         assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000001001\n"));
         assert!(!ignores_hangup("Name:\tx\nSigIgn:\t0000000000001000\n"));
         assert!(!ignores_hangup(""));
+    }
+
+    #[test]
+    fn mounts_are_found_by_folder() {
+        let info = b"22 1 0:20 / / rw - ext4 /dev/vda rw\n\
+            30 22 0:40 / /tmp/a\\040b/m rw - tmpfs none rw\n\
+            31 30 0:41 / /tmp/a\\040b/m/n\\1344 rw - tmpfs none rw\n\
+            32 22 0:42 / /tmp/a\\040bc rw - tmpfs none rw\n";
+        let places = mounts_in(Path::new("/tmp/a b"), info);
+        assert_eq!(
+            places,
+            [Path::new("/tmp/a b/m"), Path::new("/tmp/a b/m/n\\4")]
+        );
+        assert!(mounts_in(Path::new("/x"), info).is_empty());
+    }
+
+    /// Without the other name, one of twelve is not empty when it is removed.
+    #[test]
+    fn a_folder_goes_while_threads_write_into_it() {
+        for _ in 0..60 {
+            let folder = tempfile::tempdir().unwrap().keep();
+            let (writes, wait) = std::sync::mpsc::channel();
+            let writers = ["a", "b", "c", "d"].map(|name| {
+                let (folder, writes) = (folder.clone(), writes.clone());
+                std::thread::spawn(move || {
+                    for file in 0.. {
+                        if fs::write(folder.join(format!("{name}{file}")), "").is_err() {
+                            break;
+                        }
+                        writes.send(()).ok();
+                    }
+                })
+            });
+            for _ in 0..20 {
+                wait.recv().unwrap();
+            }
+            clear(&folder).unwrap();
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            assert!(!folder.exists() && !folder.with_extension("gone").exists());
+        }
     }
 }

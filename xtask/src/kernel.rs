@@ -277,7 +277,7 @@ impl Package {
         modules::keep(unpacked.path(), &release, &kept, busybox)?;
         let image = folder.join("vmlinuz");
         // Rename last: a file that is there is whole.
-        let partial = folder.join("vmlinuz.partial");
+        let partial = unpacked.path().join("vmlinuz");
         fs::write(&partial, bytes)
             .with_context(|| format!("cannot write {}", partial.display()))?;
         fs::write(folder.join("version"), format!("{release}\n{packages}\n"))

@@ -20,7 +20,7 @@ use clap::Subcommand;
 
 use crate::lock::Lock;
 use crate::progress::{Step, print, say};
-use crate::{paths, process};
+use crate::{interrupt, paths, process};
 
 /// Names the folder with the binaries to the tests.
 pub(crate) const BINARIES_VARIABLE: &str = "PLIMSOLL_KUBERNETES";
@@ -72,7 +72,7 @@ pub(crate) fn run(command: &KubernetesCommand) -> Result<u8> {
         KubernetesCommand::Test(binaries) => {
             let binaries = found(binaries.binaries.as_deref())?;
             // Its output as it comes: names of tests are on one stream, what they say on the other.
-            let status = tests(&binaries).status().context("cannot start cargo")?;
+            let status = interrupt::status(&mut tests(&binaries)).context("cannot start cargo")?;
             return Ok(u8::from(!status.success()));
         }
         KubernetesCommand::Down => down()?,
@@ -176,7 +176,7 @@ fn up(binaries: &Path) -> Result<()> {
     command
         .stdout(output.try_clone().context("cannot share the log")?)
         .stderr(output);
-    let mut child = command.spawn().context("cannot start cargo")?;
+    let mut child = interrupt::spawn(&mut command).context("cannot start cargo")?;
     let step = Step::begin("kubernetes", "starting etcd and kube-apiserver");
     while !kubeconfig.exists() {
         if let Some(status) = child.try_wait().context("cannot wait for cargo")? {

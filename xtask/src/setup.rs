@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::apt::Suite;
 use crate::architecture::Architecture;
 use crate::busybox;
-use crate::interrupt::Folder;
+use crate::interrupt::{self, Folder};
 use crate::kernel::Kernel;
 use crate::lock::Lock;
 use crate::paths;
@@ -202,11 +202,15 @@ fn rust_src(toolchain: &str, library: &Path) -> Result<()> {
         parent.display(),
         by_rustup.text()
     );
+    // Whole or not there: renamed last.
+    let copy = Folder::inside(parent)?;
+    let whole = copy.path().join("library");
     output_of(
-        Command::new("cp").arg("-RT").arg(&source).arg(library),
+        Command::new("cp").arg("-RT").arg(&source).arg(&whole),
         &next,
     )?;
-    Ok(())
+    let _none = fs::remove_dir_all(library);
+    fs::rename(&whole, library).with_context(|| format!("cannot write {}", library.display()))
 }
 
 /// The project's own bpf-linker.
@@ -229,7 +233,7 @@ fn installed_by_cargo(name: &str, version: &str) -> Result<PathBuf> {
     let tools = paths::target("tools");
     let program = tools.join("bin").join(name);
     let installed = || -> bool {
-        let said = Command::new(&program).arg("--version").output();
+        let said = interrupt::output(Command::new(&program).arg("--version"));
         said.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(version))
     };
     if installed() {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::progress::Step;
-use crate::{process, program};
+use crate::{interrupt, process, program};
 
 /// Of the whole workspace, so that the libraries that `cargo test --workspace` has built are what it needs as well.
 const BUILD: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
@@ -17,9 +17,8 @@ fn program() -> Result<Command> {
 
 /// Builds the program and runs it; 1 when a rule was broken.
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
-    let status = program()?
-        .args(arguments)
-        .status()
+    let mut program = program()?;
+    let status = interrupt::status(program.args(arguments))
         .context("the program that was just built cannot be started")?;
     Ok(u8::from(!status.success()))
 }

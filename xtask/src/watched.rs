@@ -61,15 +61,15 @@ impl Watched {
         patience: Duration,
         mut on_line: impl FnMut(&str),
     ) -> Result<Self> {
-        let mut child = command
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .env("TERM", "dumb")
             .env("CARGO_TERM_COLOR", "never")
             // Ctrl-C on the terminal is for this process alone, which ends all that it has started: see `interrupt`.
-            .process_group(0)
-            .spawn()
+            .process_group(0);
+        let mut child = interrupt::spawn(command)
             .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
         let mut quiet = Opportunity::of(child.id());
         let (sender, said) = mpsc::sync_channel(LINES_QUEUED_MAX);

@@ -14,6 +14,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -22,9 +23,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Programs of the machine that a run may use.
-const TOOLS: [&str; 14] = [
-    "sh", "cat", "mkdir", "sleep", "setsid", "setpriv", "dpkg-deb", "dpkg", "tar", "gzip", "xz",
-    "id", "cp", "mount",
+const TOOLS: [&str; 16] = [
+    "sh", "cat", "ls", "mkdir", "touch", "sleep", "setsid", "setpriv", "dpkg-deb", "dpkg", "tar",
+    "gzip", "xz", "id", "cp", "mount",
 ];
 const STEP: &str = "@@PLIMSOLL-STEP starting pod web@@";
 /// Seconds that the emulator lives on when nobody ends it: longer than any test.
@@ -73,6 +74,8 @@ impl Machine {
 
     fn script(&self, name: &str, text: &str) {
         let path = self.path("bin").join(name);
+        // It may be a link to a program of this machine.
+        fs::remove_file(&path).ok();
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -153,7 +156,8 @@ impl Machine {
     }
 
     /// Its compilers do nothing, and the call of one of them with this number, counted from 1, does not end: nor does what that has started.
-    /// Everything that is built fails, so that nothing of it is run or copied; tests and lints succeed.
+    /// Everything that is built fails, so that nothing of it is run or copied; tests and lints succeed. The tests leave files, and a mount if
+    /// this is root.
     fn compilers(&self, hangs: usize) {
         let root = self.root.path().display();
         let library = self.path("sysroot/lib/rustlib/src/rust/library/core/src");
@@ -162,6 +166,8 @@ impl Machine {
         let call = format!(
             "cd {root}\nn=1\nwhile ! mkdir call.$n 2> /dev/null; do n=$((n + 1)); done\n\
              if [ $n = {hangs} ]; then\n\
+             case $* in *--no-run*) ;; test*)\n\
+             ls -ld $TMPDIR > mode\nmkdir $TMPDIR/left && mount -t tmpfs none $TMPDIR/left\ntouch $TMPDIR/left/file;;\nesac\n\
              setsid sh -c 'echo $$ > orphan.pid; {HANG}' &\necho $$ > emulator.pid\n\
              while ! [ -s orphan.pid ]; do sleep 0.01; done\nmkdir hangs\n{HANG}\nfi\n"
         );
@@ -175,9 +181,9 @@ impl Machine {
         );
     }
 
-    /// The tests without guests, until a compiler hangs; `None` if they have ended.
-    fn test(&self) -> Option<Run> {
-        let mut run = self.start(&["test", "--quick"]);
+    /// A command, until what it has started hangs; `None` if it has ended.
+    fn until_it_hangs(&self, arguments: &[&str]) -> Option<Run> {
+        let mut run = self.start(arguments);
         loop {
             if self.path("hangs").exists() {
                 return Some(run);
@@ -187,6 +193,69 @@ impl Machine {
             }
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// A script in the place of a program of this machine, whose first call runs `half` and does not end.
+    fn hangs_once(&self, name: &str, half: &str) {
+        let whole = fs::read_link(self.path("bin").join(name)).unwrap();
+        let (root, whole) = (self.root.path().display(), whole.display());
+        self.script(
+            name,
+            &format!(
+                "if mkdir {root}/once 2> /dev/null; then\n{half}\necho $$ > {root}/emulator.pid\nmkdir {root}/hangs\n{HANG}\nfi\nexec {whole} \"$@\""
+            ),
+        );
+    }
+
+    /// A package with these files, and a suite that has nothing else. `None` where Debian's tools are missing.
+    fn package(&self, name: &str, suite: &str, files: &[(&str, &[u8])]) -> Option<Package> {
+        let folder = self.path("package");
+        fs::create_dir_all(folder.join("DEBIAN")).unwrap();
+        fs::write(
+            folder.join("DEBIAN/control"),
+            format!("Package: {name}\nVersion: 9:9.9\nArchitecture: amd64\nMaintainer: a <a@b.example>\nDescription: x\n"),
+        )
+        .unwrap();
+        for (file, content) in files {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let deb = self.path("new.deb");
+        let built = Command::new("dpkg-deb")
+            .args(["--build", "--root-owner-group"])
+            .args([&folder, &deb])
+            .output();
+        let Ok(built) = built else {
+            notes::left_out("dpkg-deb is not there");
+            return None;
+        };
+        assert!(built.status.success(), "{built:?}");
+        let bytes = fs::read(&deb).unwrap();
+        let packages = format!(
+            "Package: {name}\nVersion: 9:9.9\nArchitecture: amd64\nFilename: pool/main/new.deb\nSize: {}\nSHA256: {}\nDescription: x\n\n",
+            bytes.len(),
+            sha256(&deb)
+        );
+        let listed = self.path("Packages");
+        fs::write(&listed, &packages).unwrap();
+        let release = format!(
+            "Suite: {suite}\nCodename: {suite}\nComponents: main\nArchitectures: amd64\nSHA256:\n {} {} main/binary-amd64/Packages\n",
+            sha256(&listed),
+            packages.len()
+        );
+        let lists = format!("/debian/dists/{suite}");
+        Some(Package {
+            files: vec![
+                (format!("{lists}/Release"), release.into_bytes()),
+                (
+                    format!("{lists}/main/binary-amd64/Packages"),
+                    packages.into_bytes(),
+                ),
+                ("/debian/pool/main/new.deb".to_owned(), bytes),
+            ],
+        })
     }
 
     /// Nothing runs any more, and nothing is left of it.
@@ -209,6 +278,13 @@ impl Machine {
                 assert!(!alive, "{name}: {pid} still runs");
             }
         }
+        let root = self.root.path().as_os_str().as_encoded_bytes();
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            // That of a process that has ended is empty.
+            let command = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let is_left = command.windows(root.len()).any(|part| part == root);
+            assert!(!is_left, "{}", String::from_utf8_lossy(&command));
+        }
         let lock = File::options()
             .create(true)
             .append(true)
@@ -218,6 +294,27 @@ impl Machine {
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         let root = self.root.path().display().to_string();
         assert!(!mounts.contains(&root), "{mounts}");
+    }
+}
+
+/// What an archive has of a package.
+struct Package {
+    /// By path.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Package {
+    fn file(&self, path: &str) -> Option<&[u8]> {
+        let mut files = self.files.iter();
+        let file = files.find(|(known, _)| known == path);
+        file.map(|(_, content)| content.as_slice())
+    }
+
+    fn answer(&self, path: &str, stream: &mut TcpStream) {
+        match self.file(path) {
+            Some(file) => reply(stream, "200 OK", file.len(), file),
+            None => reply(stream, "404 Not Found", 0, b""),
+        }
     }
 }
 
@@ -236,11 +333,6 @@ impl Run {
 
     fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap()
-    }
-
-    /// To the command alone, as `kill` does it.
-    fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Its status and what it has said since it was last asked.
@@ -348,20 +440,25 @@ fn an_emulator_that_does_not_start_says_why() {
 
 #[test]
 fn ctrl_c_leaves_nothing_of_a_guest() {
-    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+    let to_one: fn(Pid, Signal) -> _ = kill_process;
+    for (start, send, signal) in [
+        (Machine::demo as fn(&Machine) -> Run, to_one, Signal::INT),
+        (Machine::demo, to_one, Signal::TERM),
+        (Machine::demo, to_one, Signal::HUP),
+        // A terminal's Ctrl-C, and its end.
+        (Machine::demo, kill_process_group, Signal::INT),
+        (Machine::demo, kill_process_group, Signal::HUP),
+        (Machine::vm, kill_process_group, Signal::INT),
+        (Machine::vm, to_one, Signal::TERM),
+    ] {
         let machine = Machine::new(&format!("echo '{STEP}'; echo up; {HANG}"));
-        let run = machine.demo();
+        let run = start(&machine);
         run.wait_for("up");
-        run.signal(signal);
+        send(run.pid(), signal).unwrap();
         let (status, text) = run.end();
         assert_eq!(status.code(), Some(128 + signal.as_raw()), "{text}");
         machine.assert_clean();
     }
-    let machine = Machine::new(&format!("echo up; {HANG}"));
-    let run = machine.vm();
-    run.wait_for("up");
-    run.interrupt();
-    machine.assert_clean();
 }
 
 #[test]
@@ -385,20 +482,73 @@ fn ctrl_c_ends_what_has_lost_its_parent() {
 }
 
 /// Each call of a compiler is one such moment. Guests and downloads are the others, and have tests of their own.
-#[test]
-fn ctrl_c_leaves_nothing_of_the_tests_at_any_moment() {
+fn interrupted_in_each_call(arguments: &[&str], look: &mut dyn FnMut(&Machine)) -> usize {
     for call in 1.. {
         let machine = Machine::new("true");
         machine.compilers(call);
-        let Some(run) = machine.test() else {
-            // Formatting, the BPF object, lints, tests.
-            assert!(call > 10, "it has ended by itself after {} calls", call - 1);
+        let Some(run) = machine.until_it_hangs(arguments) else {
             machine.assert_clean();
-            break;
+            return call - 1;
         };
         run.interrupt();
         machine.assert_clean();
+        look(&machine);
     }
+    unreachable!("a command has an end");
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_of_the_tests_at_any_moment() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    if !workspace.join("target/tools/bin/bpf-linker").is_file() {
+        notes::left_out("bpf-linker is not built, without which the tests do not begin");
+        return;
+    }
+    let mut modes = Vec::new();
+    let calls = interrupted_in_each_call(&["test", "--quick"], &mut |machine| {
+        if let Ok(mode) = fs::read_to_string(machine.path("mode")) {
+            modes.push(mode);
+        }
+    });
+    // Once in a folder that other users can enter as well, as some tests do.
+    assert!(
+        modes.len() == 1 && modes[0].starts_with("drwxrwxrwt"),
+        "{modes:?}"
+    );
+    // Formatting, the BPF object, lints, tests.
+    assert!(calls > 9, "it has ended by itself after {calls} calls");
+}
+
+#[test]
+fn ctrl_c_leaves_nothing_of_the_demo_before_its_guest() {
+    let kernel = Machine::new("true");
+    let image = kernel.path("vmlinuz");
+    let demo = ["demo", "--kernel", image.to_str().unwrap()];
+    let calls = interrupted_in_each_call(&demo, &mut |_| {});
+    // The toolchain, and the build that fails.
+    assert!(calls > 1, "it has ended by itself after {calls} calls");
+}
+
+/// What is tried next when apt fails must not be tried when apt was ended.
+#[test]
+fn ctrl_c_starts_nothing_more() {
+    let machine = Machine::new("true");
+    fs::remove_file(machine.path("bin/qemu-system-x86_64")).unwrap();
+    machine.script("id", "echo 0");
+    let root = machine.root.path().display();
+    // It does not listen, and what it has started takes longer to end than itself.
+    machine.script(
+        "apt-get",
+        &format!(
+            "exec > /dev/null 2>&1\ntrap '' TERM\n\
+             if [ $1 = install ]; then\n\
+             for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4 5 6 7 8 9; do sleep 100000 & done; done\n\
+             mkdir {root}/hangs\nfi\nwhile :; do sleep 1; done"
+        ),
+    );
+    let run = machine.until_it_hangs(&["vm", "--bare", "--cmd", "x"]);
+    run.unwrap().interrupt();
+    machine.assert_clean();
 }
 
 #[test]
@@ -433,6 +583,114 @@ fn ctrl_c_ends_a_download_and_leaves_no_part_of_it() {
     machine.assert_clean();
 }
 
+/// The first one is interrupted when half of a file is there: the second one has nothing of that, and begins again.
+#[test]
+fn a_download_that_was_interrupted_is_begun_again() {
+    for stalls_in in ["pool/main/b/", "/Release", "/Packages", "/new.deb"] {
+        let machine = Machine::new("echo up");
+        fs::remove_file(machine.path("bin/busybox")).unwrap();
+        let busybox = elf_without_interpreter();
+        let files: [(&str, &[u8]); 1] = [("bin/busybox", &busybox)];
+        let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
+            return;
+        };
+        let (stalls, wait) = channel();
+        let once = AtomicBool::new(false);
+        let address = archive(move |path, stream| {
+            if !path.contains(stalls_in) || once.swap(true, Ordering::Relaxed) {
+                return package.answer(path, stream);
+            }
+            let whole = package.file(path).unwrap_or(&[0; 4096]);
+            reply(stream, "200 OK", whole.len(), &whole[..whole.len() / 2]);
+            stalls.send(()).ok();
+            // It closes when the other side does.
+            stream.read_to_end(&mut Vec::new()).ok();
+        });
+        if !machine.apt(&address) {
+            return;
+        }
+        let run = machine.vm();
+        wait.recv().unwrap();
+        run.interrupt();
+        machine.assert_clean();
+        assert!(!machine.path("cache/busybox").exists(), "{stalls_in}");
+        let run = machine.vm();
+        run.wait_for("up");
+        run.end();
+        let kept = fs::read(machine.path("cache/busybox/bin/busybox")).unwrap();
+        assert_eq!(kept, busybox, "{stalls_in}");
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn a_package_that_was_half_unpacked_is_unpacked_again() {
+    let machine = Machine::new("echo up");
+    fs::remove_file(machine.path("bin/busybox")).unwrap();
+    let busybox = elf_without_interpreter();
+    let files: [(&str, &[u8]); 2] = [("bin/busybox", &busybox), ("usr/share/doc/it", b"more")];
+    let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
+        return;
+    };
+    if !machine.apt(&archive(move |path, stream| package.answer(path, stream))) {
+        return;
+    }
+    let program = machine.path("package/bin/busybox");
+    // `dpkg-deb -x FILE FOLDER`
+    machine.hangs_once(
+        "dpkg-deb",
+        &format!("mkdir -p $3/bin; cp {} $3/bin/", program.display()),
+    );
+    let image = machine.path("vmlinuz");
+    let vm = [
+        "vm",
+        "--bare",
+        "--kernel",
+        image.to_str().unwrap(),
+        "--cmd",
+        "x",
+    ];
+    machine.until_it_hangs(&vm).unwrap().interrupt();
+    machine.assert_clean();
+    assert!(!machine.path("cache/busybox").exists());
+    let run = machine.vm();
+    run.wait_for("up");
+    run.end();
+    assert!(machine.path("cache/busybox/usr/share/doc/it").is_file());
+    machine.assert_clean();
+}
+
+#[test]
+fn a_standard_library_that_was_half_copied_is_copied_again() {
+    let machine = Machine::new("true");
+    machine.compilers(0);
+    let library = machine.path("sysroot/lib/rustlib/src/rust/library");
+    fs::remove_dir_all(&library).unwrap();
+    let files: [(&str, &[u8]); 2] = [
+        ("usr/src/rustc-1/library/core/src/lib.rs", b""),
+        ("usr/src/rustc-1/library/std/src/lib.rs", b""),
+    ];
+    let Some(package) = machine.package("rust-src", "sid", &files) else {
+        return;
+    };
+    if !machine.apt(&archive(move |path, stream| package.answer(path, stream))) {
+        return;
+    }
+    // `cp -RT FROM TO`
+    machine.hangs_once("cp", "mkdir -p $3/core/src; touch $3/core/src/lib.rs");
+    let run = machine.until_it_hangs(&["test", "--quick"]);
+    run.unwrap().interrupt();
+    machine.assert_clean();
+    let left: Vec<_> = fs::read_dir(library.parent().unwrap())
+        .unwrap()
+        .flatten()
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    machine.start(&["test", "--quick"]).end();
+    assert!(library.join("std/src/lib.rs").is_file());
+    machine.assert_clean();
+}
+
 #[test]
 fn a_download_that_is_cut_off_or_changed_says_so() {
     // Whole by its length, but not what is pinned.
@@ -464,47 +722,12 @@ fn a_download_that_is_cut_off_or_changed_says_so() {
 fn a_pinned_package_that_is_gone_gives_way_to_the_newest() {
     let machine = Machine::new("echo up");
     fs::remove_file(machine.path("bin/busybox")).unwrap();
-    let package = machine.path("package");
-    fs::create_dir_all(package.join("DEBIAN")).unwrap();
-    fs::create_dir_all(package.join("bin")).unwrap();
-    machine.static_program("package/bin/busybox");
-    fs::write(
-        package.join("DEBIAN/control"),
-        "Package: busybox-static\nVersion: 9:9.9\nArchitecture: amd64\nMaintainer: a <a@b.example>\nDescription: x\n",
-    )
-    .unwrap();
-    let deb = machine.path("new.deb");
-    let built = Command::new("dpkg-deb")
-        .args(["--build", "--root-owner-group"])
-        .args([&package, &deb])
-        .output();
-    let Ok(built) = built else {
-        notes::left_out("dpkg-deb is not there");
+    let busybox = elf_without_interpreter();
+    let files: [(&str, &[u8]); 1] = [("bin/busybox", &busybox)];
+    let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
         return;
     };
-    assert!(built.status.success(), "{built:?}");
-    let bytes = fs::read(&deb).unwrap();
-    let packages = format!(
-        "Package: busybox-static\nVersion: 9:9.9\nArchitecture: amd64\nFilename: pool/main/new.deb\nSize: {}\nSHA256: {}\nDescription: x\n\n",
-        bytes.len(),
-        sha256(&deb)
-    );
-    let listed = machine.path("Packages");
-    fs::write(&listed, &packages).unwrap();
-    let release = format!(
-        "Suite: bookworm\nCodename: bookworm\nComponents: main\nArchitectures: amd64\nSHA256:\n {} {} main/binary-amd64/Packages\n",
-        sha256(&listed),
-        packages.len()
-    );
-    let address = archive(move |path, stream| {
-        let body: &[u8] = match path {
-            "/debian/dists/bookworm/Release" => release.as_bytes(),
-            "/debian/dists/bookworm/main/binary-amd64/Packages" => packages.as_bytes(),
-            "/debian/pool/main/new.deb" => &bytes,
-            _ => return reply(stream, "404 Not Found", 0, b""),
-        };
-        reply(stream, "200 OK", body.len(), body);
-    });
+    let address = archive(move |path, stream| package.answer(path, stream));
     if !machine.apt(&address) {
         return;
     }

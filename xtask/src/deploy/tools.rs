@@ -44,7 +44,7 @@ impl Tools {
             unpack_wheel(&cache, &folder)?;
         }
         if !tools.promtool.is_file() {
-            apt::unpack_pinned(
+            apt::keep_pinned(
                 &cache,
                 ("bookworm", Architecture::Amd64),
                 "promtool",

@@ -118,16 +118,13 @@ impl Store {
             self.fetch(&[package.to_owned()])?;
             return Ok(folder);
         }
-        let partial = self.partial()?;
-        let root = partial.path().join(package);
-        apt::unpack_pinned(
+        apt::keep_pinned(
             &self.cache,
             (suite, Architecture::Amd64),
             &purpose,
-            &root,
+            &folder,
             |_| Ok(vec![name.to_owned()]),
         )?;
-        fs::rename(&root, &folder).with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(folder)
     }
 
@@ -166,7 +163,11 @@ impl Store {
         }
         let (name, _) = in_debian(package);
         let names = Suite::open(&self.cache, SUITE, Architecture::Amd64)?.libraries(name)?;
-        fs::write(&known, names.join("\n"))
+        // Whole or not there: a part of it names too few.
+        let partial = self.partial()?;
+        let whole = partial.path().join("libraries");
+        fs::write(&whole, names.join("\n"))
+            .and_then(|()| fs::rename(&whole, &known))
             .with_context(|| format!("cannot write {}", known.display()))?;
         Ok(names)
     }

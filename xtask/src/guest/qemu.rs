@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, SyncSender};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::interrupt;
 use crate::progress::say;
 
 /// Reads of the console that may wait for the caller; then the guest waits.
@@ -31,12 +32,9 @@ impl Running {
         let errors = work.join("machine.stderr");
         let log =
             File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
-        let child = command
-            .stdin(stdin)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {name}"))?;
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(log);
+        let child =
+            interrupt::spawn(&mut command).with_context(|| format!("cannot start {name}"))?;
         Ok(Self {
             name,
             child,

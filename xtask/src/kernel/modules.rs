@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail, ensure};
 use object::{Object as _, ObjectSection as _};
 
-use crate::interrupt::Folder;
+use crate::interrupt::{self, Folder};
 
 /// The compressor that zram of 6.1 takes by default, a module of its own that nothing depends on: the kernel asks for it when a
 /// device is made. Newer ones have compressors inside.
@@ -110,10 +110,9 @@ impl Package<'_> {
         if file.extension().is_some_and(|extension| extension == "ko") {
             return fs::read(file).with_context(|| format!("cannot read {}", file.display()));
         }
-        let output = Command::new(self.busybox)
-            .args(["xz", "-dc"])
-            .arg(file)
-            .output()
+        let mut xz = Command::new(self.busybox);
+        xz.args(["xz", "-dc"]).arg(file);
+        let output = interrupt::output(&mut xz)
             .with_context(|| format!("cannot start {}", self.busybox.display()))?;
         if !output.status.success() {
             bail!(

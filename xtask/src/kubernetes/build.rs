@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::apt::{self, Archive, Archived};
 use crate::architecture::Architecture;
+use crate::interrupt::Folder;
 use crate::process;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
@@ -84,7 +85,8 @@ pub(super) fn into(cache: &Path, folder: &Path, programs: &[&str]) -> Result<()>
             work.build(name, &format!("{MODULE}/cmd/{name}"), &built)?;
         }
         // Whole or not there: renamed last.
-        let partial = cache.join("partial");
+        let copy = Folder::inside(cache)?;
+        let partial = copy.path().join(name);
         fs::copy(&built, &partial).with_context(|| format!("cannot copy {}", built.display()))?;
         let whole = folder.join(name);
         fs::rename(&partial, &whole)

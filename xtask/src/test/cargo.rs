@@ -1,9 +1,10 @@
 //! Clippy and `cargo test`, with how far they are.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::report::{self, Counts};
 use super::{Outcome, by_hand};
@@ -71,6 +72,12 @@ fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> 
     let (mut program, mut done, mut failed) = (0, 0, 0);
     let mut command = cargo(&[]);
     command.env(NOTES_VARIABLE, &notes);
+    // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a machine's own one it is for
+    // every user: tests start programs of others.
+    let temporary = Folder::new()?;
+    fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))
+        .with_context(|| format!("cannot open {} to all", temporary.path().display()))?;
+    command.env("TMPDIR", temporary.path());
     let ended = Watched::run(&mut command, |said| {
         let said = said.trim_start();
         if said.starts_with("Running ") || said.starts_with("Doc-tests ") {
