@@ -7,6 +7,7 @@
 //! **What stops the start.** An argument or a setting that cannot be had: a wrong file, an address in use. What the node lacks costs that part
 //! and a line among the losses: a feature without a thread, a source without a descriptor.
 
+use std::io::{self, IsTerminal as _};
 use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -87,8 +88,9 @@ pub const WINDOW: Duration = Duration::from_millis(100);
 pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut plan = Plan::check(args)?;
     let _lock = plan.lock()?;
-    let reporter =
-        Reporter::start(args.output.format).context("the output thread cannot be started")?;
+    let stdout = io::stdout();
+    let reporter = Reporter::start(args.output.format, stdout.is_terminal(), stdout)
+        .context("the output thread cannot be started")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -235,7 +236,7 @@ impl Node {
                 (pods.beside_kubelet(tree()), Some(work))
             }
         };
-        let reporter = Reporter::start(Output::Json).unwrap();
+        let reporter = Reporter::start(Output::Json, false, io::sink()).unwrap();
         let engine = Engine::new(config.engine);
         let journal = Journal::create(&dir.path().join("journal"), &engine).unwrap();
         let scores = OomScores::new(host.clone(), NonZeroU64::new(16 * GIB).unwrap(), true);

@@ -7,7 +7,7 @@
 mod text;
 
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::Arc;
 
 use plimsoll_core::model::decision::Decision;
@@ -314,13 +314,16 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Starts the writer.
+    /// Starts the writer, which has `out` to itself; `color` is for [`Output::Text`].
     ///
     /// # Errors
     /// When no thread can be had.
-    pub fn start(output: Output) -> std::io::Result<Self> {
-        let writer = WorkerThread::start("output", STACK_BYTES, QUEUE_LINES, |queue| {
-            let mut out = std::io::stdout();
+    pub fn start(
+        output: Output,
+        color: bool,
+        mut out: impl Write + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let writer = WorkerThread::start("output", STACK_BYTES, QUEUE_LINES, move |queue| {
             // A reader that has gone away ends the output, not the agent.
             for line in queue {
                 let line: Vec<u8> = line;
@@ -331,7 +334,7 @@ impl Reporter {
         })?;
         Ok(Self {
             output,
-            color: std::io::stdout().is_terminal(),
+            color,
             writer,
             lost: 0,
             said: 0,
@@ -383,7 +386,54 @@ impl Reporter {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::mpsc::{Sender, channel};
+
     use super::*;
+
+    /// Each write, until it fails.
+    struct Writes(Sender<Vec<u8>>);
+
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.send(bytes.to_vec()) {
+                Ok(()) => Ok(bytes.len()),
+                Err(_) => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_said_is_written_by_its_end_and_a_reader_that_left_holds_up_nobody() {
+        let line = Line::Warning {
+            text: "x".to_owned(),
+        };
+        for (output, written) in [
+            (Output::Json, r#"{"event":"warning","text":"x"}"#),
+            (Output::Text, &text(&line, false)),
+        ] {
+            let (writes, wrote) = channel();
+            let mut reporter = Reporter::start(output, false, Writes(writes)).unwrap();
+            reporter.say(&line);
+            reporter.say(&line);
+            reporter.finish();
+            let all: Vec<u8> = wrote.iter().flatten().collect();
+            let all = String::from_utf8(all).unwrap();
+            assert_eq!(all, format!("{written}\n{written}\n"));
+        }
+        let (writes, wrote) = channel();
+        drop(wrote);
+        let mut reporter = Reporter::start(Output::Json, false, Writes(writes)).unwrap();
+        for _ in 0..2 * QUEUE_LINES {
+            reporter.say(&line);
+        }
+        assert_eq!(reporter.newest().len(), KEPT_WARNINGS);
+        reporter.finish();
+    }
 
     #[test]
     fn a_flood_of_warnings_leaves_what_was_done() {
