@@ -44,15 +44,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use plimsoll_core::engine::Engine;
-use plimsoll_core::model::event::{Cause, Sample};
-use plimsoll_core::model::reading::StorageReading;
+use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::units::PodUid;
 use tokio::sync::oneshot;
 
 use crate::act::kubepods::Kubepods;
-use crate::act::oom_group::OomGroups;
-use crate::act::oom_order::OomOrdering;
-use crate::act::oom_scores::OomScores;
 use crate::act::release::MemoryRelease;
 use crate::daemon::limits::Limits;
 use crate::daemon::sampler::Sampler;
@@ -75,12 +71,13 @@ pub use last_line::LastLine;
 use lifecycle::LifecyclePace;
 pub use nri::NriWork;
 use oom_kills::OomKills;
+pub use oom_scores::OomWork;
 pub use placement::Placing;
 use rescan::Rescans;
 pub use storage::StorageWork;
-use telling::Announcement;
 pub use telling::Ending;
-use turn::Unsettled;
+use telling::{Announcement, Said};
+use turn::{Unanswered, Unsettled};
 pub use wake::Sources;
 use wake::{Lost, Wake};
 use watchdog::{Heartbeat, Watchdog};
@@ -103,18 +100,11 @@ pub struct Agent {
     hops: Hops,
     unsettled: Unsettled,
     leaving: Vec<PodUid>,
-    /// Why the node was to be read when it could not be, and what was known of disks then.
-    unanswered: Option<Cause>,
-    unanswered_storage: Option<Arc<StorageReading>>,
+    unanswered: Unanswered,
     limits: Limits,
     admission: AdmissionWork,
     oom_kills: OomKills,
-    /// `None`: the scores of processes are left as they are.
-    oom_scores: Option<OomScores>,
-    /// `None`: scores are the kubelet's.
-    oom_order: Option<OomOrdering>,
-    /// `None`: memory is not on cgroup v2.
-    oom_groups: Option<OomGroups>,
+    oom: OomWork,
     /// `None`: the cgroups above the pods are left as they are.
     kubepods: Option<Kubepods>,
     /// `None`: no kubelet runs the pods.
@@ -133,7 +123,6 @@ pub struct Agent {
     placing: Option<Placing>,
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
-    not_watched_reported: u64,
     pod_warnings: pod_warnings::PodWarnings,
     tally: Tally,
     started_ns: u64,
@@ -141,7 +130,7 @@ pub struct Agent {
     sample_by_ns: u64,
     /// Something has changed that the engine cannot know yet: sample now.
     hurry: bool,
-    lost_records_reported: u64,
+    lost_records: Said,
     lifecycle: LifecyclePace,
     rescans: Rescans,
     /// Pods have begun to run, or ceased, since the last sample: the order of what would go is another now.
@@ -179,14 +168,11 @@ impl Agent {
             hops: Hops::default(),
             unsettled: Unsettled::with_room_for(DECISIONS),
             leaving: Vec::with_capacity(DECISIONS),
-            unanswered: None,
-            unanswered_storage: None,
+            unanswered: Unanswered::default(),
             limits,
             admission: AdmissionWork::default(),
             oom_kills: OomKills::default(),
-            oom_scores: None,
-            oom_order: None,
-            oom_groups: None,
+            oom: OomWork::default(),
             kubepods: None,
             kubelet: None,
             nri: None,
@@ -196,13 +182,12 @@ impl Agent {
             cpu_work: None,
             placing: None,
             last_line: None,
-            not_watched_reported: 0,
             pod_warnings: pod_warnings::PodWarnings::default(),
             tally: Tally::default(),
             started_ns: now_ns(),
             sample_by_ns: 0,
             hurry: true,
-            lost_records_reported: 0,
+            lost_records: Said::default(),
             lifecycle: LifecyclePace::default(),
             // How often is known with the sources.
             rescans: Rescans::new(Duration::ZERO),
@@ -215,20 +200,9 @@ impl Agent {
         }
     }
 
-    /// Also keeps the `oom_score_adj` of the pods' processes, in the order of eviction if there is one.
-    pub fn with_oom_scores(
-        mut self,
-        scores: Option<OomScores>,
-        order: Option<OomOrdering>,
-    ) -> Self {
-        self.oom_scores = scores;
-        self.oom_order = order;
-        self
-    }
-
-    /// Also sets whether the kernel's OOM killer takes processes, containers or pods.
-    pub fn with_oom_groups(mut self, groups: Option<OomGroups>) -> Self {
-        self.oom_groups = groups;
+    /// Also says whom the kernel's OOM killer is to take.
+    pub fn with_oom(mut self, oom: OomWork) -> Self {
+        self.oom = oom;
         self
     }
 
@@ -303,7 +277,7 @@ impl Agent {
             oom_kills_ns: self.report_oom_kills_at_ns(),
             last_line_kills_ns: self.last_line_kills_at_ns(),
             last_line_ns: self.last_line.as_ref().map(LastLine::renew_at_ns),
-            oom_scores_ns: self.oom_scores.as_ref().and_then(OomScores::serve_at_ns),
+            oom_scores_ns: self.oom.serve_at_ns(),
             storage_ns: self.storage.as_ref().and_then(StorageWork::order_at_ns),
             kubelet_ns: self.kubelet.as_ref().and_then(KubeletWork::at_ns),
         }
@@ -334,7 +308,7 @@ impl Agent {
                 refused: Arc::clone(&self.admission.refused),
                 quotas: Arc::clone(&self.admission.quotas),
                 recent_lines: self.reporter.newest(),
-                oom_plan: self.oom_order.as_ref().and_then(OomOrdering::plan).cloned(),
+                oom_plan: self.oom.plan().cloned(),
                 records: self
                     .bpf
                     .as_ref()

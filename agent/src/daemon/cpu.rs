@@ -4,6 +4,7 @@ use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::event::EventKind;
 
 use super::Agent;
+use super::telling::Said;
 use crate::act::cpu_time::{Change, CpuTime, Report, Reports, Watch, WatchedPod};
 
 /// What it takes to look after CPU time.
@@ -12,7 +13,7 @@ pub(super) struct CpuWork {
     cpu_time: CpuTime,
     reports: Option<Reports>,
     watched: Watch,
-    dropped_reported: u64,
+    dropped: Said,
 }
 
 impl Agent {
@@ -23,7 +24,7 @@ impl Agent {
             cpu_time,
             reports: Some(reports),
             watched: Watch::default(),
-            dropped_reported: 0,
+            dropped: Said::default(),
         });
         self
     }
@@ -87,10 +88,7 @@ impl Agent {
             work.cpu_time.watch(watch.clone());
             work.watched = watch;
         }
-        let dropped = work.cpu_time.dropped();
-        let more = dropped - work.dropped_reported;
-        work.dropped_reported = dropped;
-        if more > 0 {
+        if let Some(more) = work.dropped.more(work.cpu_time.dropped()) {
             self.warn(format!(
                 "{more} readings or changes of CPU time were dropped, because this loop or their thread had no time; nothing is lost, they are made anew"
             ));

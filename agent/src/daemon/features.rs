@@ -39,7 +39,7 @@ const NOTHING: Feature = Feature {
 };
 
 /// All of them, in the order in which they have their turn.
-const FEATURES: [Feature; 12] = [
+const FEATURES: [Feature; 11] = [
     // Which pods may run.
     Feature {
         begin: Agent::begin_admission,
@@ -59,28 +59,14 @@ const FEATURES: [Feature; 12] = [
         end: Agent::end_kubelet,
         ..NOTHING
     },
-    // Whether the kernel's OOM killer takes processes, containers or pods.
+    // Whom the kernel's OOM killer takes.
     Feature {
-        rescan_pod: Agent::keep_oom_groups,
-        rescan: |agent| {
-            if let Some(groups) = &mut agent.oom_groups {
-                groups.retain(&agent.pods);
-            }
-        },
-        ..NOTHING
-    },
-    // The scores of the pods' processes, and their order.
-    Feature {
-        rescan_pod: Agent::keep_oom_scores,
-        rescan: |agent| {
-            if let Some(scores) = &mut agent.oom_scores {
-                scores.retain(&agent.pods);
-            }
-        },
+        rescan_pod: Agent::keep_oom,
+        rescan: |agent| agent.oom.retain(&agent.pods),
         end: |agent| {
             // It would go on handing out what is put back.
             agent.nri = None;
-            agent.put_back_oom_scores();
+            agent.oom.put_back();
         },
         ..NOTHING
     },

@@ -13,6 +13,7 @@ use plimsoll_core::model::options;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::last_line::{LastLinePlan, plan};
 
+use super::telling::Said;
 use super::{Agent, now_ns};
 use crate::host::HostRoot;
 use crate::host::zoneinfo;
@@ -51,7 +52,7 @@ pub struct LastLine {
     taken_in: usize,
     /// The last thing that went wrong: said once.
     failure: Option<String>,
-    refused_reported: u64,
+    refused: Said,
 }
 
 /// A kill that a record has reported.
@@ -78,7 +79,7 @@ impl LastLine {
             kills: Vec::with_capacity(KILLS_MAX),
             taken_in: 0,
             failure: None,
-            refused_reported: 0,
+            refused: Said::default(),
         }
     }
 
@@ -348,14 +349,11 @@ impl Agent {
         }
         let refused = maps.refused()?;
         if let Some(line) = &mut self.last_line
-            && refused > line.refused_reported
+            && let Some(more) = line.refused.more(refused)
         {
-            let text = format!(
-                "the kernel could not deliver {} kills of the last line: the process was exiting, or another signal was on its way",
-                refused - line.refused_reported
-            );
-            line.refused_reported = refused;
-            self.warn(text);
+            self.warn(format!(
+                "the kernel could not deliver {more} kills of the last line: the process was exiting, or another signal was on its way"
+            ));
         }
         Ok(unreported)
     }

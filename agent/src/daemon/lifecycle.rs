@@ -214,7 +214,7 @@ impl Agent {
         let Self {
             bpf: Some(bpf),
             pods,
-            oom_scores,
+            oom,
             lifecycle,
             rescans,
             ..
@@ -227,7 +227,7 @@ impl Agent {
         }
         let mut asks = Asks::default();
         let taken = bpf.drain_lifecycle(PORTION, |record| {
-            note_record(&record, pods, oom_scores.as_mut(), rescans, &mut asks);
+            note_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
         });
         let Asks {
             has_flipped,
@@ -286,7 +286,7 @@ impl Agent {
                 self.rescans.note_all();
                 self.rescans.ask();
                 self.containers_came();
-                if let Some(scores) = &mut self.oom_scores {
+                if let Some(scores) = &mut self.oom.scores {
                     scores.missed_some();
                 }
             }

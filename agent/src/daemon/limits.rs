@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_core::model::units::PodUid;
 use rustix::io::Errno;
 
+use super::telling::Said;
 use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
 use crate::host::file::{ControlFile, FileError};
 use crate::kernel::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCause};
@@ -223,6 +224,7 @@ pub struct Limits {
     places: Places,
     cpu_read_ns: Option<u64>,
     memory_read_ns: Option<u64>,
+    not_watched: Said,
 }
 
 impl Limits {
@@ -238,6 +240,7 @@ impl Limits {
             places: Places::default(),
             cpu_read_ns: None,
             memory_read_ns: None,
+            not_watched: Said::default(),
         }
     }
 
@@ -249,6 +252,11 @@ impl Limits {
     /// Files that the kernel would not watch, so that they are only read at every housekeeping.
     pub fn not_watched(&self) -> u64 {
         self.events.as_ref().map_or(0, PodEvents::polled)
+    }
+
+    /// Those since the last call, if there are any.
+    pub(super) fn more_not_watched(&mut self) -> Option<u64> {
+        self.not_watched.more(self.not_watched())
     }
 
     /// Whether the BPF programs' totals are of any use here.

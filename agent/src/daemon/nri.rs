@@ -131,10 +131,7 @@ impl Agent {
         if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
             work.pool = pool;
         }
-        let scores = self
-            .oom_scores
-            .as_ref()
-            .filter(|_| self.oom_order.is_some());
+        let scores = self.oom.scores_in_order();
         let mut unsent = BTreeSet::new();
         for uid in std::mem::take(&mut work.changed) {
             let ordered = scores.and_then(|scores| scores.ordered(&uid));
@@ -217,7 +214,7 @@ impl Agent {
                         self.warn(text);
                     }
                 }
-                if let Some(scores) = &mut self.oom_scores {
+                if let Some(scores) = &mut self.oom.scores {
                     scores.note_made(&uid, id, name);
                 }
                 if self.pods.contains(&uid) {
@@ -253,7 +250,7 @@ impl Agent {
                 if let Some(placing) = &mut self.placing {
                     placing.note_named(&self.pods, &uid, &id, &name);
                 }
-                if let Some(scores) = &mut self.oom_scores {
+                if let Some(scores) = &mut self.oom.scores {
                     scores.note_made(&uid, id, name);
                 }
                 self.look_at(&uid);

@@ -2,14 +2,65 @@
 
 use anyhow::Result;
 use plimsoll_core::model::units::PodUid;
+use plimsoll_core::policy::oom::order::OomPlan;
 
 use super::{Agent, now_ns};
+use crate::act::oom_group::OomGroups;
+use crate::act::oom_order::OomOrdering;
+use crate::act::oom_scores::OomScores;
+use crate::pods::registry::Pods;
+
+/// Whom the kernel's OOM killer is to take.
+#[derive(Debug, Default)]
+pub struct OomWork {
+    /// `None`: the scores of processes are left as they are.
+    pub scores: Option<OomScores>,
+    /// `None`: scores are the kubelet's.
+    pub order: Option<OomOrdering>,
+    /// Whether it takes processes, containers or pods. `None`: memory is not on cgroup v2.
+    pub groups: Option<OomGroups>,
+}
+
+impl OomWork {
+    /// The scores, if they follow the order of eviction.
+    pub(super) fn scores_in_order(&self) -> Option<&OomScores> {
+        self.scores.as_ref().filter(|_| self.order.is_some())
+    }
+
+    /// The newest plan of the order.
+    pub(super) fn plan(&self) -> Option<&OomPlan> {
+        self.order.as_ref().and_then(OomOrdering::plan)
+    }
+
+    /// When newcomers get their scores, if there are any.
+    pub(super) fn serve_at_ns(&self) -> Option<u64> {
+        self.scores.as_ref().and_then(OomScores::serve_at_ns)
+    }
+
+    /// Forgets pods that are not there any more.
+    pub(super) fn retain(&mut self, pods: &Pods) {
+        if let Some(groups) = &mut self.groups {
+            groups.retain(pods);
+        }
+        if let Some(scores) = &mut self.scores {
+            scores.retain(pods);
+        }
+    }
+
+    /// Scores that are in the order of eviction become the kubelet's again.
+    pub(super) fn put_back(&mut self) {
+        if let (Some(scores), Some(_)) = (&mut self.scores, &self.order) {
+            scores
+                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        }
+    }
+}
 
 impl Agent {
     /// Processes that were put into a cgroup get their scores: those of one cgroup in each turn, so that urgent work comes first.
     pub(super) fn serve_newcomers(&mut self) {
         let began_ns = now_ns();
-        if let Some(scores) = &mut self.oom_scores
+        if let Some(scores) = &mut self.oom.scores
             && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= began_ns)
         {
             let mut failures = Vec::new();
@@ -27,7 +78,7 @@ impl Agent {
     /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time: urgent work comes
     /// first.
     pub(super) fn order_oom_scores(&mut self) -> Result<()> {
-        let (Some(order), Some(scores)) = (&mut self.oom_order, &mut self.oom_scores) else {
+        let (Some(order), Some(scores)) = (&mut self.oom.order, &mut self.oom.scores) else {
             return Ok(());
         };
         let changed = match order.plan_if_due(self.engine.state(), scores, now_ns()) {
@@ -39,32 +90,25 @@ impl Agent {
         };
         for uid in changed {
             self.note_nri(&uid);
-            self.keep_oom_scores(&uid);
+            self.keep_scores(&uid);
             self.interrupt()?;
         }
         Ok(())
     }
 
-    /// The OOM killer's groups follow a pod's cgroups.
-    pub(super) fn keep_oom_groups(&mut self, uid: &PodUid) {
-        if let Some(groups) = &mut self.oom_groups
+    /// The OOM killer's groups follow a pod's cgroups, and the scores its processes.
+    pub(super) fn keep_oom(&mut self, uid: &PodUid) {
+        if let Some(groups) = &mut self.oom.groups
             && let Err(error) = groups.follow(uid, &self.pods)
         {
             self.warn_of_pod(uid, error);
         }
-    }
-
-    /// Scores that are in the order of eviction become the kubelet's again.
-    pub(super) fn put_back_oom_scores(&mut self) {
-        if let (Some(scores), Some(_)) = (&mut self.oom_scores, &self.oom_order) {
-            scores
-                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
-        }
+        self.keep_scores(uid);
     }
 
     /// Brings the scores of one pod up to date, or asks for another look if there is too much to do.
-    pub(super) fn keep_oom_scores(&mut self, uid: &PodUid) {
-        let Some(scores) = &mut self.oom_scores else {
+    fn keep_scores(&mut self, uid: &PodUid) {
+        let Some(scores) = &mut self.oom.scores else {
             return;
         };
         let mut failures = Vec::new();

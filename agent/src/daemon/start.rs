@@ -37,7 +37,9 @@ use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
 use crate::daemon::telling::Announcement;
-use crate::daemon::{Agent, Ending, KubeletWork, LastLine, NriWork, Placing, Sources, StorageWork};
+use crate::daemon::{
+    Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, Placing, Sources, StorageWork,
+};
 use crate::host::knobs::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
@@ -544,9 +546,11 @@ impl Start<'_> {
             last_line: options
                 .last_line
                 .map(|options| LastLine::new(options, &self.plan.host)),
-            oom_groups: self.oom_groups(),
-            oom_scores,
-            oom_order,
+            oom: OomWork {
+                scores: oom_scores,
+                order: oom_order,
+                groups: self.oom_groups(),
+            },
             remedies: None,
             memory_release: None,
             cpu_time: None,
@@ -750,9 +754,7 @@ impl Start<'_> {
 struct Features {
     placing: Option<Placing>,
     last_line: Option<LastLine>,
-    oom_groups: Option<OomGroups>,
-    oom_scores: Option<OomScores>,
-    oom_order: Option<OomOrdering>,
+    oom: OomWork,
     remedies: Option<(Remedies, remedies::Reports)>,
     memory_release: Option<MemoryRelease>,
     cpu_time: Option<(CpuTime, cpu_time::Reports)>,
@@ -763,8 +765,7 @@ impl Features {
         let mut agent = agent
             .with_placing(self.placing)
             .with_last_line(self.last_line)
-            .with_oom_scores(self.oom_scores, self.oom_order)
-            .with_oom_groups(self.oom_groups)
+            .with_oom(self.oom)
             .with_memory_release(self.memory_release);
         if let Some((remedies, reports)) = self.remedies {
             agent = agent.with_remedies(remedies, reports);

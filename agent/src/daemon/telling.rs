@@ -7,7 +7,6 @@ use plimsoll_core::model::event::Event;
 use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
-use crate::act::oom_order::OomOrdering;
 use crate::host::processes::process_cost;
 use crate::kernel::{self, Bpf};
 use crate::probe::ladder::Choice;
@@ -21,6 +20,19 @@ use crate::record::lines::{
 const LISTED_WITHIN_NS: u64 = 5_000_000_000;
 /// More than any ring holds.
 const RING_RECORDS_MAX: usize = 1 << 16;
+
+/// How much of a count that only grows has been said.
+#[derive(Debug, Default)]
+pub(super) struct Said(u64);
+
+impl Said {
+    /// What has come since, if anything: it counts as said now.
+    pub(super) fn more(&mut self, count: u64) -> Option<u64> {
+        let more = count.checked_sub(self.0).filter(|more| *more > 0)?;
+        self.0 = count;
+        Some(more)
+    }
+}
 
 /// What an agent says of itself when it is ready.
 #[derive(Debug)]
@@ -38,7 +50,7 @@ impl Agent {
     pub(super) fn announcing(&mut self, announcement: Announcement) {
         // What an agent before this one has lost, it has reported.
         if let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) {
-            self.lost_records_reported = account.lost() + account.unreadable;
+            let _said = self.lost_records.more(account.lost() + account.unreadable);
         }
         self.announcement = Some(announcement);
     }
@@ -101,14 +113,10 @@ impl Agent {
         let Some(Ok(account)) = self.bpf.as_ref().map(Bpf::account) else {
             return;
         };
-        let lost = account.lost() + account.unreadable;
-        if lost > self.lost_records_reported {
-            let text = format!(
-                "{} records of the kernel were lost; all pods were read again",
-                lost - self.lost_records_reported
-            );
-            self.lost_records_reported = lost;
-            self.warn(text);
+        if let Some(lost) = self.lost_records.more(account.lost() + account.unreadable) {
+            self.warn(format!(
+                "{lost} records of the kernel were lost; all pods were read again"
+            ));
         }
     }
 
@@ -255,13 +263,10 @@ impl Agent {
         let at_ns = now_ns();
         self.limits.read(at_ns, |failure| failures.push(failure));
         self.say_limits(at_ns);
-        let not_watched = self.limits.not_watched();
-        if not_watched > self.not_watched_reported {
+        if let Some(more) = self.limits.more_not_watched() {
             failures.push(format!(
-                "{} files of pods could not be added to epoll, so they are polled; raise fs.epoll.max_user_watches",
-                not_watched - self.not_watched_reported
+                "{more} files of pods could not be added to epoll, so they are polled; raise fs.epoll.max_user_watches"
             ));
-            self.not_watched_reported = not_watched;
         }
         for failure in failures {
             self.warn(failure);
@@ -275,8 +280,7 @@ impl Agent {
     /// What no engine decides by, into the journal.
     fn record_aside(&mut self, at_ns: u64) {
         if let Some(journal) = &mut self.journal {
-            let plan = self.oom_order.as_ref().and_then(OomOrdering::plan);
-            journal.record_aside(at_ns, self.limits.totals(), plan);
+            journal.record_aside(at_ns, self.limits.totals(), self.oom.plan());
         }
     }
 

@@ -30,6 +30,8 @@ use super::turn::note_record;
 use super::wake::SourceName;
 use super::*;
 use crate::act::holds::{HOLDS_LEDGER, Holds};
+use crate::act::oom_order::OomOrdering;
+use crate::act::oom_scores::OomScores;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
@@ -251,7 +253,11 @@ impl Node {
         })
         .unwrap();
         let mut agent = Agent::new(engine, pods, sampler, limits, None, Some(journal), reporter)
-            .with_oom_scores(Some(scores), Some(order))
+            .with_oom(OomWork {
+                scores: Some(scores),
+                order: Some(order),
+                groups: None,
+            })
             .with_storage(StorageWork::new(threads))
             .with_kubelet(kubelet)
             .with_memory_release(Some(MemoryRelease::start(host.clone()).unwrap()))
@@ -481,12 +487,9 @@ fn nothing_is_allocated(cgroup: Cgroup) {
         let record = attach(node.cgroup_id(index % PODS));
         let (_, record) = decode(&record).unwrap();
         let Agent {
-            pods,
-            oom_scores,
-            rescans,
-            ..
+            pods, oom, rescans, ..
         } = &mut node.agent;
-        lifecycle::note_record(&record, pods, oom_scores.as_mut(), rescans, &mut asks);
+        lifecycle::note_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
     }
     let mut found = Found::default();
     let reading = StorageEvent::Reading(Arc::new(StorageReading {

@@ -13,10 +13,12 @@
 //! journal and output to their threads, and [`Agent::follow_up`] does what can wait.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
@@ -49,6 +51,15 @@ const READ_AGAIN_NS: u64 = 10_000_000;
 const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
+
+/// A question that the node could not be read for: the next sample answers it as well.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered {
+    /// Why it was to be read.
+    cause: Option<Cause>,
+    /// What was known of disks then.
+    storage: Option<Arc<StorageReading>>,
+}
 
 /// What has been done and not been written down or said yet: [`Agent::settle`] does that. The buffers keep their room.
 pub(super) struct Unsettled {
@@ -253,7 +264,7 @@ impl Agent {
             found.by(Cause::Timer);
         }
         if found.cause.is_some()
-            && let Some(cause) = self.unanswered.take()
+            && let Some(cause) = self.unanswered.cause.take()
         {
             found.by(cause);
         }
@@ -299,7 +310,7 @@ impl Agent {
         self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
         let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
-        sample.storage = reading.or_else(|| self.unanswered_storage.take());
+        sample.storage = reading.or_else(|| self.unanswered.storage.take());
         let (unsettled, engine) = (&mut self.unsettled, &mut self.engine);
         let taken = self.sampler.take(
             cause,
@@ -317,7 +328,7 @@ impl Agent {
             |uid, error| unsettled.could_not_read(uid, error),
         );
         if let Err(error) = taken {
-            self.unanswered_storage = sample.storage.take();
+            self.unanswered.storage = sample.storage.take();
             self.sample = sample;
             if self.sampler.has_lost_node() {
                 return Err(error).context(
@@ -326,7 +337,7 @@ impl Agent {
             }
             // The kernel may have had no memory for the text.
             self.unsettled.could_not_read(None, error);
-            self.unanswered = Some(cause);
+            self.unanswered.cause = Some(cause);
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
             return Ok(());
         }

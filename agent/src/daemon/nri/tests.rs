@@ -27,7 +27,7 @@ fn victim() -> PodUid {
 
 /// Gives the victim a place in the order.
 fn order(node: &mut Node, adj: i32) {
-    let scores = node.agent.oom_scores.as_mut().unwrap();
+    let scores = node.agent.oom.scores.as_mut().unwrap();
     scores.order(&victim(), "c", Some(adj));
     node.agent.note_nri(&victim());
 }
@@ -46,10 +46,10 @@ fn the_scores_of_the_order_are_sent_once_for_each_change() {
     let (mut node, changes) = node();
     // The plan of a moment ago knew no cgroups yet.
     let mounts = node.host.cgroup_mounts().unwrap();
-    node.agent.oom_order = Some(OomOrdering::open(&node.host, &mounts).unwrap());
+    node.agent.oom.order = Some(OomOrdering::open(&node.host, &mounts).unwrap());
     node.agent.order_oom_scores().unwrap();
     node.agent.send_answers();
-    let scores = node.agent.oom_scores.as_ref().unwrap();
+    let scores = node.agent.oom.scores.as_ref().unwrap();
     let ordered = scores.ordered(&victim()).unwrap().clone();
     assert_eq!(ordered.keys().collect::<Vec<_>>(), ["c"]);
     let answers = newest(&changes, &victim()).unwrap();
@@ -69,7 +69,7 @@ fn the_scores_of_the_order_are_sent_once_for_each_change() {
 fn scores_stay_the_kubelets_without_an_order() {
     let (mut node, changes) = node();
     changes.try_iter().for_each(drop);
-    node.agent.oom_order = None;
+    node.agent.oom.order = None;
     order(&mut node, -5);
     node.agent.send_answers();
     assert!(newest(&changes, &victim()).unwrap_or_default().is_empty());
