@@ -17,6 +17,7 @@ use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::disk::Disk;
+use super::scenarios::QUIET_SAMPLES;
 use super::{go, oom_kills};
 
 pub(super) const TESTS: &[Test] = &[
@@ -206,8 +207,7 @@ fn frozen(without: Option<&str>, why: LastLineReason) -> Outcome {
             })
             .context("waiting for the end of the pod")?;
     }
-    sleep(Duration::from_millis(300));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(
         !decided(&agent, "evict"),
         "somebody was evicted, too: {:?}",
@@ -390,8 +390,7 @@ fn expired() -> Outcome {
             matches!(event, Event::KernelOomKill { .. }).then_some(())
         })
         .context("waiting for the kernel's OOM kill")?;
-    sleep(Duration::from_millis(300));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(!told(&agent), "{:?}", agent.events);
     agent.stop()?;
     Ok(Done::Passed)
@@ -441,8 +440,7 @@ fn churn() -> Outcome {
         "{least_mb} MiB were available at least: the test tests nothing"
     );
     agent.signal(Signal::CONT)?;
-    sleep(Duration::from_millis(500));
-    agent.drain()?;
+    agent.after_samples(QUIET_SAMPLES)?;
     ensure!(!told(&agent), "{:?}", agent.events);
     // Each program that is taken away waits until every task has passed through the scheduler: long, beside such loads.
     for pod in [&mut churning, &mut reading] {
