@@ -90,6 +90,8 @@ pub(super) struct RuntimeSpace {
     said_of_images: Option<String>,
     /// Where the runtime's directories are looked for; whether `--image-dir` was given.
     images: Option<(HostRoot, bool)>,
+    /// [`SHOWS_WITHIN`].
+    shows_within: Duration,
 }
 
 impl RuntimeSpace {
@@ -111,6 +113,7 @@ impl RuntimeSpace {
             said: None,
             said_of_images: None,
             images: None,
+            shows_within: SHOWS_WITHIN,
         }
     }
 
@@ -296,7 +299,7 @@ impl RuntimeSpace {
                 (most, came) = (gained, Instant::now());
             }
             let quiet = if most.0 < expected {
-                SHOWS_WITHIN
+                self.shows_within
             } else {
                 SETTLE
             };

@@ -318,6 +318,10 @@ fn freed_by(
     };
     let (events, mut received) = mpsc::channel(4);
     let mut space = RuntimeSpace::with(runtime, file_systems, events);
+    if removes.later {
+        // It comes, however busy the machine is.
+        space.shows_within = Duration::from_secs(60);
+    }
     space.look().unwrap();
     space.take(&FreeOrder {
         sources: vec![ReclaimSource::EndedContainers, ReclaimSource::UnusedImages],
