@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::daemon_set::{conditions, evicts, nothing_is_left, say_conditions};
 use super::machine;
 use super::machine::{Ballast, Machine, NODE, output};
-use super::support::server::SERVICE;
+use super::support::server::{RIGHTS, SERVICE};
 use super::support::{notes, run, until};
 
 /// Kubernetes has admission policies since then; `kubectl apply` fails where a kind is not known.
@@ -18,13 +18,49 @@ const ADMISSION_POLICIES_FROM: u32 = 30;
 const PODS: &str = "/api/v1/namespaces/plimsoll/pods";
 /// What is available before a pod leaks, MiB: 200 above the threshold of the base.
 const AVAILABLE_MIB: u64 = 700;
-/// As a user of the component has it.
-const LEAST_PRIVILEGE: &str = "\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [../base]
-components: [../components/least-privilege]
-";
+/// Components that need nothing but the base: with fewer privileges, and each option that needs a right more.
+const OPTIONS: [&str; 5] = [
+    "least-privilege",
+    "taint",
+    "budgets",
+    "delete-evicted",
+    "eviction-api",
+];
+const LOG_OF_CLUSTER: [&str; 5] = [
+    "--namespace",
+    "plimsoll",
+    "logs",
+    "daemonset/plimsoll",
+    "--container=cluster",
+];
+/// The taint of `components/taint`.
+const TAINT: &str = "plimsoll.dev/memory-pressure";
+
+/// A kustomization of one's own, as the guide has it: the base with these components.
+fn with_components(machine: &Machine, names: &[&str]) -> String {
+    let folder = machine.file("deploy/mine");
+    let components: Vec<_> = names
+        .iter()
+        .map(|name| format!("../components/{name}"))
+        .collect();
+    let text = json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+        "resources": ["../base"], "components": components});
+    fs::create_dir_all(&folder).unwrap();
+    // JSON is YAML.
+    fs::write(folder.join("kustomization.yaml"), text.to_string()).unwrap();
+    folder.to_string_lossy().into_owned()
+}
+
+/// Whether the node has Plimsoll's taint.
+async fn is_tainted(machine: &Machine) -> bool {
+    let node = machine.server.get(&format!("/api/v1/nodes/{NODE}")).await;
+    let node = node.unwrap();
+    let taints = node["spec"]["taints"].as_array();
+    taints
+        .into_iter()
+        .flatten()
+        .any(|taint| taint["key"] == TAINT)
+}
 
 /// What kube-proxy does for the API server's service.
 async fn serve_the_service(port: u16) {
@@ -167,27 +203,35 @@ fn m_applied_as_the_guide_says() {
         machine.say("upgraded");
         evicts(machine, "leaky-2").await;
 
-        let least = machine.file("deploy/least");
-        fs::create_dir_all(&least).unwrap();
-        fs::write(least.join("kustomization.yaml"), LEAST_PRIVILEGE).unwrap();
-        assert!(machine.kubectl(&["apply", "-k", &least.to_string_lossy()]));
+        let mut mine = OPTIONS.to_vec();
+        let folder = with_components(machine, &mine);
+        assert!(machine.kubectl(&["apply", "-k", &folder]));
         is_rolled_out(machine).await;
-        machine.say("with least privilege");
+        machine.say("with least privilege and options");
         machine.kubectl_plimsoll(&["check"], NODE);
-        evicts(machine, "leaky-3").await;
+        let tainted = until("the node's taint", async || {
+            is_tainted(machine).await.then_some(())
+        });
+        // It may have gone again before all of the eviction is told.
+        tokio::join!(evicts(machine, "leaky-3"), tainted);
+        machine.say("the node had the taint");
+        // What an option needs that its component does not allow is said there, in the API server's words.
+        let log = machine.kubectl_says(&LOG_OF_CLUSTER);
+        assert!(!log.contains("forbidden"), "{log}");
         drop(ballast);
 
-        uninstall(machine).await;
+        mine.push("uninstall");
+        uninstall(machine, &with_components(machine, &mine)).await;
+        // The other tests' rights had the names of those that are gone now.
+        machine.server.grant(&RIGHTS).await;
         machine.start_agent();
         machine.start_cluster();
     });
 }
 
-/// As the guide says it.
-async fn uninstall(machine: &Machine) {
-    let folder = machine.file("deploy/uninstall");
-    let folder = folder.to_string_lossy();
-    assert!(machine.kubectl(&["apply", "-k", &folder]));
+/// As the guide says it, with this kustomization.
+async fn uninstall(machine: &Machine, folder: &str) {
+    assert!(machine.kubectl(&["apply", "-k", folder]));
     is_rolled_out(machine).await;
     let first = [
         "--namespace",
@@ -200,10 +244,11 @@ async fn uninstall(machine: &Machine) {
     assert!(machine.kubectl(&first));
     let left = conditions(machine).await;
     assert!(left.is_empty(), "{left:#?}");
+    assert!(!is_tainted(machine).await, "the taint is left");
     assert!(machine.kubectl(&[
         "delete",
         "-k",
-        &folder,
+        folder,
         "--ignore-not-found",
         "--timeout=15m"
     ]));

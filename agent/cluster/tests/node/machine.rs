@@ -357,6 +357,14 @@ impl Machine {
         output.status.success()
     }
 
+    /// Runs `kubectl`, which has to succeed, and returns what it says; that is shown, too.
+    pub(crate) fn kubectl_says(&self, arguments: &[&str]) -> String {
+        let mut kubectl = Command::new(self.file("kubectl"));
+        let output = self.shown(kubectl.args(arguments), arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// Runs `kubectl plimsoll` and shows what it says, which has to have this in it. Its status is of what it was asked for: `check` on a node that has not everything is 1.
     pub(crate) fn kubectl_plimsoll(&self, arguments: &[&str], expected: &str) {
         let plugin = self.file("deploy/kubectl-plimsoll");
