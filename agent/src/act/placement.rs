@@ -22,6 +22,7 @@ pub mod foreign;
 pub mod kubelet_state;
 pub mod outcome;
 pub mod owner;
+mod paths;
 mod plan;
 pub mod quota;
 pub mod usable;
@@ -38,9 +39,10 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
 pub use admission::Admission;
-pub use applier::{Applier, NodePaths, Options, Wanted};
+pub use applier::{Applier, Options, Wanted};
 pub use outcome::{Failed, Outcome, Unusable, Written};
 pub use owner::{OtherOwner, running_kubelet};
+pub use paths::NodePaths;
 pub use quota::{PodQuotas, Quotas};
 pub use usable::Usable;
 

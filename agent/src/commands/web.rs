@@ -4,6 +4,7 @@
 //! pages. **Approach.** A process of its own asks the control socket, or steps through a journal, and serves three files and two JSON documents. The page needs nothing from
 //! elsewhere. Names of pods are strangers' words: the page shows them as text, and its policy lets no other script run.
 
+mod document;
 mod nodes;
 mod pages;
 mod recorded;

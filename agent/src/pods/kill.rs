@@ -30,6 +30,7 @@ mod freezer;
 mod member;
 pub mod release;
 mod rest;
+mod spared;
 mod thread;
 mod tree;
 
@@ -44,13 +45,13 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError, parse_keyed};
 use containers::Containers;
-pub use containers::{HELD, HOLD_FILE};
+pub use containers::HOLD_FILE;
 use freezer::Thaw;
 use member::{FirstProcess, Member, SeenPids};
 pub use rest::{Rest, RestEnded, RestState};
 use thread::Files;
 pub(crate) use thread::What;
-pub use thread::{KillThread, WriteTimes};
+pub use thread::{HELD, KillThread, WriteTimes};
 use tree::{Node as _, Tree};
 
 /// Cgroups of one pod that are kept at most: containers and the cgroups that those make inside.

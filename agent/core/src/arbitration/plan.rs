@@ -4,6 +4,7 @@
 //! makes ([`victims`]). Later pods see the claims of earlier ones, and what was planned for them.
 
 mod candidates;
+mod found;
 mod free;
 mod holes;
 mod kinds;
@@ -22,11 +23,12 @@ use super::cluster::{Cluster, NodeState, Pod};
 use super::entitled::{self, Entitled};
 use super::groups::Deserved;
 use candidates::Candidates;
+use found::{Bound, Price, Victims};
 use free::{Free, Parts};
 use holes::{Holes, Order, Wanted};
 use kinds::Kinds;
 use turns::Turns;
-use victims::{Bound, Price, Search, Victims};
+use victims::Search;
 use work::{Most, Work};
 
 /// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.

@@ -15,7 +15,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use plimsoll_core::model::units::PodUid;
@@ -31,51 +30,15 @@ use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLoc
 use super::foreign::{self, Foreign};
 use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
-use super::owner::{self, BackOff, OtherOwner, REWRITES_MAX};
+use super::owner::{BackOff, OtherOwner, REWRITES_MAX};
+use super::paths::NodePaths;
 use super::plan::{all_of, left_over, nobody_alone, runs_elsewhere, runs_on, then, was_alone};
 use super::quota::{self, Quota, Quotas};
 use super::usable::Usable;
-use crate::host::HostRoot;
-use crate::host::cgroup::{CgroupMounts, CgroupPath};
+use crate::host::cgroup::CgroupPath;
 use crate::host::cpuset::{CPUS, MEMS};
 use crate::host::irq::{IRQ_LEDGER, IrqAffinity};
 use crate::host::knobs::{Ledger, PODS_LEDGER};
-use crate::pods::names::KubeletTree;
-
-/// Where it works.
-#[derive(Debug, Clone)]
-pub struct NodePaths {
-    /// The host.
-    pub host: HostRoot,
-    /// Its cgroups.
-    pub mounts: CgroupMounts,
-    /// Below which `kubepods` is.
-    pub cgroup_root: CgroupPath,
-    /// Where a kubelet that runs has its pods. `None`: no kubelet runs them.
-    pub kubelet: Option<KubeletTree>,
-    /// Where the checkpoint and the ledgers are.
-    pub state_dir: PathBuf,
-    /// Where a kubelet would have its state files.
-    pub kubelet_dir: PathBuf,
-}
-
-impl NodePaths {
-    /// The cgroup that all pods are in, and whose set is not ours.
-    pub(super) fn of_all_pods(&self) -> &CgroupPath {
-        match &self.kubelet {
-            Some(tree) => tree.kubepods(),
-            None => &self.cgroup_root,
-        }
-    }
-
-    /// Somebody else who manages cpusets here.
-    fn other_owner(&self) -> Option<OtherOwner> {
-        match self.kubelet {
-            Some(_) => owner::beside(&self.host, &self.kubelet_dir),
-            None => owner::kubelet(&self.host, &self.kubelet_dir),
-        }
-    }
-}
 
 /// What is done beside cpusets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 
 use plimsoll_core::placement::cpu_set::CpuSet;
 
-use super::applier::NodePaths;
+use super::paths::NodePaths;
 use super::{PlacementError, online_cpus};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};

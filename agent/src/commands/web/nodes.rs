@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::Shown;
-use super::pages::{Problem, json};
+use super::document::{Problem, json};
 use crate::host::shown::line;
 use crate::serve::overview::Overview;
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
-use serde::Serialize;
 
 use super::Shown;
+use super::document::{Problem, json};
 use super::nodes::Cluster;
 use super::recorded::Recorded;
 use crate::serve::control::client::ask_overview;
@@ -56,9 +56,6 @@ struct Shared {
     /// The newest answer of the agent, and when it came.
     newest: Mutex<Option<(Instant, String)>>,
 }
-
-/// Why a document cannot be had: a sentence for the page.
-pub(super) type Problem = String;
 
 impl WebPages {
     /// Answers browsers that call this host by an address, `localhost` or one of `hosts`: under another name a page of a stranger could read this one
@@ -145,10 +142,6 @@ fn reply(content_type: &'static str, body: String) -> Reply {
         content_type,
         body,
     }
-}
-
-pub(super) fn json(value: &impl Serialize) -> Result<String, Problem> {
-    serde_json::to_string(value).map_err(|error| format!("the document cannot be written: {error}"))
 }
 
 impl Shared {

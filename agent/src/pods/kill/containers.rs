@@ -10,17 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::spared::{Spared, is_monitors};
 use super::thread::{Files, write_here};
 use super::tree::Node as _;
 use super::{KillThread, Member, What, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
-use crate::pods::names::is_monitor;
 
 /// How many cgroups there may be below one.
 pub const HOLD_FILE: &str = "cgroup.max.descendants";
-/// Of a pod that is held.
-pub const HELD: &str = "0";
 
 /// What is open for a pod's containers.
 #[derive(Debug)]
@@ -33,27 +31,6 @@ pub(super) struct Containers {
     /// `cgroup.kill` of each container that is not left alone.
     kills: Files,
     hold: Option<Files>,
-}
-
-/// What is left alone in a pod's cgroup.
-#[derive(Debug, Default)]
-pub(super) struct Spared {
-    /// The sandbox's cgroup.
-    sandbox: Option<Box<OsStr>>,
-    /// CRI-O has its monitors in the pod's cgroup.
-    has_monitors: bool,
-}
-
-impl Spared {
-    /// Whether this child of the pod's cgroup is left alone.
-    pub(super) fn has(&self, name: &OsStr) -> bool {
-        self.sandbox.as_deref() == Some(name) || is_monitors(name)
-    }
-
-    /// Whether anything is.
-    fn is_any(&self) -> bool {
-        self.sandbox.is_some() || self.has_monitors
-    }
 }
 
 #[derive(Debug)]
@@ -235,10 +212,6 @@ impl Containers {
         }
         Ok(false)
     }
-}
-
-fn is_monitors(name: &OsStr) -> bool {
-    name.to_str().is_some_and(is_monitor)
 }
 
 impl super::PodKill {

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Signal;
 
-use super::containers::Spared;
 use super::file_error;
 use super::freezer::thaw_at;
 use super::member::{Processes, SeenPids};
+use super::spared::Spared;
 use crate::host::file::{FileError, errno_of};
 use crate::pods::walk::{Step, Walk};
 

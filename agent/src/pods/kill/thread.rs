@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::containers::HELD;
 use super::rest::Rest;
 use crate::host::file::{ControlFile, FileError};
 use crate::host::handover::Handover;
@@ -33,6 +32,9 @@ const SIGNALS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the end of the agent waits for the thread, which the kernel may hold up.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
+
+/// What [`super::HOLD_FILE`] of a pod that is held has.
+pub const HELD: &str = "0";
 
 /// What is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! On a directory that looks like a v2 tree; `agent/tests/placement.rs` does the same with processes.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use plimsoll_core::placement::assignments::Assignment;
@@ -9,9 +10,11 @@ use plimsoll_core::placement::numa_mask::NumaMask;
 use super::*;
 use crate::act::placement::PodQuotas;
 use crate::act::placement::checkpoint::CHECKPOINT;
+use crate::host::HostRoot;
 use crate::host::cgroup::tests::fake_v2;
 use crate::host::mounted::Mounted;
 use crate::notes;
+use crate::pods::names::KubeletTree;
 
 struct Node {
     _dir: tempfile::TempDir,
