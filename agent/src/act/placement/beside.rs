@@ -42,6 +42,8 @@ pub(super) fn list(
     tree: &KubeletTree,
     names: &Names,
 ) -> Result<Vec<Container>, CgroupError> {
+    // Said also before the first pod is there: without them nothing is ever placed.
+    mounts.hierarchy_of(Controller::Cpuset)?;
     let mut found = Vec::new();
     for pod in tree.pods(mounts)? {
         let containers = match pods::cgroup::containers(mounts, &pod.path) {
@@ -282,5 +284,33 @@ impl Sets {
             tracing::warn!("{}", remark.shown());
         }
         Ok(restoration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::host::cgroup::CgroupPath;
+    use crate::host::cgroup::tests::fake_v2;
+
+    #[test]
+    fn a_kernel_without_cpusets_is_said_before_the_first_pod_is_there() {
+        let (_dir, host) = fake_v2();
+        fs::create_dir_all(host.path("/sys/fs/cgroup/kubepods")).unwrap();
+        let list = || {
+            let mounts = host.cgroup_mounts().unwrap();
+            let tree = KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
+            list(&mounts, &tree, &Names::new())
+        };
+        assert!(list().unwrap().is_empty());
+        let controllers = host.path("/sys/fs/cgroup/cgroup.controllers");
+        fs::write(controllers, "cpu io memory pids\n").unwrap();
+        let error = list().unwrap_err().to_string();
+        assert!(
+            error.contains("cgroup controller cpuset is not available"),
+            "{error}"
+        );
     }
 }
