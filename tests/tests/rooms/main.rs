@@ -517,6 +517,29 @@ fn no_file_of_the_vocabulary_or_the_policies_is_in_a_circle() {
     }
 }
 
+/// A file and those in its folder are one thing in parts: what the parts share is in the file, and it puts them together.
+#[test]
+fn files_are_in_no_circle_but_with_those_of_their_folder() {
+    let mut wrong = Vec::new();
+    for of in [&AGENT_ALONE, &CORE, &CLUSTER, &RUNTIME, &TRACE, &XTASK] {
+        let modules = of.modules();
+        let rooms: BTreeSet<&str> = modules.iter().map(|module| &*module.path[0]).collect();
+        for room in rooms {
+            let mut graph = files(of, room);
+            for (file, imports) in &mut graph {
+                let is_inside = |inner: &str, outer: &str| {
+                    let rest = inner.strip_prefix(outer);
+                    rest.is_some_and(|rest| rest.starts_with("::"))
+                };
+                imports.retain(|other| !is_inside(file, other) && !is_inside(other, file));
+            }
+            let circles = in_circles(graph).into_iter();
+            wrong.extend(circles.map(|line| format!("{}: {line}", of.source)));
+        }
+    }
+    assert!(wrong.is_empty(), "in a circle:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn every_kind_of_path_is_read() {
     let importer: Vec<String> = vec!["policy".into(), "disk".into()];
