@@ -208,7 +208,8 @@ fn arm64(guests: &[PlannedGuest]) -> Result<()> {
     build_programs(Some(OF_TESTS), Architecture::Arm64).map(|_| ())
 }
 
-/// Does what needs no guest, while `others` finds out what else there is to do; then that, some jobs at a time. Each stage is told when it ends.
+/// Does what needs no guest, while `others` finds out what else there is to do; then that, some jobs at a time. From then on each stage is told when it
+/// ends.
 fn at_once(summary: &mut Summary, others: impl FnOnce(&mut Summary) -> VecDeque<Job>) {
     let jobs = Mutex::new(VecDeque::from([Job::Host]));
     let (sender, ended) = mpsc::channel();
@@ -219,13 +220,14 @@ fn at_once(summary: &mut Summary, others: impl FnOnce(&mut Summary) -> VecDeque<
         }
     };
     std::thread::scope(|scope| {
-        let first = sender.clone();
-        scope.spawn(|| works(first));
+        let early = sender.clone();
+        let first = scope.spawn(|| works(early));
         let others = others(summary);
         if let Ok(mut jobs) = jobs.lock() {
             jobs.extend(others);
         }
-        for _ in 1..JOBS_AT_ONCE {
+        // What failed early has ended its worker.
+        for _ in usize::from(!first.is_finished())..JOBS_AT_ONCE {
             let sender = sender.clone();
             scope.spawn(|| works(sender));
         }

@@ -19,7 +19,6 @@ use crate::model::state::NodeState;
 use crate::policy::memory::eviction;
 use crate::policy::memory::freshness::{self, Stale, Wanted};
 use crate::policy::memory::swap;
-use crate::policy::memory::uncharged;
 use crate::policy::memory::verdict::Scratch;
 use crate::policy::memory::view::View;
 use crate::policy::memory::{foresight, remedies, sampling, stall, termination};
@@ -101,7 +100,6 @@ impl Engine {
         if let EventKind::Sample(sample) = &event.kind {
             let lineup = &mut self.scratch.lineup;
             lineup.take_in(&self.config, &mut self.state, sample);
-            uncharged::observe(&mut self.state, sample);
         }
         stall::observe(&mut self.state);
         // Before evictions: a pod held at memory.high could not exit.

@@ -6,7 +6,7 @@ mod node;
 use std::collections::BTreeMap;
 
 use plimsoll_core::model::decision::{Decision, Ending};
-use plimsoll_core::model::event::{CgroupMemory, Sample};
+use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
 use serde_json::json;
@@ -34,12 +34,6 @@ struct Run {
     ended: Vec<&'static str>,
     victims: Vec<(u64, String)>,
     log: Vec<(u64, Decision)>,
-    /// What the kubepods cgroup has of it is read.
-    has_kubepods: bool,
-    /// Of each sample, how much more no pod is charged for; Mi.
-    leak_mi: u64,
-    /// Of each sample, how much more this pod uses; Mi.
-    grows: Option<(&'static str, u64)>,
 }
 
 impl Run {
@@ -59,9 +53,6 @@ impl Run {
             ended: Vec::new(),
             victims: Vec::new(),
             log: Vec::new(),
-            has_kubepods: false,
-            leak_mi: 0,
-            grows: None,
         }
     }
 
@@ -74,23 +65,7 @@ impl Run {
                 .iter()
                 .map(|(name, (used, _))| (*name, *used, 0, 0))
                 .collect();
-            let charged_bytes = memory.iter().map(|pod| pod.1).sum::<u64>() * MI;
-            let kubepods = self.has_kubepods.then(|| CgroupMemory {
-                usage_bytes: charged_bytes,
-                usage_at_stat_bytes: charged_bytes,
-                ..CgroupMemory::default()
-            });
-            let more = Sample {
-                kubepods,
-                ..Sample::default()
-            };
-            let mut decisions = self.node.sample_after(10 * MS, &memory, more);
-            self.node.other_mi += self.leak_mi;
-            if let Some((name, mi)) = self.grows
-                && let Some((used, _)) = self.pods.get_mut(name)
-            {
-                *used += mi;
-            }
+            let mut decisions = self.node.sample_after(10 * MS, &memory, Sample::default());
             for name in names(&decisions) {
                 self.victims.push((self.node.now_ns, name.to_owned()));
                 let (name, (used, stays)) =
@@ -237,83 +212,6 @@ fn it_is_forgotten_when_memory_suffices() {
     run.node.other_mi = 8192;
     run.go_on(S);
     assert_eq!(run.victims().len(), 6);
-}
-
-const SMALL: [(&str, u64, u64); 6] = [
-    ("a", 150, 0),
-    ("b", 149, 0),
-    ("c", 148, 0),
-    ("d", 147, 0),
-    ("e", 146, 0),
-    ("f", 145, 0),
-];
-
-/// Pods that mean no harm, and memory of 300 MiB/s that no pod is charged for.
-fn uncharged_leak(breaker: bool) -> Run {
-    let mut run = Run::new(500, options(breaker), &SMALL);
-    run.has_kubepods = true;
-    run.node.other_mi = 9216 - 885 - 530;
-    run.leak_mi = 3;
-    run
-}
-
-#[test]
-fn a_leak_of_no_pod_ends_all_of_them_without_the_breaker() {
-    let mut run = uncharged_leak(false);
-    run.go_on(4 * S);
-    assert_eq!(run.victims(), ["a", "b", "c", "d", "e", "f"]);
-}
-
-#[test]
-fn a_leak_of_no_pod_costs_one_pod_per_interval() {
-    let mut run = uncharged_leak(true);
-    // The first gave back what lasted for half a second. The second goes when less than 250 Mi are left.
-    run.go_on(10 * S);
-    assert_eq!(run.victims(), ["a", "b"]);
-    assert_eq!(run.held(), 1, "{:?}", run.log);
-    let held = run
-        .log
-        .iter()
-        .find(|(_, it)| matches!(it, Decision::EvictionsHeld { .. }));
-    let text = held.unwrap().1.to_string();
-    assert!(
-        text.contains("but evictions are held until 11.")
-            && text.contains("that no pod is charged for"),
-        "{text}"
-    );
-    run.go_on(30 * S);
-    assert_eq!(run.victims(), ["a", "b", "c", "d", "e"]);
-    for pair in run.victims.windows(2).skip(1) {
-        assert!(pair[1].0 - pair[0].0 >= INTERVAL_NS, "{:?}", run.victims);
-    }
-}
-
-/// What pods are charged for is asked of pods as ever, though it takes all that the first has given back.
-#[test]
-fn a_leak_of_another_pod_is_answered_at_once() {
-    let victims = |breaker| {
-        let mut run = Run::new(500, options(breaker), &SMALL);
-        run.has_kubepods = true;
-        run.node.other_mi = 9216 - 885 - 490;
-        run.grows = Some(("f", 3));
-        run.go_on(4 * S);
-        run.victims
-    };
-    assert_eq!(victims(true).len(), 2);
-    assert_eq!(victims(true), victims(false));
-}
-
-/// When it has stopped, and enough has been available for the interval, the next shortage is another one.
-#[test]
-fn a_leak_of_no_pod_is_forgotten() {
-    let mut run = uncharged_leak(true);
-    run.go_on(2 * S);
-    assert_eq!(run.victims(), ["a", "b"]);
-    (run.leak_mi, run.node.other_mi) = (0, 0);
-    run.go_on(S);
-    assert!(run.node.engine.state().uncharged.is_some());
-    run.go_on(10 * S);
-    assert_eq!(run.node.engine.state().uncharged, None);
 }
 
 /// Page cache stays with the cgroup when its processes end. It did not count before either.

@@ -129,11 +129,8 @@ fn freshen(
 ) -> Vec<String> {
     let mut asked = Vec::new();
     while let Some(stale) = engine.stale(sample, at_ns) {
-        let index = match stale {
-            Stale::Pod(index) => index,
-            // There is none: as an agent whose reading fails, it goes by what is there.
-            Stale::Kubepods => break,
-            Stale::Unread(_) | Stale::NumaPods(_) => panic!("{stale:?}"),
+        let Stale::Pod(index) = stale else {
+            panic!("{stale:?}");
         };
         assert_ne!(sample.pods[index], both[index][1], "asked for a new figure");
         sample.pods[index] = both[index][1].clone();

@@ -176,16 +176,7 @@ fn followed(
                 assert_ne!(sample.pods[index], *real, "asked for a new figure");
                 sample.pods[index] = real.clone();
             }
-            // As an agent whose reading fails, it asks for nothing more where there is none.
-            Stale::Kubepods if full.kubepods.is_none() => {
-                let read = sample.pods.len();
-                return (sample, read);
-            }
-            Stale::Kubepods => {
-                assert_ne!(sample.kubepods, full.kubepods, "asked for a new figure");
-                sample.kubepods = full.kubepods;
-            }
-            Stale::NumaPods(_) => panic!("{stale:?}"),
+            Stale::Kubepods | Stale::NumaPods(_) => panic!("{stale:?}"),
         }
     }
     panic!("it asks for ever");

@@ -291,13 +291,7 @@ impl Sampler {
     ) -> Result<(), FileError> {
         match stale {
             Stale::Unread(uid) => self.read_leader(&uid, now_ns, pods, sample)?,
-            Stale::Kubepods => {
-                let swap_bytes = sample.kubepods.map_or(0, |kubepods| kubepods.swap_bytes);
-                sample.kubepods = Some(CgroupMemory {
-                    swap_bytes,
-                    ..self.read_kubepods(false)?
-                });
-            }
+            Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
             Stale::NumaPods(node) => {
                 let mut first = Ok(());
                 sample.numa_pods = self.meters.as_ref().map(|meters| {

@@ -7,7 +7,6 @@ use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
 use crate::model::signal::{Resource, Signal, memory};
 use crate::model::state::NodeState;
-use crate::policy::memory::breaker;
 use crate::policy::memory::candidates;
 use crate::policy::memory::foresight::{self, Foreseen};
 use crate::policy::memory::share;
@@ -210,14 +209,16 @@ impl Comparison<'_> {
                 "reclaims, throttles or notifies first, each within its budget",
             );
         }
-        let held_bytes = breaker::not_asked_bytes(self.config, self.state, self.signal);
-        if let (Some(breaker), 1.., true) = (options.breaker, held_bytes, is_memory) {
+        if let (Some(breaker), Some(retained), true) =
+            (options.breaker, &self.state.retained, is_memory)
+        {
             self.differ(
                 "evictionBreaker",
                 "evicts again when the volumes and cgroups of its last victim are gone, after 30 s at most",
                 format!(
-                    "evicts one pod per {} s for what {held_bytes} bytes of ended pods, or that no pod is charged for, take",
-                    breaker.interval_ns / 1_000_000_000
+                    "evicts one pod per {} s for what {} bytes of ended pods take",
+                    breaker.interval_ns / 1_000_000_000,
+                    retained.hold.bytes
                 ),
             );
         }

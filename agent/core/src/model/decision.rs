@@ -212,12 +212,10 @@ pub enum Decision {
         /// Why there is none.
         why: NoVictimReason,
     },
-    /// Pods must leave, and none is evicted for a while: the memory of those that were did not come back, or was taken by what is no pod, and no other
-    /// pod has it.
+    /// Pods must leave, and none is evicted for a while: the memory of one that was did not come back, and no other pod has it.
     EvictionsHeld {
-        /// The newest pod whose memory stayed.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        uid: Option<PodUid>,
+        /// The pod whose memory stayed.
+        uid: PodUid,
         /// The threshold that asks for a victim.
         signal: Signal,
         /// What it shows, in its unit.
@@ -226,9 +224,6 @@ pub enum Decision {
         threshold: u64,
         /// What stays charged to evicted pods that have ended, bytes.
         retained_bytes: u64,
-        /// By how much memory has grown that no pod is charged for, since pods were evicted, bytes.
-        #[serde(default)]
-        uncharged_bytes: u64,
         /// Until when, unless the node becomes critically short: CLOCK_MONOTONIC, nanoseconds.
         until_ns: u64,
     },

@@ -97,9 +97,6 @@ pub struct NodeState {
     /// [`Breaker`](crate::model::options::Breaker)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retained: Option<Retained>,
-    /// Memory that no pod is charged for, since a pod was evicted for memory (the same option).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uncharged: Option<Uncharged>,
     /// Which pods are on their way out, so that they need not all be looked at again and again. Not saved.
     #[serde(skip)]
     pub(crate) leavers: Leavers,
@@ -279,36 +276,10 @@ pub struct Retained {
     pub reported: bool,
 }
 
-/// Memory that no pod is charged for, from an eviction for memory on until enough has been available for an interval of the breaker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Uncharged {
-    /// What there was of it when it was first read after the eviction.
-    pub before: Option<Outside>,
-    /// What there is.
-    pub now: Option<Outside>,
-    /// What pods that were evicted meanwhile used, and do not use any more, bytes.
-    pub freed_bytes: u64,
-    /// While it takes that, no pod is evicted before, nanoseconds.
-    pub until_ns: u64,
-    /// The same while the node is critically short, nanoseconds.
-    pub critical_until_ns: u64,
-    /// Whether it was reported that evictions are held.
-    pub reported: bool,
-}
-
-/// What the node has in use and no pod is charged for, bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Outside {
-    /// Of the working set, by which the kubelet's `memory.available` goes.
-    pub working_set_bytes: u64,
-    /// Of what the kernel cannot hand out.
-    pub kernel_bytes: u64,
-}
-
-/// How evictions for memory are held while memory is retained, or taken by what is no pod.
+/// How evictions for memory are held while memory is retained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Hold {
-    /// What other pods are not asked for, bytes: what stayed charged to evicted pods, and what nobody is charged for.
+    /// What stayed charged to these pods when they had ended, bytes.
     pub bytes: u64,
     /// No pod is evicted for it before, nanoseconds.
     pub until_ns: u64,

@@ -69,7 +69,7 @@ impl Decision {
             Self::SetCpu { uid, why, .. } => ("set_cpu", why.name(), Some(uid), Some(Info)),
             Self::RestoreCpu { uid, why, .. } => ("restore_cpu", why.name(), Some(uid), Some(Info)),
             Self::NoVictim { why, .. } => ("no_victim", why.name(), None, Some(Warning)),
-            Self::EvictionsHeld { uid, .. } => ("evictions_held", "", uid.as_ref(), Some(Warning)),
+            Self::EvictionsHeld { uid, .. } => ("evictions_held", "", Some(uid), Some(Warning)),
             Self::Condition { condition, status } => {
                 let severity = if *status { Warning } else { Info };
                 ("condition", condition.as_str(), None, Some(severity))

@@ -21,7 +21,6 @@ pub mod swap;
 pub mod target;
 pub(crate) mod termination;
 pub mod thresholds;
-pub(crate) mod uncharged;
 pub mod usage_bounds;
 pub(crate) mod verdict;
 pub(crate) mod view;

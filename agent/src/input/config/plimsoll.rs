@@ -41,7 +41,7 @@ pub const FIELDS: &[Field] = &[
     ]), "remedies tried before a pod is evicted for memory, and for how long"),
     field("evictionBreaker", Used, Shape::Object(&[
         field("interval", Used, Shape::Duration, "at most one eviction for memory in this time; 0s: off").pointer(),
-    ]), "evict slowly while the memory of evicted pods does not come back, or is taken by what is no pod, and other pods do not have what is missing"),
+    ]), "evict slowly while the memory of an evicted pod does not come back and other pods do not have what is missing"),
     field("respectDisruptionBudgets", Used, Shape::Bool,
         "skip a pod whose disruption budget is exhausted, if evicting other pods is enough").pointer(),
     field("namespaceShares", Used, Shape::Map(&Shape::Map(&Shape::Quantity)),

@@ -45,8 +45,6 @@ struct Victim {
     /// By this agent or one before it.
     was_signalled: bool,
     held_bytes: u64,
-    /// What no pod was charged for then.
-    leak_bytes: u64,
     is_killed: bool,
     ended_ns: Option<u64>,
 }
@@ -337,7 +335,6 @@ impl World {
         victim.was_signalled = true;
         let held_bytes = self.machine.used(pod, now_ns);
         victim.held_bytes = held_bytes;
-        victim.leak_bytes = self.machine.leak.at(now_ns);
         self.checks.evictions += 1;
         let it = &self.machine.pods[pod];
         let name = it.uid.clone();
@@ -366,7 +363,6 @@ impl World {
             .map(|(other, victim)| (*other, victim.clone()))
             .collect();
         let (mut recent, mut holds_all) = (0, false);
-        let (mut freed_bytes, mut leaked_bytes) = (0, 0);
         for (other, victim) in others {
             let Some(signalled_ns) = victim.signalled_ns else {
                 continue;
@@ -376,21 +372,8 @@ impl World {
                 let text = format!("{name} is ended while {other_name} still is on its way out");
                 self.checks.broken("pass", text, now_ns);
             }
-            if now_ns - signalled_ns < CASCADE_NS {
-                recent += 1;
-                freed_bytes += victim.held_bytes;
-                let grown_bytes = self.machine.leak.at(now_ns) - victim.leak_bytes;
-                leaked_bytes = grown_bytes.max(leaked_bytes);
-            }
+            recent += usize::from(now_ns - signalled_ns < CASCADE_NS);
             holds_all |= self.machine.used(other, now_ns) > victim.held_bytes / 5 * 4;
-        }
-        if recent >= CASCADE_VICTIMS && leaked_bytes > freed_bytes / 5 * 4 {
-            let text = format!(
-                "{name} is ended {recent} others after, in {} s, for {} MiB that no pod is charged for",
-                CASCADE_NS / SECOND,
-                leaked_bytes / MIB
-            );
-            self.checks.broken("cascade", text, now_ns);
         }
         if recent >= CASCADE_VICTIMS && holds_all {
             let text = format!(
@@ -453,9 +436,8 @@ impl World {
                     .signalled_ns
                     .is_some_and(|at_ns| now_ns - at_ns < UNANSWERED_NS)
         });
-        // While memory of a pod that has gone stays, or what is no pod takes it, pods go one after the other (`evictionBreaker`).
-        let is_held_back = (self.machine.leak.bytes_per_s > 0
-            || self.machine.pods.iter().any(|pod| pod.stays_bytes > 0))
+        // While memory of a pod that has gone stays, pods go one after the other (`evictionBreaker`).
+        let is_held_back = self.machine.pods.iter().any(|pod| pod.stays_bytes > 0)
             && self.checks.victims.values().any(|victim| {
                 let since = victim.signalled_ns;
                 since.is_some_and(|at_ns| now_ns - at_ns < BREAKER_NS + UNANSWERED_NS)

@@ -97,7 +97,7 @@ pub(crate) struct Ramp {
 }
 
 impl Ramp {
-    pub(crate) fn at(&self, now_ns: u64) -> u64 {
+    fn at(&self, now_ns: u64) -> u64 {
         let grown = u128::from(self.bytes_per_s) * u128::from(now_ns.saturating_sub(self.at_ns))
             / u128::from(SECOND);
         let grown = u64::try_from(grown).unwrap_or(u64::MAX);
@@ -227,11 +227,6 @@ pub(crate) enum Happening {
     Unlock,
     /// A place below the run's directory lacks something, or `None` any more.
     Disk(&'static str, Option<Lacks>),
-    /// Memory that is charged to no pod grows: so much in a second, up to so much.
-    Leak {
-        bytes_per_s: u64,
-        up_to_bytes: u64,
-    },
     /// CLOCK_REALTIME jumps by so many nanoseconds.
     Clock(i64),
     /// The freezer of v1 holds a pod's processes.
@@ -247,8 +242,6 @@ pub(crate) struct Machine {
     pub(crate) hierarchies: &'static [Hierarchy],
     bells: Vec<Bell>,
     pub(crate) total_bytes: u64,
-    /// What grows and is charged to no pod.
-    pub(crate) leak: Ramp,
     pub(crate) now_ns: u64,
     pub(crate) cgroups: Vec<Cgroup>,
     by_path: BTreeMap<String, usize>,
@@ -291,7 +284,6 @@ impl Machine {
             hierarchies: layout.hierarchies(),
             bells: Vec::new(),
             total_bytes,
-            leak: Ramp::default(),
             now_ns,
             cgroups: Vec::new(),
             by_path: BTreeMap::new(),
@@ -475,7 +467,7 @@ impl Machine {
 
     fn free(&self, now_ns: u64) -> u64 {
         self.total_bytes
-            .saturating_sub(SYSTEM_BYTES + self.leak.at(now_ns) + self.pods_bytes(now_ns))
+            .saturating_sub(SYSTEM_BYTES + self.pods_bytes(now_ns))
     }
 
     fn inactive_bytes(&self, pod: usize, now_ns: u64) -> u64 {

@@ -238,22 +238,6 @@ pub(crate) fn hostile() -> Vec<Scenario> {
                 },
             )
             .with_small_pods(8, 150 * MIB),
-        // What evicted pods give back is gone at once. More than half of the threshold stays available.
-        Scenario {
-            stop_ns: 200 * SECOND,
-            ..Scenario::new("uncharged")
-        }
-        .without_calm()
-        .with_small_pods(8, 150 * MIB)
-        .then(
-            5 * SECOND,
-            Happening::Leak {
-                bytes_per_s: 100 * MIB,
-                up_to_bytes: 13_670 * MIB,
-            },
-        )
-        .expecting(EVICTED)
-        .expecting(("evictions were slow", |world| world.checks.evictions > 2)),
         many("wide", Shape::Many(20_000)),
         Scenario {
             stop_ns: 300 * SECOND,

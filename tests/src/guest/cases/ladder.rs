@@ -125,6 +125,19 @@ fn checked(without: Option<&str>, wanted: &Wanted) -> anyhow::Result<()> {
     };
     if let Some(because) = wanted.because {
         let text = check("text")?;
+        let name = match wanted.mechanism {
+            "psi" => "PSI trigger",
+            "event-control" => "v1 eventfd",
+            other => other,
+        };
+        // The first line that begins so is the choice; what it costs comes further down.
+        let chosen = text
+            .lines()
+            .find_map(|line| line.strip_prefix("memory threshold"));
+        ensure!(
+            chosen.is_some_and(|rest| rest.trim_start().starts_with(name)),
+            "check does not choose {name}: {text}"
+        );
         ensure!(
             text.contains(because),
             "check does not say `{because}`: {text}"

@@ -300,36 +300,17 @@ impl fmt::Display for Decision {
                 observed,
                 threshold,
                 retained_bytes,
-                uncharged_bytes,
                 until_ns,
             } => {
                 met(f, *signal, *observed, *threshold)?;
                 write!(
                     f,
-                    ", but evictions are held until {}.{:03} s: ",
+                    ", but evictions are held until {}.{:03} s: {} of {uid} stay although it has ended (a volume in memory, a memfd \
+                     that another pod has open, or pinned pages), and no other pod has them; unmount or remove them",
                     until_ns / 1_000_000_000,
-                    until_ns / 1_000_000 % 1000
-                )?;
-                if let Some(uid) = uid {
-                    write!(
-                        f,
-                        "{} of {uid} stay although it has ended (a volume in memory, a memfd that another pod has open, or pinned pages), and \
-                         no other pod has them; unmount or remove them",
-                        Human(*retained_bytes)
-                    )?;
-                }
-                if uid.is_some() && *uncharged_bytes > 0 {
-                    f.write_str("; ")?;
-                }
-                if *uncharged_bytes > 0 {
-                    write!(
-                        f,
-                        "{} that no pod is charged for took what evicted pods gave back (packet sockets, a driver, a process outside of pods, the \
-                         kernel); find and end what takes it",
-                        Human(*uncharged_bytes)
-                    )?;
-                }
-                Ok(())
+                    until_ns / 1_000_000 % 1000,
+                    Human(*retained_bytes)
+                )
             }
             Self::Condition { condition, status } => {
                 write!(f, "{condition} is {status}")

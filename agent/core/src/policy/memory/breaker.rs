@@ -16,21 +16,15 @@
 //! runs, while the kubelet's formula can be far below its threshold on a node full of page cache in use, and showed 140 MB when the OOM
 //! killer ran. An end of memory that is foreseen is critical as well.
 //!
-//! The same holds where memory that no pod is charged for has [taken](crate::policy::memory::uncharged) a fifth or more of what evictions have given
-//! back: other pods are asked only for what is missing beyond its growth. That is not over when enough is available for a moment, which it is after each
-//! eviction, but when it has been for the interval.
-//!
 //! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on (`docs/decisions/0033-breaker.md`).
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
-use crate::model::event::Sample;
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::{Hold, NodeState};
+use crate::model::state::NodeState;
 use crate::model::threshold::{Operator, Threshold};
 use crate::policy::memory::foresight::Shortage;
 use crate::policy::memory::thresholds::{Met, half, is_memory_floor};
-use crate::policy::memory::uncharged::{is_kubepods_stale, taken_bytes};
 use crate::policy::memory::view::View;
 
 /// Whether what a threshold lacks is bytes of memory.
@@ -38,63 +32,9 @@ fn applies_to(threshold: &Threshold) -> bool {
     threshold.operator == Operator::LessThan && threshold.signal.row().resource == Resource::Memory
 }
 
-/// What other pods are not asked for, and until when.
-fn hold(view: &View<'_>, threshold: &Threshold) -> Option<Hold> {
-    if !applies_to(threshold) {
-        return None;
-    }
-    let retained = view.hold();
-    let availability = view.config.options.availability;
-    let uncharged = view.uncharged().and_then(|known| {
-        let bytes = taken_bytes(&known, threshold.signal, availability);
-        (bytes > 0).then_some(Hold {
-            bytes,
-            until_ns: known.until_ns,
-            critical_until_ns: known.critical_until_ns,
-        })
-    });
-    match (retained, uncharged) {
-        (Some(retained), Some(uncharged)) => Some(Hold {
-            bytes: retained.bytes.saturating_add(uncharged.bytes),
-            until_ns: retained.until_ns.max(uncharged.until_ns),
-            critical_until_ns: retained.critical_until_ns.max(uncharged.critical_until_ns),
-        }),
-        (retained, uncharged) => retained.or(uncharged),
-    }
-}
-
-/// What other pods are not asked for of what a signal lacks, bytes.
-pub(crate) fn not_asked_bytes(config: &EngineConfig, state: &NodeState, signal: Signal) -> u64 {
-    let retained_bytes = state.retained.as_ref().map_or(0, |known| known.hold.bytes);
-    let availability = config.options.availability;
-    let uncharged = state.uncharged;
-    let uncharged_bytes = uncharged.map_or(0, |known| taken_bytes(&known, signal, availability));
-    retained_bytes.saturating_add(uncharged_bytes)
-}
-
-/// Whether what no pod is charged for has not been read since an eviction: its growth counts from the next sample on, whichever pods that reads.
-pub(crate) fn lacks_baseline(state: &NodeState) -> bool {
-    state.uncharged.is_some_and(|known| known.before.is_none())
-}
-
-/// Whether a sample ahead lacks what [`holds`] goes by: the memory of the kubepods cgroup, all of it of one time. It is read first with the sample after
-/// an eviction.
-pub(crate) fn lacks_kubepods(view: &View<'_>, met: Option<&Met>, sample: &Sample) -> bool {
-    let is_judged = |met: &Met| {
-        applies_to(&met.threshold)
-            && matches!(
-                met.threshold.signal,
-                Signal::MemoryAvailable | Signal::KernelMemoryAvailable
-            )
-    };
-    let is_judging = view.state.uncharged.is_some() && met.is_some_and(is_judged);
-    (is_judging || lacks_baseline(view.state))
-        && sample.kubepods.as_ref().is_none_or(is_kubepods_stale)
-}
-
 /// Whether no pod is evicted for this threshold now.
 pub(crate) fn holds(view: &View<'_>, met: &Met, observations: &Observations) -> bool {
-    let Some(hold) = hold(view, &met.threshold) else {
+    let Some(hold) = view.hold().filter(|_| applies_to(&met.threshold)) else {
         return false;
     };
     let need_bytes = met.threshold.shortfall(met.observation, true);
@@ -132,30 +72,23 @@ pub(crate) fn above_critical_bytes(
     left_bytes.checked_sub(half(threshold, observation))
 }
 
-/// What pods must free of `need`: not what is retained, or taken by what is no pod.
+/// What pods must free of `need`: not what is retained.
 pub(crate) fn asked_of_others(view: &View<'_>, met: &Met, need: Option<u64>) -> Option<u64> {
-    let hold_bytes = hold(view, &met.threshold).map_or(0, |hold| hold.bytes);
-    need.map(|need| need.saturating_sub(hold_bytes))
+    let hold = view.hold().filter(|_| applies_to(&met.threshold));
+    let retained_bytes = hold.map_or(0, |hold| hold.bytes);
+    need.map(|need| need.saturating_sub(retained_bytes))
 }
 
 /// A pod is evicted for memory now: the interval begins.
 pub(crate) fn taken(config: &EngineConfig, state: &mut NodeState) {
-    let Some(breaker) = config.options.breaker else {
-        return;
-    };
-    let until_ns = state.now_ns.saturating_add(breaker.interval_ns);
-    if let Some(retained) = &mut state.retained {
+    if let (Some(breaker), Some(retained)) = (config.options.breaker, &mut state.retained) {
+        let until_ns = state.now_ns.saturating_add(breaker.interval_ns);
         retained.hold.until_ns = until_ns;
         retained.hold.critical_until_ns = until_ns;
     }
-    // The first that follows goes at once while the node is critically short.
-    let critical_until_ns = state.uncharged.map_or(0, |_| until_ns);
-    let known = state.uncharged.get_or_insert_default();
-    known.until_ns = until_ns;
-    known.critical_until_ns = critical_until_ns;
 }
 
-/// Forgets what is retained when memory suffices all the same, and what no pod is charged for when it has sufficed for the interval.
+/// Forgets what is retained when memory suffices all the same.
 pub(crate) fn end_if_resolved(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -166,43 +99,23 @@ pub(crate) fn end_if_resolved(
         known.any(|(threshold, known)| known.first_observed_ns.is_some() && applies_to(threshold));
     if !is_short && foreseen.is_none() {
         state.retained = None;
-        state
-            .uncharged
-            .take_if(|known| state.now_ns >= known.until_ns);
     }
 }
 
 /// Says once that evictions are held.
-pub(crate) fn report(
-    config: &EngineConfig,
-    state: &mut NodeState,
-    met: &Met,
-    decisions: &mut Vec<Decision>,
-) {
-    let signal = met.threshold.signal;
-    let Some(hold) = hold(&View::now(config, state), &met.threshold) else {
+pub(crate) fn report(state: &mut NodeState, met: &Met, decisions: &mut Vec<Decision>) {
+    let Some(retained) = &mut state.retained else {
         return;
     };
-    let availability = config.options.availability;
-    let uncharged_bytes = state
-        .uncharged
-        .map_or(0, |known| taken_bytes(&known, signal, availability));
-    let retained = &mut state.retained;
-    let is_new = retained
-        .as_mut()
-        .is_some_and(|it| !std::mem::replace(&mut it.reported, true));
-    let uncharged = state.uncharged.as_mut().filter(|_| uncharged_bytes > 0);
-    let is_new = uncharged.is_some_and(|it| !std::mem::replace(&mut it.reported, true)) || is_new;
-    if !is_new {
+    if std::mem::replace(&mut retained.reported, true) {
         return;
     }
     decisions.push(Decision::EvictionsHeld {
-        uid: retained.as_ref().map(|retained| retained.uid.clone()),
-        signal,
+        uid: retained.uid.clone(),
+        signal: met.threshold.signal,
         observed: met.observation.value,
         threshold: met.threshold.amount(met.observation.capacity),
-        retained_bytes: retained.as_ref().map_or(0, |retained| retained.hold.bytes),
-        uncharged_bytes,
-        until_ns: hold.until_ns,
+        retained_bytes: retained.hold.bytes,
+        until_ns: retained.hold.until_ns,
     });
 }

@@ -70,7 +70,7 @@ pub(crate) fn decide(
         Next::Nothing => {}
         Next::Held => {
             remedies::end(state, decisions);
-            breaker::report(config, state, met, decisions);
+            breaker::report(state, met, decisions);
         }
         Next::FreeDisk(sources) => {
             state.node_reclaim = Some(NodeReclaim {

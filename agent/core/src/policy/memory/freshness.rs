@@ -22,7 +22,7 @@ use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::usage_bounds::{is_stale, is_stale_pod, least_used_bytes};
 use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, foresight, leaving, on_node};
+use crate::policy::memory::{foresight, leaving, on_node};
 
 /// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM order and what is shown of pods
 /// rest on it.
@@ -45,7 +45,7 @@ pub enum Stale {
     /// The memory of this pod, which [`Sample::pods`] lacks; and from the second on that of the kubepods cgroup after it. Without a cgroup all
     /// pods are to be read.
     Unread(PodUid),
-    /// The kubepods cgroup with its inactive file pages; the sample may lack it.
+    /// The inactive file pages of the kubepods cgroup.
     Kubepods,
     /// What pods have on this NUMA node: [`Sample::numa_pods`].
     NumaPods(u32),
@@ -95,7 +95,7 @@ pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) ->
     }
     match ByNode::keep(&mut scratch.by_node, view, sample).asked.met {
         Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
-        None if !has_awaited(view) && !breaker::lacks_baseline(state) => Wanted::Nothing,
+        None if !has_awaited(view) => Wanted::Nothing,
         _ => Wanted::Leaders,
     }
 }
@@ -106,18 +106,8 @@ fn has_awaited(view: &View<'_>) -> bool {
     leaving.any(|leaving| leaving::is_awaited(&leaving, view.now_ns))
 }
 
-/// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it. What can only hold evictions
-/// comes last: where it cannot be read, the others have been.
+/// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
-    if let Some(stale) = of_victims(view, sample, scratch) {
-        return Some(stale);
-    }
-    let met = ByNode::keep(&mut scratch.by_node, view, sample).asked.met;
-    breaker::lacks_kubepods(view, met.as_ref(), sample).then_some(Stale::Kubepods)
-}
-
-/// What decides who is evicted, if anybody.
-fn of_victims(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
     if sample.leaders_only {
         let mut pods = view.state.leaving();
         let unread = pods.find(|pod| view.is_unread(&pod.row.uid));

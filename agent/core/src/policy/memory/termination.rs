@@ -8,7 +8,7 @@ use crate::model::signal::Resource;
 use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
 use crate::model::units::PodUid;
 use crate::policy::memory::view::View;
-use crate::policy::memory::{leaving, remedies, retained, uncharged};
+use crate::policy::memory::{leaving, remedies, retained};
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
 pub(crate) const HARD_EVICTION_GRACE_S: i64 = 1;
@@ -39,7 +39,6 @@ pub(crate) fn decide(
     let NodeState {
         pods,
         retained,
-        uncharged,
         leavers,
         ..
     } = state;
@@ -74,9 +73,6 @@ pub(crate) fn decide(
             let known = retained.as_ref().map(|retained| retained.hold);
             let hold = retained::after(config, known, leaving, ending, pod.row.usage, now_ns);
             retained::remember(retained, uid, hold);
-            if let Some(uncharged) = uncharged {
-                uncharged::left(uncharged, leaving, pod.row.usage);
-            }
             pod.stuck = ending == Ending::Stuck;
             pod.stuck_since_ns = now_ns;
             pod.leaving = None;

@@ -13,11 +13,11 @@ use crate::model::event::{PodMemory, Sample};
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
-use crate::model::state::{Hold, Leaving, NodeState, PodState, Uncharged};
+use crate::model::state::{Hold, Leaving, NodeState, PodState};
 use crate::model::units::PodUid;
 use crate::model::unread::Unread;
 use crate::policy::memory::usage_bounds::most_used_bytes;
-use crate::policy::memory::{leaving, retained, swap, uncharged};
+use crate::policy::memory::{leaving, retained, swap};
 
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
@@ -99,6 +99,13 @@ impl<'a> View<'a> {
         if self.ahead.is_none() {
             return known;
         }
+        let availability = self.config.options.availability;
+        let used_bytes = |pod: &PodState| match self.pods_ahead() {
+            Some(_) => self
+                .memory_ahead(pod)
+                .map_or(0, |memory| memory.used_bytes(availability)),
+            None => pod.row.usage,
+        };
         let pods = self.state.leaving();
         pods.fold(known, |known, pod| match (pod.leaving, self.left(pod)) {
             (Some(leaving), Some(Err(ending))) => retained::after(
@@ -106,35 +113,11 @@ impl<'a> View<'a> {
                 known,
                 &leaving,
                 ending,
-                self.used_bytes(pod),
+                used_bytes(pod),
                 self.now_ns,
             ),
             _ => known,
         })
-    }
-
-    fn used_bytes(&self, pod: &PodState) -> u64 {
-        let availability = self.config.options.availability;
-        match self.pods_ahead() {
-            Some(_) => self
-                .memory_ahead(pod)
-                .map_or(0, |memory| memory.used_bytes(availability)),
-            None => pod.row.usage,
-        }
-    }
-
-    /// Memory that no pod is charged for, since pods were evicted.
-    pub(crate) fn uncharged(&self) -> Option<Uncharged> {
-        let mut known = self.state.uncharged?;
-        if let Some(sample) = self.ahead {
-            uncharged::read(&mut known, sample);
-            for pod in self.state.leaving() {
-                if let (Some(leaving), Some(Err(_))) = (pod.leaving, self.left(pod)) {
-                    uncharged::left(&mut known, &leaving, self.used_bytes(pod));
-                }
-            }
-        }
-        Some(known)
     }
 
     /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been killed and do not go.

@@ -95,8 +95,7 @@ impl Machine {
     fn meminfo(&self, now_ns: u64) -> String {
         let free = self.free(now_ns);
         let inactive = self.available(now_ns) - free;
-        let anon =
-            self.pods_bytes(now_ns).saturating_sub(inactive) + SYSTEM_BYTES + self.leak.at(now_ns);
+        let anon = self.pods_bytes(now_ns).saturating_sub(inactive) + SYSTEM_BYTES;
         let mut text = String::new();
         for (name, bytes) in [
             ("MemTotal:", self.total_bytes),

@@ -484,18 +484,6 @@ impl World {
                     None => self.machine.disks.empty(&place, now_ns),
                 }
             }
-            Happening::Leak {
-                bytes_per_s,
-                up_to_bytes,
-            } => {
-                self.machine.leak = Ramp {
-                    at_ns: self.now_ns,
-                    bytes_per_s,
-                    up_to_bytes,
-                    ..Ramp::default()
-                };
-                self.machine.next_ns = None;
-            }
             Happening::Clock(by_ns) => self.machine.clock_ns += by_ns,
             Happening::Freeze(name) => {
                 let pod = self.machine.pods.iter().position(|pod| pod.uid == name);
