@@ -166,8 +166,13 @@ fn end(signal: i32) -> ! {
 
 /// Removes a folder, and first what is mounted in it: a removal would go on into that.
 fn clear(folder: &Path) -> io::Result<()> {
+    // As the kernel names what is mounted in it: no link leads there.
+    let folder = match fs::canonicalize(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        result => result?,
+    };
     // Those that were mounted last, which may lie on others, are at the end.
-    for mount in mounts_in(folder, &fs::read("/proc/self/mountinfo")?)
+    for mount in mounts_in(&folder, &fs::read("/proc/self/mountinfo")?)
         .iter()
         .rev()
     {
@@ -179,13 +184,13 @@ fn clear(folder: &Path) -> io::Result<()> {
     }
     // Threads of this process still write into it, which find nothing under another name.
     let gone = folder.with_extension("gone");
-    let gone = match fs::rename(folder, &gone) {
-        Ok(()) => gone.as_path(),
+    let gone = match fs::rename(&folder, &gone) {
+        Ok(()) => gone,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(_) => folder,
     };
     for _ in 1..REMOVALS_MAX {
-        match fs::remove_dir_all(gone) {
+        match fs::remove_dir_all(&gone) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             result => return result,
         }

@@ -511,8 +511,15 @@ fn limit_counts_equal_memory_events() -> Outcome {
         kernel.0 > 0 && kernel.1 > 0 && kernel.2 > 0,
         "the hogs did not meet their limits: {kernel:?}"
     );
+    // Before 7.2 each entry of `reclaim_high` counts. One that finds the cgroup within its limit again is no event for the kernel: too many at
+    // times, never too few.
+    let most_highs = if bpf.is_attached("memcg_memory_event") {
+        kernel.0
+    } else {
+        kernel.0 + kernel.0.div_ceil(8)
+    };
     ensure!(
-        (highs, maxes, ooms) == kernel,
+        (kernel.0..=most_highs).contains(&highs) && (maxes, ooms) == (kernel.1, kernel.2),
         "records say high {highs}, max {maxes}, oom {ooms}; memory.events {kernel:?}"
     );
     Ok(Done::Passed)
