@@ -102,6 +102,8 @@ enum Job {
     Guest(PlannedGuest),
     /// What needs an API server, which is built the first time.
     ApiServer,
+    /// The agent against a model of the machine, for some minutes.
+    Simulation,
     /// The demo, as a newcomer runs it: it has to succeed.
     Demo,
     /// Foreign bytes, shared memory and dependencies: what is asked once a week.
@@ -162,6 +164,7 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             // Behind the longest guests, for it builds where the host's tests are built, and not last: the first time it builds for minutes.
             jobs.insert(jobs.len().min(2), Job::ApiServer);
         }
+        jobs.push_back(Job::Simulation);
         if all {
             jobs.push_back(Job::Weekly);
         }
@@ -246,6 +249,9 @@ impl Job {
                 stage(ended, &guest.to_string(), &|step| guests::run(&guest, step));
             }
             Self::ApiServer => stage(ended, "API server", &cargo::with_api_server),
+            Self::Simulation => stage(ended, "simulation", &|step| {
+                simulate::little_of_everything(step).into()
+            }),
             Self::Demo => stage(ended, "demo", &|_| demo::succeeds().into()),
             Self::Weekly => weekly(ended),
         }
@@ -273,9 +279,6 @@ fn host(ended: &mpsc::Sender<Ended>) {
         },
     );
     stage(ended, "unit, golden and CLI tests", &cargo::test);
-    stage(ended, "simulation", &|step| {
-        simulate::little_of_everything(step).into()
-    });
 }
 
 /// What takes long, and finds something seldom.

@@ -512,20 +512,25 @@ fn nothing_is_allocated(cgroup: Cgroup) {
     assert_eq!(node.turn_for(found, &many), 0, "a flood of everything");
     node.rest();
 
+    // A process that does not mind SIGTERM is in the pod as well. It goes with the kill, or when the first process has ended.
+    let stubborn = Command::new("sh")
+        .args(["-c", "trap '' TERM; exec sleep 600"])
+        .spawn()
+        .unwrap();
+    let comm = format!("/proc/{}/comm", stubborn.id());
+    while fs::read_to_string(&comm).unwrap().trim() != "sleep" {
+        std::thread::yield_now();
+    }
+    let pids = format!("{}\n{}\n", node.processes[VICTIM].id(), stubborn.id());
+    fs::write(victim_dir.join("c/cgroup.procs"), pids).unwrap();
+    node.processes.push(stubborn);
     cgroup.set_usage(&victim_dir, 2 * GIB);
     set_available(&host, 90 * MIB);
     let signal = node.cross_until_ended(VICTIM, "crossing, remedies, decision, SIGTERM");
     assert_eq!(signal, 15);
     node.rest();
 
-    // A process that does not mind SIGTERM is in the pod as well, and half of the threshold is gone.
-    let stubborn = Command::new("sleep").arg("600").spawn().unwrap();
-    fs::write(
-        victim_dir.join("c/cgroup.procs"),
-        format!("{}\n", stubborn.id()),
-    )
-    .unwrap();
-    node.processes.push(stubborn);
+    // Half of the threshold is gone.
     set_available(&host, 40 * MIB);
     assert_eq!(node.turn(&[crossing(ARMING)]), 0, "the kill");
     match cgroup {
