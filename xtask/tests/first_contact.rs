@@ -207,6 +207,14 @@ impl Machine {
         );
     }
 
+    /// Takes busybox away; the package of it has these files as well. `None` where Debian's tools are missing.
+    fn lacks_busybox(&self, more: &[(&str, &[u8])]) -> Option<Package> {
+        fs::remove_file(self.path("bin/busybox")).unwrap();
+        let busybox = elf_without_interpreter();
+        let files = [&[("bin/busybox", &busybox[..])], more].concat();
+        self.package("busybox-static", "bookworm", &files)
+    }
+
     /// A package with these files, and a suite that has nothing else. `None` where Debian's tools are missing.
     fn package(&self, name: &str, suite: &str, files: &[(&str, &[u8])]) -> Option<Package> {
         let folder = self.path("package");
@@ -588,10 +596,7 @@ fn ctrl_c_ends_a_download_and_leaves_no_part_of_it() {
 fn a_download_that_was_interrupted_is_begun_again() {
     for stalls_in in ["pool/main/b/", "/Release", "/Packages", "/new.deb"] {
         let machine = Machine::new("echo up");
-        fs::remove_file(machine.path("bin/busybox")).unwrap();
-        let busybox = elf_without_interpreter();
-        let files: [(&str, &[u8]); 1] = [("bin/busybox", &busybox)];
-        let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
+        let Some(package) = machine.lacks_busybox(&[]) else {
             return;
         };
         let (stalls, wait) = channel();
@@ -618,7 +623,7 @@ fn a_download_that_was_interrupted_is_begun_again() {
         run.wait_for("up");
         run.end();
         let kept = fs::read(machine.path("cache/busybox/bin/busybox")).unwrap();
-        assert_eq!(kept, busybox, "{stalls_in}");
+        assert_eq!(kept, elf_without_interpreter(), "{stalls_in}");
         machine.assert_clean();
     }
 }
@@ -626,10 +631,7 @@ fn a_download_that_was_interrupted_is_begun_again() {
 #[test]
 fn a_package_that_was_half_unpacked_is_unpacked_again() {
     let machine = Machine::new("echo up");
-    fs::remove_file(machine.path("bin/busybox")).unwrap();
-    let busybox = elf_without_interpreter();
-    let files: [(&str, &[u8]); 2] = [("bin/busybox", &busybox), ("usr/share/doc/it", b"more")];
-    let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
+    let Some(package) = machine.lacks_busybox(&[("usr/share/doc/it", b"more")]) else {
         return;
     };
     if !machine.apt(&archive(move |path, stream| package.answer(path, stream))) {
@@ -721,10 +723,7 @@ fn a_download_that_is_cut_off_or_changed_says_so() {
 #[test]
 fn a_pinned_package_that_is_gone_gives_way_to_the_newest() {
     let machine = Machine::new("echo up");
-    fs::remove_file(machine.path("bin/busybox")).unwrap();
-    let busybox = elf_without_interpreter();
-    let files: [(&str, &[u8]); 1] = [("bin/busybox", &busybox)];
-    let Some(package) = machine.package("busybox-static", "bookworm", &files) else {
+    let Some(package) = machine.lacks_busybox(&[]) else {
         return;
     };
     let address = archive(move |path, stream| package.answer(path, stream));
