@@ -171,7 +171,7 @@ fn exempt_and_idle_pods_are_distinguished() {
     let pods = [exempt, figures(0, 10, 50), figures(0, 10, 40)];
     let (mut engine, _) = seen(config(EvictionOptions::kubelet()), &pods, 500);
     let uid = engine.state().pods.keys().nth(1).unwrap().clone();
-    let kind = EventKind::PodEmpty { uid };
+    let kind = EventKind::PodEmpty { uid: uid.clone() };
     engine.step(&Event { at_ns: 3, kind }, &mut Vec::new());
     let all = explained(&engine, None);
     let standing: Vec<_> = all
@@ -190,6 +190,12 @@ fn exempt_and_idle_pods_are_distinguished() {
     assert_eq!(pod.not_ranked, Some(NotRankedReason::NotRunning));
     let pod = explained(&engine, Some("p0")).pod.unwrap();
     assert!(pod.exempt.is_some() && pod.ways_out.is_empty());
+    // A pod that has ended for good is ranked by neither.
+    let kind = EventKind::PodEnding { uid };
+    engine.step(&Event { at_ns: 4, kind }, &mut Vec::new());
+    let kubelet = explained(&engine, None).kubelet;
+    assert_eq!(kubelet.victim.as_deref(), Some("default/p2"));
+    assert_eq!(kubelet.differences, []);
 }
 
 #[test]

@@ -105,11 +105,12 @@ impl Comparison<'_> {
         if !row.kubelet {
             return None;
         }
-        // The kubelet ranks a pod without statistics first, so also one without processes.
+        // The kubelet ranks a pod without statistics first, so also one without processes; but none that has ended for good
+        // (`filterOutInactivePods`, pkg/kubelet/kubelet_pods.go).
         let mut all: Vec<Candidate> = state
             .pods
             .values()
-            .filter(|pod| !pod.removed)
+            .filter(|pod| !pod.removed && (pod.running || !pod.ending))
             .map(|pod| Candidate::new(pod, candidates::row(config, state, pod, row.resource)))
             .collect();
         all.sort_unstable_by(|a, b| row.resource.ranking().compare(&a.row, &b.row));
