@@ -452,7 +452,8 @@ fn a_list_of_a_hundred_megabytes_takes_no_memory() {
         agent.until("the list", |known| known.is_listed).await;
         assert_eq!(agent.known.pods.len(), PODS_MAX);
         until("what is beyond to be counted", async || {
-            (program.metric("dropped_total", "of=\"too_many\"").await == 12_500.0 - PODS_MAX as f64)
+            // On a slow machine the list may have been repeated by now, and counted again.
+            (program.metric("dropped_total", "of=\"too_many\"").await >= 12_500.0 - PODS_MAX as f64)
                 .then_some(())
         })
         .await;

@@ -12,63 +12,32 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use source::{Crate, Module};
 
-const AGENT: Crate = Crate {
-    source: "agent/src",
-    name: "plimsoll",
-    with_tests: true,
-};
+static AGENT: Crate = Crate::new("agent/src", "plimsoll").with_tests();
 /// Its tests may go in circles.
-const AGENT_ALONE: Crate = Crate {
-    with_tests: false,
-    ..AGENT
-};
+static AGENT_ALONE: Crate = Crate::new("agent/src", "plimsoll");
 /// Its tests may use what is above.
-const CORE: Crate = Crate {
-    source: "agent/core/src",
-    name: "plimsoll_core",
-    with_tests: false,
-};
+static CORE: Crate = Crate::new("agent/core/src", "plimsoll_core");
 
 /// `plimsoll-cluster`.
-const CLUSTER: Crate = Crate {
-    source: "agent/cluster/src",
-    name: "plimsoll_cluster",
-    with_tests: false,
-};
+static CLUSTER: Crate = Crate::new("agent/cluster/src", "plimsoll_cluster");
 
 /// `plimsoll-runtime`.
-const RUNTIME: Crate = Crate {
-    source: "agent/runtime/src",
-    name: "plimsoll_runtime",
-    with_tests: false,
-};
+static RUNTIME: Crate = Crate::new("agent/runtime/src", "plimsoll_runtime");
 
 /// `plimsoll-trace`.
-const TRACE: Crate = Crate {
-    source: "agent/trace/src",
-    name: "plimsoll_trace",
-    with_tests: false,
-};
+static TRACE: Crate = Crate::new("agent/trace/src", "plimsoll_trace");
 
 /// `cargo xtask`.
-const XTASK: Crate = Crate {
-    source: "xtask/src",
-    name: "xtask",
-    with_tests: false,
-};
+static XTASK: Crate = Crate::new("xtask/src", "xtask");
 
 /// What the tests share, and the programs in the guests.
-const TESTS: Crate = Crate {
-    source: "tests/src",
-    name: "tests",
-    with_tests: false,
-};
+static TESTS: Crate = Crate::new("tests/src", "tests");
 
 /// Rooms and what each may import.
 type Table = [(&'static str, &'static [&'static str])];
 
 /// Crates with a table.
-const TABLES: [(&Crate, &Table); 4] = [
+static TABLES: [(&Crate, &Table); 4] = [
     (&AGENT, &ROOMS),
     (&TRACE, &TRACE_ROOMS),
     (&CLUSTER, &CLUSTER_ROOMS),
@@ -220,7 +189,7 @@ const CORE_ROOMS: [&str; 8] = [
 ];
 
 /// Crates that only these rooms may use.
-const CRATES: [(&Crate, &str, &[&str]); 6] = [
+static CRATES: [(&Crate, &str, &[&str]); 6] = [
     (&AGENT, "aya", &["kernel"]),
     (&CLUSTER, "kube", &["api"]),
     (
@@ -304,8 +273,8 @@ fn import_only_what_is_below(of: &Crate, rooms: &Table) {
 fn no_command_imports_another() {
     const SHARED: [&str; 3] = ["cli", "error", "exit_status"];
     let mut wrong = Vec::new();
-    let commands = AGENT.modules().into_iter();
-    let commands: Vec<Module> = commands
+    let commands = AGENT.modules().iter();
+    let commands: Vec<&Module> = commands
         .filter(|module| module.room() == "commands" && module.path.len() > 1)
         .collect();
     assert!(commands.len() > 20, "too few files: {}", commands.len());

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A crate whose imports are read.
 pub(crate) struct Crate {
@@ -11,7 +12,9 @@ pub(crate) struct Crate {
     /// What its programs call it.
     pub(crate) name: &'static str,
     /// Whether the code of its tests counts as well.
-    pub(crate) with_tests: bool,
+    with_tests: bool,
+    /// Read once, for all tests.
+    modules: OnceLock<Vec<Module>>,
 }
 
 /// A source file: its module's path within the crate, and every path that it imports.
@@ -32,8 +35,26 @@ impl Module {
 }
 
 impl Crate {
+    pub(crate) const fn new(source: &'static str, name: &'static str) -> Self {
+        Self {
+            source,
+            name,
+            with_tests: false,
+            modules: OnceLock::new(),
+        }
+    }
+
+    pub(crate) const fn with_tests(mut self) -> Self {
+        self.with_tests = true;
+        self
+    }
+
     /// Its modules, sorted by file.
-    pub(crate) fn modules(&self) -> Vec<Module> {
+    pub(crate) fn modules(&self) -> &[Module] {
+        self.modules.get_or_init(|| self.read())
+    }
+
+    fn read(&self) -> Vec<Module> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("..")
             .join(self.source);
