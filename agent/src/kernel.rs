@@ -22,6 +22,7 @@ mod charges;
 mod consumed;
 mod counters;
 mod error;
+mod followed;
 mod hook_report;
 mod hooks;
 mod identity;

@@ -332,6 +332,7 @@ impl OomScores {
             counts,
             budget: &mut budget,
             failed,
+            has_found_wrong: false,
         };
         cgroup.look(&pids, now_ns, &mut turn);
         let done = match cgroup.again {
@@ -420,6 +421,7 @@ impl OomScores {
                 counts: &mut self.counts,
                 budget: &mut budget,
                 failed,
+                has_found_wrong: false,
             };
             let is_first = !cgroup.established;
             cgroup.look(&[], now_ns, &mut turn);
@@ -521,6 +523,7 @@ impl OomScores {
                     counts: &mut self.counts,
                     budget: &mut budget,
                     failed,
+                    has_found_wrong: false,
                 };
                 if cgroup.review_due {
                     cgroup.look(&[], cgroup.compared_ns, &mut turn);
@@ -660,6 +663,8 @@ struct Turn<'a> {
     counts: &'a mut Counts,
     budget: &'a mut Budget,
     failed: &'a mut dyn FnMut(&OomScoreError),
+    /// Some process was to be given another score.
+    has_found_wrong: bool,
 }
 
 impl Turn<'_> {
@@ -729,6 +734,7 @@ impl CgroupScores {
             }
             // What a newcomer had is what its children have copied: known before these are judged.
             due.sort_by_key(|(_, seen)| *seen != Seen::First);
+            turn.has_found_wrong = false;
             let (done, left) = due.split_at(self.give_all(&due, turn));
             if !left.is_empty() {
                 self.put_off((done, left), &listed, &newcomers);
@@ -738,7 +744,8 @@ impl CgroupScores {
             self.known = listed;
             self.established = true;
             self.reviewed_to = None;
-            if due.is_empty() {
+            // Where all were known and right, what was forked meanwhile is right, too.
+            if !turn.has_found_wrong && due.iter().all(|(_, seen)| *seen == Seen::Known) {
                 return;
             }
             newcomers.clear();
@@ -822,13 +829,17 @@ impl CgroupScores {
             let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
             match open_score(&path) {
                 Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
+                    turn.has_found_wrong = true;
                     if seen == Seen::First {
                         self.inherited.push(adj);
                     }
                     open.push((at, fd, path));
                 }
                 Ok(_) | Err(Errno::NOENT | Errno::SRCH) => {} // right already, or ended
-                Err(source) => turn.refused(path, self.wanted, source),
+                Err(source) => {
+                    turn.has_found_wrong = true;
+                    turn.refused(path, self.wanted, source);
+                }
             }
         }
         if open.is_empty() {

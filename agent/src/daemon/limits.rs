@@ -37,6 +37,10 @@ const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
 /// Files of memory limits that are read for `memory.low` alone are read this often: nothing but a person waits for it.
 const LOW_EVERY_NS: u64 = 60_000_000_000;
 
+/// The set of cgroups is brought up to date when a cgroup has come or gone, at every look while a file is missing, and this often besides: a file that has
+/// vanished may be there again.
+const FOLLOW_EVERY_NS: u64 = 60_000_000_000;
+
 /// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
 const SAID_EVERY_NS: u64 = 1_000_000_000;
 
@@ -222,6 +226,8 @@ pub struct Limits {
     pods: BTreeMap<PodUid, PodLimits>,
     /// As of the last [`Limits::follow`].
     places: Places,
+    /// When that was, and [`Pods::cgroups_generation`] then.
+    followed: Option<(u64, u64)>,
     cpu_read_ns: Option<u64>,
     memory_read_ns: Option<u64>,
     not_watched: Said,
@@ -238,6 +244,7 @@ impl Limits {
             events,
             pods: BTreeMap::new(),
             places: Places::default(),
+            followed: None,
             cpu_read_ns: None,
             memory_read_ns: None,
             not_watched: Said::default(),
@@ -274,9 +281,20 @@ impl Limits {
             || times_reclaim == Origin::Kernel
     }
 
-    /// Brings the set of cgroups up to date. Opens files. What cannot be used is passed to `failed`, once.
-    pub fn follow(&mut self, pods: &Pods, mut failed: impl FnMut(String)) {
-        let Some(memory) = &self.memory else { return };
+    /// Brings the set of cgroups up to date, if it may have changed. Opens files. What cannot be used is passed to `failed`, once. Returns whether it was looked
+    /// at: only then is [`Limits::counted`] another one.
+    pub fn follow(&mut self, pods: &Pods, now_ns: u64, mut failed: impl FnMut(String)) -> bool {
+        let Some(memory) = &self.memory else {
+            return false;
+        };
+        let generation = pods.cgroups_generation();
+        let is_as_known = self.followed.is_some_and(|(at_ns, known)| {
+            known == generation && now_ns.saturating_sub(at_ns) < FOLLOW_EVERY_NS
+        });
+        if is_as_known {
+            return false;
+        }
+        let mut lacks_some = false;
         for watched in all(&mut self.pods) {
             watched.is_gone = true;
         }
@@ -319,9 +337,12 @@ impl Limits {
                 if memory.version == Version::V2 && watched.is_pods_own {
                     watched.open_waits(self.origins, &mut failed);
                 }
+                lacks_some |= watched.lacks_some(memory.version, self.origins);
             }
         }
         self.places.of(&self.pods);
+        self.followed = (!lacks_some).then_some((now_ns, generation));
+        true
     }
 
     /// Takes in a record of the kernel. Its totals are those of one cgroup, since the programs were attached.
@@ -653,6 +674,24 @@ impl Watched {
         if origins.refaults == Origin::Files && matches!(self.stat, Slot::Absent) {
             self.stat = slot(ControlFile::open(self.dir.join("memory.stat")), failed);
         }
+    }
+
+    /// Whether something that counts come from is not there, and is to be looked for again.
+    fn lacks_some(&self, version: Version, origins: Origins) -> bool {
+        let counts_memory = version == Version::V1 || self.is_pods_own;
+        let lacks_cpu = self.cpu_dir.is_some()
+            && match origins.throttling {
+                Origin::Kernel => self.cpu_id.is_none(),
+                Origin::Files => matches!(self.cpu, Slot::Absent),
+            };
+        let lacks = |origin, slot: &Slot<ControlFile>| {
+            origin == Origin::Files && matches!(slot, Slot::Absent)
+        };
+        let waits = version == Version::V2 && self.is_pods_own;
+        lacks_cpu
+            || origins.reads_memory() && counts_memory && matches!(self.memory, Slot::Absent)
+            || waits && lacks(origins.stalls, &self.pressure)
+            || waits && lacks(origins.refaults, &self.stat)
     }
 
     fn read(&mut self, origins: Origins, due: Due, failed: &mut impl FnMut(String)) {

@@ -242,10 +242,12 @@ impl Agent {
     /// What the pods' limits have cost them since the last time.
     pub(super) fn report_limits(&mut self) {
         let mut failures = Vec::new();
-        self.limits
-            .follow(&self.pods, |failure| failures.push(failure));
+        let at_ns = now_ns();
+        let has_followed = self
+            .limits
+            .follow(&self.pods, at_ns, |failure| failures.push(failure));
         if let Some(bpf) = &mut self.bpf {
-            if let Err(error) = bpf.count_only(&self.limits.counted()) {
+            if has_followed && let Err(error) = bpf.count_only(&self.limits.counted()) {
                 failures.push(error.to_string());
             }
             bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
@@ -260,7 +262,6 @@ impl Agent {
                 failures.push(error.to_string());
             }
         }
-        let at_ns = now_ns();
         self.limits.read(at_ns, |failure| failures.push(failure));
         self.say_limits(at_ns);
         if let Some(more) = self.limits.more_not_watched() {

@@ -1,7 +1,7 @@
 //! Sees from another thread whether the loop still turns.
 //!
 //! **Problem.** A loop that waits for a slow file, a lock or a device protects nothing, and cannot say so. **Approach.** The loop writes down when a turn
-//! begins and ends and which part of it runs ([`Heartbeat`], three words in memory). A thread reads that each second. It names a turn that takes long, once, with
+//! begins and ends and which part of it runs ([`Heartbeat`], three words in memory). A thread reads that each second, and every three seconds while the loop comes and goes as it should. It names a turn that takes long, once, with
 //! the part and with what the kernel says the loop waits for; and so a rest between turns that is longer than the loop ever means to wait: its thread is
 //! frozen, traced, or never gets a CPU. What does not end ends the process: its supervisor starts another, and what the last line
 //! in the kernel holds stays. As long as the loop turns, the thread tells the supervisor that the agent is alive.
@@ -21,6 +21,8 @@ use crate::host::worker::WorkerThread;
 
 /// Between two reads of the heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
+/// The same after a read that found the loop in a rest that is new: nothing can be too long before the next read, and how long it is by then is known.
+const CALM_PERIOD: Duration = Duration::from_secs(3);
 /// And while the agent is not ready, which its supervisor waits for.
 const UNTIL_READY: Duration = Duration::from_millis(50);
 /// A turn that takes longer is named, and so is a rest that is so much longer than the longest.
@@ -161,14 +163,27 @@ struct Seen {
     for_ns: u64,
     looked_ns: u64,
     is_named: bool,
+    /// The last look saw it for the first time.
+    is_new: bool,
 }
 
 impl Seen {
+    /// How long until the next look.
+    fn period(&self) -> Duration {
+        match self.beat.part {
+            None if self.is_new => CALM_PERIOD,
+            _ => PERIOD,
+        }
+    }
+
     fn look(&mut self, beat: Beat, now_ns: u64) -> Health {
         let passed_ns = now_ns.saturating_sub(self.looked_ns).min(LOOK_MAX_NS);
         self.looked_ns = now_ns;
-        if !beat.is_same(&self.beat) {
-            (self.for_ns, self.is_named) = (0, false);
+        self.is_new = !beat.is_same(&self.beat);
+        if self.is_new {
+            // It began after the last look: of that time, too, no more counts than has passed.
+            self.for_ns = now_ns.saturating_sub(beat.since_ns).min(passed_ns);
+            self.is_named = false;
         } else {
             self.for_ns = self.for_ns.saturating_add(passed_ns);
         }
@@ -236,11 +251,16 @@ struct Watch {
 impl Watch {
     fn run(&self) {
         let wanted = self.supervisor.as_ref().and_then(|it| it.watchdog);
-        let period = wanted.map_or(PERIOD, |wanted| PERIOD.min(wanted / 2));
+        let period_max = wanted.map_or(Duration::MAX, |wanted| wanted / 2);
         let (mut seen, mut is_ready) = (Seen::default(), false);
         while !self.is_over.load(Ordering::SeqCst) {
             self.look(&mut seen, &mut is_ready);
-            std::thread::park_timeout(if is_ready { period } else { UNTIL_READY });
+            let period = if is_ready {
+                seen.period().min(period_max)
+            } else {
+                UNTIL_READY
+            };
+            std::thread::park_timeout(period);
         }
         self.tell(Message::Stopping);
     }
@@ -367,6 +387,44 @@ mod tests {
         heartbeat.begin(1066 * SECOND_NS);
         heartbeat.end(1066 * SECOND_NS);
         assert_eq!(seen.look(heartbeat.beat(), 1066 * SECOND_NS), Health::Turns);
+    }
+
+    /// As the thread looks.
+    fn named_after_ns(seen: &mut Seen, heartbeat: &Heartbeat, mut now_ns: u64) -> u64 {
+        let begun_ns = heartbeat.beat().since_ns;
+        for _ in 0..SECONDS_MAX {
+            if seen.look(heartbeat.beat(), now_ns) != Health::Turns {
+                return now_ns - begun_ns;
+            }
+            now_ns += u64::try_from(seen.period().as_nanos()).unwrap();
+        }
+        panic!("never named");
+    }
+
+    #[test]
+    fn it_looks_seldom_while_the_loop_comes_and_goes_and_misses_nothing() {
+        // A turn, or a rest, that begins so long after a look.
+        for after_ms in [0, 1, 500, 999, 1500, 2999] {
+            for rests in [false, true] {
+                let (heartbeat, mut seen) = (Heartbeat::default(), Seen::default());
+                let look_ns = 1000 * SECOND_NS;
+                heartbeat.begin(look_ns - 2);
+                heartbeat.end(look_ns - 1);
+                assert_eq!(seen.look(heartbeat.beat(), look_ns), Health::Turns);
+                assert_eq!(seen.period(), CALM_PERIOD);
+                let begun_ns = look_ns + after_ms * 1_000_000;
+                heartbeat.begin(begun_ns);
+                if rests {
+                    heartbeat.end(begun_ns);
+                }
+                let next_ns = look_ns + 3 * SECOND_NS;
+                let named_ns = named_after_ns(&mut seen, &heartbeat, next_ns);
+                let bound_ns = LONG_TURN_NS + if rests { REST_MAX_NS } else { 0 };
+                let late_ns = named_ns - bound_ns;
+                assert!(late_ns <= SECOND_NS, "{after_ms} {rests}: {late_ns}");
+                assert_eq!(seen.period(), PERIOD);
+            }
+        }
     }
 
     #[test]

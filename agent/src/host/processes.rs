@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::HostRoot;
-use super::file::{ControlFile, FileError, parse_u64};
+use super::file::{ControlFile, FileError, parse_u64, read_whole};
 
 /// The node's PIDs at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub fn process_cost() -> (Duration, u64) {
 
 /// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
 pub fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
-    let stat = std::fs::read(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
+    let stat = read_whole(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
     // The command may contain anything, also bytes that are no text, so count from its closing parenthesis: state is field 3.
     let command_end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = stat[command_end + 1..].split(u8::is_ascii_whitespace);

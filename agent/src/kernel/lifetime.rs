@@ -10,6 +10,7 @@ use aya::programs::links::FdLink;
 use super::charges::Charges;
 use super::consumed::Consumed;
 use super::error::map_error;
+use super::followed::Followed;
 use super::identity::identity;
 use super::last_line::LastLineMaps;
 use super::loader::{self, Machine};
@@ -263,7 +264,7 @@ impl Bpf {
                 stalls: map!("STALLS"),
                 refaults: map!("REFAULTS"),
                 processes: map!("PROCESSES"),
-                followed: BTreeSet::new(),
+                followed: Followed::default(),
                 counted: map!("COUNTED"),
                 counted_now: BTreeSet::new(),
                 hierarchies: machine.hierarchies,

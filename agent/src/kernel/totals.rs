@@ -14,6 +14,7 @@ use super::decode::{
     MemoryLimitEvent, RefaultKind, StallCause, memory_limit_event, refault_kind, stall_cause_of,
 };
 use super::error::map_error;
+use super::followed::Followed;
 use super::loader::Hierarchies;
 use super::{Bpf, BpfError};
 
@@ -101,8 +102,8 @@ pub(super) struct Totals {
     pub(super) stalls: HashMap<MapData, [u64; 2], [u64; stall_totals::WORDS]>,
     pub(super) refaults: HashMap<MapData, [u64; 2], [u64; refault_totals::WORDS]>,
     pub(super) processes: HashMap<MapData, u64, [u64; process_totals::WORDS]>,
-    /// The keys of `processes` that this agent has added, but for those that were removed with their cgroup.
-    pub(super) followed: BTreeSet<u64>,
+    /// The keys of `processes`.
+    pub(super) followed: Followed,
     /// (Hierarchy, cgroup id): what has counts of its own.
     pub(super) counted: HashMap<MapData, [u64; 2], u64>,
     /// The keys of `counted`, but for those that were removed with their cgroup.
@@ -242,24 +243,23 @@ impl Bpf {
     }
 
     /// Follows the processes of exactly these memory cgroups: a birth from outside sends a record, all are counted. One map update
-    /// for each; what was counted of those that were followed before stays.
+    /// for each that comes or goes, and for a share of the others ([`Followed`]); what was counted of those that were followed before stays.
     ///
     /// # Errors
     /// When the kernel refuses an update (4,096 cgroups can be followed).
     pub fn follow_processes(&mut self, wanted: &BTreeSet<u64>) -> Result<(), BpfError> {
         let failed = map_error("PROCESSES");
-        let gone: Vec<u64> = self.totals.followed.difference(wanted).copied().collect();
-        for id in gone {
+        let due = self.totals.followed.due(wanted);
+        for id in due.gone {
             match self.totals.processes.remove(&id) {
                 // The program takes it away when the cgroup is removed.
                 Ok(()) | Err(MapError::KeyNotFound) => {}
                 Err(error) if is_absent(&error) => {}
                 Err(error) => return Err(failed(error)),
             }
-            self.totals.followed.remove(&id);
+            self.totals.followed.removed(id);
         }
-        // Also those that were there: an entry that has gone missing would be missing for good.
-        for id in wanted {
+        for id in due.add {
             match self
                 .totals
                 .processes
@@ -269,7 +269,7 @@ impl Bpf {
                 Err(error) if is_present(&error) => {}
                 Err(error) => return Err(failed(error)),
             }
-            self.totals.followed.insert(*id);
+            self.totals.followed.added(id);
         }
         Ok(())
     }

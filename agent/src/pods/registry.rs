@@ -91,6 +91,7 @@ pub struct Pods {
     /// How records name that hierarchy.
     memory_hierarchy: u32,
     generation: u64,
+    cgroups_generation: u64,
     /// Whether the files of the stages before an eviction are opened too.
     with_stage_files: bool,
     /// `None`: cgroups of pods that have left stay.
@@ -116,6 +117,7 @@ impl Pods {
             by_cgroup_id: BTreeMap::new(),
             memory_hierarchy,
             generation: 0,
+            cgroups_generation: 0,
             with_stage_files: false,
             worker: None,
             kill_thread: None,
@@ -197,6 +199,11 @@ impl Pods {
     /// Another number whenever a pod came, went or changed.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Another number whenever [`Pods::cgroups`] gives others: a pod came or went, or a cgroup of one did.
+    pub fn cgroups_generation(&self) -> u64 {
+        self.generation + self.cgroups_generation
     }
 
     /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran. Of one that is shortened that is not known.
@@ -373,6 +380,7 @@ impl Pods {
         if before == now {
             return;
         }
+        self.cgroups_generation += 1;
         for id in before {
             // It may be another pod's by now.
             if self.by_cgroup_id.get(id) == Some(uid) {

@@ -121,6 +121,7 @@ impl Fake {
                 counts: &mut scores.counts,
                 budget,
                 failed: &mut |error| errors.push(error.to_string()),
+                has_found_wrong: false,
             };
             cgroup.look(&[], now_ns, &mut turn);
         }
@@ -361,6 +362,7 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
         counts: &mut scores.counts,
         budget: &mut budget,
         failed: &mut |error| errors.push(error.to_string()),
+        has_found_wrong: false,
     };
     let cgroup = cgroup.cgroup_mut(id).unwrap();
     cgroup.look(&[200_000, 300_000], now_ns, &mut turn);
@@ -385,6 +387,37 @@ fn a_turn_without_time_comes_to_an_end() {
         assert!(turns <= 210, "no end");
     }
     assert!(turns >= 200, "one at a time: {turns}");
+}
+
+/// A review of all processes.
+fn review(fake: &mut Fake, now_ns: u64) -> u64 {
+    for cgroup in &mut fake.pod().cgroups {
+        cgroup.review_due = true;
+    }
+    let before = fake.scores.counts().readings;
+    fake.look(now_ns, 100);
+    fake.scores.counts().readings - before
+}
+
+#[test]
+fn a_review_that_finds_all_right_reads_each_cgroup_once() {
+    let mut fake = Fake::new();
+    for (pid, adj) in [(11, 0), (12, 0)] {
+        fake.set(pid, adj);
+    }
+    fake.procs("main", &[11, 12]);
+    fake.look(1, 100);
+    assert_eq!((fake.adj(11), fake.adj(12)), (900, 900));
+    assert_eq!(review(&mut fake, 2), 4, "of four cgroups");
+    // Privilege has lowered one: what it forks until it is put right has the low score, too. One reading for the proof, one for what was forked.
+    fake.set(12, 5);
+    assert_eq!(review(&mut fake, 3), 4 + 2);
+    assert_eq!(fake.adj(12), 900);
+    // Who is new is found by a review as well, and what that one may have forked.
+    fake.set(13, 5);
+    fake.procs("main", &[11, 12, 13]);
+    assert_eq!(review(&mut fake, 4), 4 + 2);
+    assert_eq!(fake.adj(13), 900);
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl Node {
             self.pods.refresh(&uid).unwrap();
         }
         self.limits
-            .follow(&self.pods, |failure| panic!("{failure}"));
+            .follow(&self.pods, self.now_ns, |failure| panic!("{failure}"));
     }
 
     fn end(&mut self) -> Vec<(String, LimitCounts)> {
@@ -586,4 +586,47 @@ fn totals_are_all_of_it_and_what_is_recent() {
             (14, 0, 5),
         ]
     );
+}
+
+/// Whether a look goes over all cgroups.
+fn looks_anew(node: &mut Node, after_ns: u64) -> bool {
+    node.now_ns += after_ns;
+    for uid in node.pods.uids() {
+        node.pods.refresh(&uid).unwrap();
+    }
+    node.limits
+        .follow(&node.pods, node.now_ns, |failure| panic!("{failure}"))
+}
+
+#[test]
+fn cgroups_are_gone_over_when_one_came_or_went_and_else_once_a_minute() {
+    let mut node = v2(KERNEL);
+    node.apply("a");
+    node.memory_v2("poda", 0, 0, 0, 0);
+    assert!(looks_anew(&mut node, SECOND));
+    assert!(!looks_anew(&mut node, SECOND), "nothing has changed");
+    node.memory_v2("poda/c", 0, 0, 0, 0);
+    assert!(looks_anew(&mut node, SECOND), "a container came");
+    assert_eq!(node.limits.counted().memory.len(), 2);
+    assert!(!looks_anew(&mut node, SECOND));
+    fs::remove_dir_all(node.dir("", "poda/c")).unwrap();
+    assert!(looks_anew(&mut node, SECOND), "and went");
+    assert_eq!(node.limits.counted().memory.len(), 1);
+    node.apply("b");
+    assert!(looks_anew(&mut node, SECOND), "a pod came");
+    assert!(!looks_anew(&mut node, FOLLOW_EVERY_NS - SECOND));
+    assert!(looks_anew(&mut node, SECOND), "a minute has passed");
+}
+
+#[test]
+fn what_is_missing_of_a_cgroup_is_looked_for_at_every_look() {
+    let mut node = v1(KERNEL);
+    node.apply("a");
+    node.memory_v1("poda", 0, 0);
+    assert!(looks_anew(&mut node, SECOND));
+    assert!(looks_anew(&mut node, SECOND), "it has no cpu cgroup yet");
+    node.cpu("cpu", "poda", "");
+    assert!(looks_anew(&mut node, SECOND));
+    assert_eq!(node.limits.counted().cpu.len(), 1);
+    assert!(!looks_anew(&mut node, SECOND));
 }
