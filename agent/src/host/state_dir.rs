@@ -280,7 +280,10 @@ pub fn has_no_room(error: &io::Error) -> bool {
 pub fn try_room(dir: &Path) -> io::Result<()> {
     make(dir)?;
     let path = dir.join(ROOM_FILE);
-    let written = create_new(&path).and_then(|mut file| file.write_all(&[0; ROOM_BYTES]));
+    let written = create_new(&path).and_then(|mut file| {
+        let zeros = [0; 4096];
+        (0..ROOM_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros))
+    });
     std::fs::remove_file(&path).or_else(|error| match error.kind() {
         ErrorKind::NotFound => Ok(()),
         _ => written.is_err().then_some(()).ok_or(error),

@@ -92,7 +92,9 @@ impl Bpf {
         let loaded = loader::load(object, options, &machine)?;
         give_memory_back();
         let mut ebpf = loaded.ebpf;
-        let mut bpf = Self::of_maps(&machine, loaded.hooks, |name| take_map(&mut ebpf, name))?;
+        let mut bpf = Self::of_maps(&machine, loaded.hooks, &mut |name| {
+            take_map(&mut ebpf, name)
+        })?;
         bpf.log = ProgramLog::of(&mut ebpf);
         bpf.hold = Hold::Process {
             ebpf,
@@ -154,7 +156,7 @@ impl Bpf {
         give_memory_back();
         let mut ebpf = loaded.ebpf;
         let mut pinned = set.begin();
-        let mut bpf = Self::of_maps(&machine, loaded.hooks, |name| {
+        let mut bpf = Self::of_maps(&machine, loaded.hooks, &mut |name| {
             let map = take_map(&mut ebpf, name)?;
             if pinned.is_ok() {
                 pinned = set.pin_map(name, &map);
@@ -221,7 +223,7 @@ impl Bpf {
             })?;
         let hooks = set.hooks(&manifest, options.without)?;
         let mut missing = None;
-        let bpf = Self::of_maps(machine, hooks, |name| {
+        let bpf = Self::of_maps(machine, hooks, &mut |name| {
             set.map(name).map_err(|error| {
                 let reason = error.to_string();
                 missing = Some(error);
@@ -239,7 +241,8 @@ impl Bpf {
     fn of_maps(
         machine: &Machine,
         hooks: Vec<HookReport>,
-        mut take: impl FnMut(&'static str) -> Result<Map, BpfError>,
+        // Not generic: it is large.
+        take: &mut dyn FnMut(&'static str) -> Result<Map, BpfError>,
     ) -> Result<Bpf, BpfError> {
         macro_rules! map {
             ($name:literal) => {
@@ -346,7 +349,7 @@ mod tests {
         let set = owner.set("abi1-0");
         set.begin().unwrap();
         let mut names = Vec::new();
-        let made = Bpf::of_maps(&machine, Vec::new(), |name| {
+        let made = Bpf::of_maps(&machine, Vec::new(), &mut |name| {
             let map = take_map(&mut ebpf, name)?;
             set.pin_map(name, &map).unwrap();
             names.push(name);
@@ -354,7 +357,7 @@ mod tests {
         });
         drop(made.unwrap());
         let take_over = |wanted: &str, other: &'static str| {
-            Bpf::of_maps(&machine, Vec::new(), |name| {
+            Bpf::of_maps(&machine, Vec::new(), &mut |name| {
                 let pin = if name == wanted { other } else { name };
                 set.map(pin).map_err(|error| BpfError::Map {
                     map: name,
