@@ -16,7 +16,7 @@ use super::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use super::file::{parse_u64, read_text};
 use super::knobs::{KnobError, Ledger};
 use super::meminfo::MeminfoFile;
-use super::syscall::{mlock, sched_fifo_reset_on_fork};
+use super::syscall::{give_memory_back, mlock, sched_fifo_reset_on_fork};
 use super::unwind_tables::{unwind_tables, without};
 
 use crate::host::shown::Show as _;
@@ -168,6 +168,8 @@ pub fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
 /// ([`unwind_tables`](super::unwind_tables)).
 fn lock_memory(host: &HostRoot) -> Result<(), String> {
     let advice = "needs CAP_IPC_LOCK or a larger RLIMIT_MEMLOCK (ulimit -l)";
+    // What the start has freed: its configuration, and the BPF programs once they are in the kernel.
+    give_memory_back();
     mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
         .map_err(|errno| format!("mlockall: {errno}; {advice}"))?;
     let maps = read_text(host.procfs(format!("{}/maps", std::process::id())))

@@ -44,6 +44,15 @@ pub fn mlock(start: usize, end: usize) -> Result<(), SyscallError> {
     check("mlock", result)
 }
 
+/// Has the allocator give the kernel all pages back in which nothing is allocated any more. Does nothing where the C library has no such call.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Has the allocator write to each block that it hands out from now on, or no longer, so that the block's pages are there before they are needed. Does
 /// nothing where the C library has no such option.
 pub fn fill_allocations(fills: bool) {

@@ -24,6 +24,7 @@ use super::{
 };
 
 use crate::host::shown::Show as _;
+use crate::host::syscall::give_memory_back;
 
 /// How often, and how long apart, rings are read for the last records of programs that were just detached.
 const SETTLE_ROUNDS: usize = 20;
@@ -49,17 +50,6 @@ pub(super) enum Hold {
     Pins(PinSet),
     /// Nothing any more.
     Nothing,
-}
-
-/// Reading the kernel's types took tens of megabytes, which the allocator keeps: the agent, soon locked in memory, would
-/// hold them for life.
-#[allow(unsafe_code, reason = "the allocator's own call has no safe wrapper")]
-fn give_memory_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 pub(super) fn take_map(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, BpfError> {
@@ -90,6 +80,7 @@ impl Bpf {
     pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
         let machine = Machine::probe()?;
         let loaded = loader::load(object, options, &machine)?;
+        // Reading the kernel's types took tens of megabytes, which the allocator keeps.
         give_memory_back();
         let mut ebpf = loaded.ebpf;
         let mut bpf = Self::of_maps(&machine, loaded.hooks, &mut |name| {
@@ -153,6 +144,7 @@ impl Bpf {
         }
         remove_others(&sets, None, &mut said);
         let loaded = loader::load(object, options, &machine)?;
+        // Reading the kernel's types took tens of megabytes, which the allocator keeps.
         give_memory_back();
         let mut ebpf = loaded.ebpf;
         let mut pinned = set.begin();
