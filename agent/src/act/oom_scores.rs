@@ -744,7 +744,7 @@ impl CgroupScores {
             self.known = listed;
             self.established = true;
             self.reviewed_to = None;
-            // Where all were known and right, what was forked meanwhile is right, too.
+            // Where all were known, alive and right, what was forked meanwhile is right, too.
             if !turn.has_found_wrong && due.iter().all(|(_, seen)| *seen == Seen::Known) {
                 return;
             }
@@ -835,7 +835,9 @@ impl CgroupScores {
                     }
                     open.push((at, fd, path));
                 }
-                Ok(_) | Err(Errno::NOENT | Errno::SRCH) => {} // right already, or ended
+                Ok(_) => {} // right already
+                // What it has forked since the listing has a score that nobody has read.
+                Err(Errno::NOENT | Errno::SRCH) => turn.has_found_wrong = true,
                 Err(source) => {
                     turn.has_found_wrong = true;
                     turn.refused(path, self.wanted, source);

@@ -345,6 +345,11 @@ impl Limits {
         true
     }
 
+    /// The next look goes over all cgroups, because what the last one found could not be handed on.
+    pub fn follow_again(&mut self) {
+        self.followed = None;
+    }
+
     /// Takes in a record of the kernel. Its totals are those of one cgroup, since the programs were attached.
     pub fn record(&mut self, record: &Record<'_>) {
         match record.body {

@@ -249,6 +249,7 @@ impl Agent {
         if let Some(bpf) = &mut self.bpf {
             if has_followed && let Err(error) = bpf.count_only(&self.limits.counted()) {
                 failures.push(error.to_string());
+                self.limits.follow_again();
             }
             bpf.drain_pressure(RING_RECORDS_MAX, |record| self.limits.record(&record));
             // Totals that no record has reported yet: within a window the kernel sends one.

@@ -31,7 +31,7 @@ pub const LONG_TURN_NS: u64 = 5_000_000_000;
 pub const HUNG_TURN_NS: u64 = 60_000_000_000;
 /// The longest that the loop rests: pods are rescanned at least so often ([`super::wake`]).
 const REST_MAX_NS: u64 = 5_000_000_000;
-/// What one look counts at most: several periods of a busy machine.
+/// What one look counts at most: the longest period between two, and a second for a busy machine.
 const LOOK_MAX_NS: u64 = 4_000_000_000;
 /// The exit status of an agent whose loop hangs.
 pub const EXIT_HUNG: u8 = 70;
@@ -251,7 +251,7 @@ struct Watch {
 impl Watch {
     fn run(&self) {
         let wanted = self.supervisor.as_ref().and_then(|it| it.watchdog);
-        let period_max = wanted.map_or(Duration::MAX, |wanted| wanted / 2);
+        let period_max = wanted.map_or(Duration::MAX, |wanted| wanted / 4);
         let (mut seen, mut is_ready) = (Seen::default(), false);
         while !self.is_over.load(Ordering::SeqCst) {
             self.look(&mut seen, &mut is_ready);

@@ -342,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_longer_than_one_read_is_read_to_its_end() {
+        for len in [0, 1, 4095, 4096, 4097, 20_000] {
+            let text = "x".repeat(len);
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("file");
+            std::fs::write(&path, &text).unwrap();
+            assert_eq!(read_whole(&path).unwrap(), text.as_bytes());
+        }
+    }
+
+    #[test]
     fn numbers() {
         for (text, wanted) in [
             ("0\n", 0),

@@ -17,6 +17,8 @@ pub(super) struct Followed {
     ids: BTreeSet<u64>,
     /// The last one that was added again.
     last: Option<u64>,
+    /// The greatest one at the begin of this round. What comes later is added anyway, and prolongs no round.
+    round_to: Option<u64>,
 }
 
 /// What is to be written.
@@ -33,11 +35,18 @@ impl Followed {
     pub(super) fn due(&mut self, wanted: &BTreeSet<u64>) -> Due {
         let gone = self.ids.difference(wanted).copied().collect();
         let mut add: Vec<u64> = wanted.difference(&self.ids).copied().collect();
+        if self.last >= self.round_to {
+            (self.last, self.round_to) = (None, self.ids.last().copied());
+        }
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
-        let rest = self.ids.range((after, Bound::Unbounded));
-        let round = rest.chain(&self.ids).copied();
-        let share: Vec<u64> = round.take(self.ids.len().div_ceil(SHARES)).collect();
-        self.last = share.last().copied();
+        let to = self.round_to.map_or(Bound::Unbounded, Bound::Included);
+        let len = self.ids.len().div_ceil(SHARES);
+        let share: Vec<u64> = self.ids.range((after, to)).take(len).copied().collect();
+        self.last = if share.len() < len {
+            self.round_to
+        } else {
+            share.last().copied()
+        };
         add.extend(share.into_iter().filter(|id| wanted.contains(id)));
         Due { gone, add }
     }
@@ -96,6 +105,19 @@ mod tests {
                 assert_eq!(map, wanted, "{missing} of {count}");
             }
         }
+    }
+
+    /// Ids of cgroups only grow: whoever makes and removes enough of them at each look must not keep the others from their turn.
+    #[test]
+    fn cgroups_that_come_and_go_keep_no_other_from_its_turn() {
+        let (mut followed, mut map) = (Followed::default(), BTreeSet::new());
+        let window = |look: u64| (0..60).chain(100 + look * 20..160 + look * 20).collect();
+        look(&mut followed, &window(0), &mut map);
+        map.remove(&7);
+        for at in 1..=2 * SHARES as u64 {
+            look(&mut followed, &window(at), &mut map);
+        }
+        assert!(map.contains(&7));
     }
 
     #[test]

@@ -248,16 +248,16 @@ impl Bpf {
     /// # Errors
     /// When the kernel refuses an update (4,096 cgroups can be followed).
     pub fn follow_processes(&mut self, wanted: &BTreeSet<u64>) -> Result<(), BpfError> {
-        let failed = map_error("PROCESSES");
         let due = self.totals.followed.due(wanted);
+        // One that is refused keeps no other from its entry.
+        let mut refused = None;
         for id in due.gone {
             match self.totals.processes.remove(&id) {
                 // The program takes it away when the cgroup is removed.
-                Ok(()) | Err(MapError::KeyNotFound) => {}
-                Err(error) if is_absent(&error) => {}
-                Err(error) => return Err(failed(error)),
+                Ok(()) | Err(MapError::KeyNotFound) => self.totals.followed.removed(id),
+                Err(error) if is_absent(&error) => self.totals.followed.removed(id),
+                Err(error) => refused = Some(error),
             }
-            self.totals.followed.removed(id);
         }
         for id in due.add {
             match self
@@ -265,13 +265,12 @@ impl Bpf {
                 .processes
                 .insert(id, [0; process_totals::WORDS], NO_EXIST)
             {
-                Ok(()) => {}
-                Err(error) if is_present(&error) => {}
-                Err(error) => return Err(failed(error)),
+                Ok(()) => self.totals.followed.added(id),
+                Err(error) if is_present(&error) => self.totals.followed.added(id),
+                Err(error) => refused = Some(error),
             }
-            self.totals.followed.added(id);
         }
-        Ok(())
+        refused.map_or(Ok(()), |error| Err(map_error("PROCESSES")(error)))
     }
 }
 

@@ -418,6 +418,9 @@ fn a_review_that_finds_all_right_reads_each_cgroup_once() {
     fake.procs("main", &[11, 12, 13]);
     assert_eq!(review(&mut fake, 4), 4 + 2);
     assert_eq!(fake.adj(13), 900);
+    // One that has ended since the listing may have been wrong, and have forked before.
+    fs::remove_dir_all(fake.dir.path().join("proc/12")).unwrap();
+    assert_eq!(review(&mut fake, 5), 4 + 1);
 }
 
 #[test]

@@ -616,6 +616,12 @@ fn cgroups_are_gone_over_when_one_came_or_went_and_else_once_a_minute() {
     assert!(looks_anew(&mut node, SECOND), "a pod came");
     assert!(!looks_anew(&mut node, FOLLOW_EVERY_NS - SECOND));
     assert!(looks_anew(&mut node, SECOND), "a minute has passed");
+    node.limits.follow_again();
+    assert!(
+        looks_anew(&mut node, SECOND),
+        "the kernel has refused what was found"
+    );
+    assert!(!looks_anew(&mut node, SECOND));
 }
 
 #[test]
