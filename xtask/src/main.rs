@@ -113,7 +113,7 @@ enum Command {
         #[arg(long, conflicts_with_all = ["quick", "all"])]
         cluster: bool,
     },
-    /// Check golden vector files (names: see tests/vectors); exit status 2 for a file that it does not know
+    /// Check golden vector files (names: see tests/vectors); exit status 3 for a file that it does not know
     Conformance {
         /// Vector files, JSON lines
         #[arg(required = true)]

@@ -13,7 +13,7 @@ const HEAD: &str = "\
 
 <!-- Made by `cargo xtask bench all --accept` from figures.json beside it; a test compares them. -->
 
-Every figure of this page comes from one command, `cargo xtask bench all`, on any machine of x86-64 with Debian: guests without KVM, with one CPU whose clock
+Every figure of this page comes from one command, `cargo xtask bench all` (`--as-tested` where it says so below), on any machine of x86-64 with Debian: guests without KVM, with one CPU whose clock
 counts instructions (one is a nanosecond). Such a CPU is some ten times slower than a current one, and the same run gives the same figures whatever else the machine does.
 Without `--accept` the command compares instead: a figure of Plimsoll that is more than 5 % worse than here ends it with status 1. Figures of other systems are shown only.
 Each is the median, with the least and the greatest of all runs behind it where they differ. [Measurements](measurements.md) says what the scenes are, and what was measured otherwise.

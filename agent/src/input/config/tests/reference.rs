@@ -4,7 +4,7 @@ use super::*;
 use crate::input::config::plimsoll::PlimsollOptions;
 
 const REFERENCE: &str = include_str!("../../../../../docs/reference/configuration.md");
-const BEGIN: &str = "<!-- fields: compared with agent/src/config by a test -->\n";
+const BEGIN: &str = "<!-- fields: compared with agent/src/input/config by a test -->\n";
 const END: &str = "<!-- end of fields -->\n";
 
 fn default_of(field: &Field) -> String {
