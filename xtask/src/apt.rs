@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::architecture::Architecture;
 use crate::interrupt::Folder;
+use crate::paths;
 use crate::process::{last_lines, output_of, run};
 use crate::progress::{Progress, Step, say};
 use crate::watched::Watched;
@@ -185,7 +186,7 @@ impl File {
 
     fn unpack(&self, folder: &Path, into: &Path) -> Result<Archived> {
         let needed = self.bytes.saturating_mul(1 + UNPACKED_TIMES);
-        enough_room(folder, needed, free_bytes(folder))?;
+        enough_room(folder, needed, paths::free_bytes(folder))?;
         let work = Folder::inside(folder)?;
         let deb = work.path().join("package.deb");
         let step = Step::begin(
@@ -272,12 +273,6 @@ fn cut_off(package: &str, said: &str) -> String {
         "cannot download Debian's {package}:\n{}\n{next}",
         last_lines(&lines.join("\n"))
     )
-}
-
-/// Free bytes of the file system that holds `folder`, where they can be read.
-fn free_bytes(folder: &Path) -> Option<u64> {
-    let fs = rustix::fs::statvfs(folder).ok()?;
-    Some(fs.f_bavail.saturating_mul(fs.f_frsize))
 }
 
 fn enough_room(folder: &Path, needed: u64, free: Option<u64>) -> Result<()> {

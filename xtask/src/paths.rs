@@ -56,3 +56,9 @@ pub(crate) fn cache() -> Result<PathBuf> {
         .canonicalize()
         .with_context(|| format!("cannot resolve the cache folder {}", cache.display()))
 }
+
+/// Free bytes of the file system that holds `folder`, where they can be read.
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+    let fs = rustix::fs::statvfs(folder).ok()?;
+    Some(fs.f_bavail.saturating_mul(fs.f_frsize))
+}

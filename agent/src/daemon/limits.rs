@@ -324,8 +324,7 @@ impl Limits {
                     })
                 });
                 watched.is_gone = false;
-                let counts_memory = memory.version == Version::V1 || watched.is_pods_own;
-                if self.origins.reads_memory() && counts_memory {
+                if self.origins.reads_memory() && watched.counts_memory(memory.version) {
                     watched.open_memory(
                         memory.version,
                         self.origins,
@@ -334,7 +333,7 @@ impl Limits {
                     );
                 }
                 watched.open_cpu(self.origins.throttling, &mut failed);
-                if memory.version == Version::V2 && watched.is_pods_own {
+                if watched.counts_waits(memory.version) {
                     watched.open_waits(self.origins, &mut failed);
                 }
                 lacks_some |= watched.lacks_some(memory.version, self.origins);
@@ -681,9 +680,18 @@ impl Watched {
         }
     }
 
+    /// Whether its limits are counted: on v2 the pod's cgroup counts for those in it.
+    fn counts_memory(&self, version: Version) -> bool {
+        version == Version::V1 || self.is_pods_own
+    }
+
+    /// Whether waits for memory are counted.
+    fn counts_waits(&self, version: Version) -> bool {
+        version == Version::V2 && self.is_pods_own
+    }
+
     /// Whether something that counts come from is not there, and is to be looked for again.
     fn lacks_some(&self, version: Version, origins: Origins) -> bool {
-        let counts_memory = version == Version::V1 || self.is_pods_own;
         let lacks_cpu = self.cpu_dir.is_some()
             && match origins.throttling {
                 Origin::Kernel => self.cpu_id.is_none(),
@@ -692,9 +700,11 @@ impl Watched {
         let lacks = |origin, slot: &Slot<ControlFile>| {
             origin == Origin::Files && matches!(slot, Slot::Absent)
         };
-        let waits = version == Version::V2 && self.is_pods_own;
+        let waits = self.counts_waits(version);
         lacks_cpu
-            || origins.reads_memory() && counts_memory && matches!(self.memory, Slot::Absent)
+            || origins.reads_memory()
+                && self.counts_memory(version)
+                && matches!(self.memory, Slot::Absent)
             || waits && lacks(origins.stalls, &self.pressure)
             || waits && lacks(origins.refaults, &self.stat)
     }

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use rustix::fs::{StatVfs, StatVfsMountFlags};
+use rustix::fs::StatVfsMountFlags;
 
 use super::report::{self, Counts};
 use super::{Outcome, by_hand};
 use crate::interrupt::Folder;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
-use crate::{kubernetes, process};
+use crate::{kubernetes, paths, process};
 
 /// Where tests write what was left out and what is worth a line (agent/tests/notes/mod.rs).
 const NOTES_VARIABLE: &str = "PLIMSOLL_TEST_NOTES";
@@ -127,14 +127,14 @@ fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> 
 /// Where tests have their files: in memory, where this machine has room for them there. Tests that make thousands of directories spend most
 /// of their time in the journal of a disk: those of the agent's library took four times as long.
 fn temporary() -> Result<Folder> {
-    let fits = |room: &StatVfs| {
-        let free = room.f_bavail.saturating_mul(room.f_frsize);
-        free >= ROOM_IN_MEMORY && !room.f_flag.contains(StatVfsMountFlags::NOEXEC)
-    };
     let in_memory = Path::new(IN_MEMORY);
-    match rustix::fs::statvfs(in_memory) {
-        Ok(room) if fits(&room) => Folder::inside(in_memory),
-        _ => Folder::new(),
+    let runs_programs = rustix::fs::statvfs(in_memory)
+        .is_ok_and(|mount| !mount.f_flag.contains(StatVfsMountFlags::NOEXEC));
+    let has_room = paths::free_bytes(in_memory).is_some_and(|free| free >= ROOM_IN_MEMORY);
+    if runs_programs && has_room {
+        Folder::inside(in_memory)
+    } else {
+        Folder::new()
     }
 }
 
