@@ -131,6 +131,77 @@ fn a_test_that_cannot_run_says_so_where_it_is_counted() {
     assert_eq!(printed_and_not_counted(&two.concat()), 2);
 }
 
+/// Whether documentation has code that rustdoc would run.
+fn has_documentation_tests(source: &str) -> bool {
+    let documentation = source.lines().map(str::trim_start);
+    let fences = documentation.filter_map(|line| {
+        let text = line.strip_prefix("///").or(line.strip_prefix("//!"))?;
+        text.trim_start().strip_prefix("```")
+    });
+    // Every other one ends what the one before it began.
+    fences
+        .step_by(2)
+        .any(|language| language.is_empty() || language.starts_with("rust"))
+}
+
+/// What a target is made of: the folder of a `main.rs` or `lib.rs`, or one file.
+fn sources_of(target: &Value) -> Vec<(String, String)> {
+    let path = target["src_path"].as_str().unwrap();
+    let root = sources::root().canonicalize().unwrap();
+    let path = path.strip_prefix(root.to_str().unwrap()).unwrap();
+    let path = path.trim_start_matches('/');
+    let folder = path
+        .strip_suffix("main.rs")
+        .or(path.strip_suffix("lib.rs"))
+        .unwrap_or(path);
+    sources::rust()
+        .into_iter()
+        .filter(|(file, _)| file.starts_with(folder))
+        .collect()
+}
+
+/// Cargo links a test program for each program, and asks rustdoc about each library, unless it is told that there is nothing to run.
+#[test]
+fn where_no_test_is_run_there_is_none() {
+    let mut checked = 0;
+    for package in packages() {
+        for target in package["targets"].as_array().unwrap() {
+            let (name, kinds) = (&target["name"], target["kind"].as_array().unwrap());
+            let is_tested = target["test"].as_bool().unwrap();
+            if kinds.iter().any(|kind| kind == "lib") {
+                assert!(is_tested, "{name}: the library has tests");
+                let documented = sources_of(target)
+                    .into_iter()
+                    .find(|(_, source)| has_documentation_tests(source))
+                    .map(|(file, _)| file);
+                assert_eq!(
+                    target["doctest"].as_bool(),
+                    Some(documented.is_some()),
+                    "{name}: `doctest` in its Cargo.toml, {documented:?}"
+                );
+                checked += 1;
+            }
+            if kinds.iter().any(|kind| kind == "bin") {
+                let sources = sources_of(target);
+                // Beside a library, a program is one file: the rest of the folder is the library's.
+                let is_beside_a_library = sources.iter().any(|(file, _)| file.ends_with("/lib.rs"));
+                let has_tests = sources.iter().any(|(file, source)| {
+                    let is_its = !is_beside_a_library || file.ends_with("/main.rs");
+                    is_its && source.contains("#[test]")
+                });
+                assert_eq!(is_tested, has_tests, "{name}: `test` in its Cargo.toml");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 20, "{checked} targets");
+    assert!(has_documentation_tests("/// ```\n/// f();\n/// ```"));
+    assert!(has_documentation_tests(
+        "//! ```text\n//! ```\n//! ```rust,no_run"
+    ));
+    assert!(!has_documentation_tests("/// ```yaml\n/// a: b\n/// ```"));
+}
+
 /// Words that are no names: what they stand for has a term.
 const NO_NAMES: [&str; 9] = [
     "is_owed", "is_told", "looks", "own", "told", "told_ns", "Told", "untold", "whoever",

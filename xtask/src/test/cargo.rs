@@ -87,9 +87,7 @@ fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> 
     command.env("TMPDIR", temporary.path());
     let ended = Watched::run(&mut command, |said| {
         let said = said.trim_start();
-        if said.starts_with("Running ") || said.starts_with("Doc-tests ") {
-            program += 1;
-        }
+        program += usize::from(said.starts_with("Running "));
         if said.starts_with("test ") {
             done += 1;
             failed += usize::from(said.ends_with(" ... FAILED"));
@@ -98,7 +96,7 @@ fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> 
             done,
             total: None,
             unit: "tests",
-            now: format!("{failed} failed, program {program} of {programs} and documentation"),
+            now: format!("{failed} failed, program {program} of {programs}"),
         });
     })?;
     let log = ended.text();

@@ -410,9 +410,10 @@ fn the_pods_owner_neither_ends_the_reports_nor_has_them_asked_for_at_full_rate()
     }
 
     let mut eviction = Eviction::new(intent(0), now(0), 1);
+    let running = pod(RUNNING);
     let mut calls = 0;
     for at in 0..60_000 {
-        let Step::Call(purpose) = eviction.next(Some(&pod(RUNNING)), view, now(at)) else {
+        let Step::Call(purpose) = eviction.next(Some(&running), view, now(at)) else {
             continue;
         };
         calls += 1;
