@@ -174,7 +174,12 @@ impl Api {
     }
 
     /// Sends a request and waits for the head of the answer.
-    async fn send(&self, call: &Call, verb: &'static str) -> Result<Response<Body>, String> {
+    async fn send(
+        &self,
+        call: &Call,
+        verb: &'static str,
+        patience: Duration,
+    ) -> Result<Response<Body>, String> {
         self.renew_after_failures().await;
         let mut request = Request::builder().method(call.verb.name()).uri(&call.path);
         request = request.header(http::header::ACCEPT, "application/json");
@@ -191,10 +196,10 @@ impl Api {
         }
         let request = request.body(Body::from(call.body.clone()));
         let request = request.map_err(|error| format!("{}: {error}", call.path))?;
-        let answer = tokio::time::timeout(CALL_TIMEOUT, client.send(request)).await;
+        let answer = tokio::time::timeout(patience, client.send(request)).await;
         let answer = match answer {
             Ok(answer) => answer.map_err(|error| chain(&error)),
-            Err(_) => Err(format!("no answer within {} s", CALL_TIMEOUT.as_secs())),
+            Err(_) => Err(format!("no answer within {} s", patience.as_secs())),
         };
         let code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
         self.shared.metrics.called(verb, call.resource, code);
@@ -211,7 +216,7 @@ impl Api {
 
     /// One call, whole.
     pub async fn call(&self, call: &Call) -> Answer {
-        match self.send(call, call.verb.name()).await {
+        match self.send(call, call.verb.name(), CALL_TIMEOUT).await {
             Ok(response) => whole(response).await,
             Err(why) => Answer::Lost(why),
         }

@@ -109,6 +109,9 @@ pub struct Reporter {
     reach: Reach,
     kept_in_flight: BTreeSet<PodUid>,
     kept_not_before_ms: u64,
+    /// When the last list of the pods was begun, and when the last one that is whole.
+    list_began_ms: Option<u64>,
+    whole_list_began_ms: Option<u64>,
     seed: u64,
     /// What the agent last said of evictions that were never reported.
     unreported: u64,
@@ -139,6 +142,8 @@ impl Reporter {
             reach: Reach::default(),
             kept_in_flight: BTreeSet::new(),
             kept_not_before_ms: 0,
+            list_began_ms: None,
+            whole_list_began_ms: None,
             seed,
             unreported: 0,
             figures: Figures::default(),
@@ -321,11 +326,39 @@ impl Reporter {
         self.events.say(said, now);
     }
 
+    /// A list of the node's pods begins.
+    pub const fn list_begins(&mut self, now: Now) {
+        self.list_began_ms = Some(now.mono_ms);
+    }
+
+    /// That list is whole.
+    pub const fn list_ends(&mut self) {
+        self.whole_list_began_ms = self.list_began_ms;
+    }
+
+    /// The API server said that this pod is gone.
+    pub fn pod_gone(&mut self, uid: &PodUid) {
+        if let Some(eviction) = self.evictions.get_mut(uid) {
+            eviction.gone();
+        }
+    }
+
+    /// Whether a list of the pods is to be had: the pod of an eviction is not known, and only a list that is begun later than the eviction came can say that it
+    /// is gone. A watch that has stopped says nothing of a pod that is new.
+    #[must_use]
+    pub fn wants_list(&self, pods: &Store) -> bool {
+        let waits = |(uid, eviction): (&PodUid, &Eviction)| {
+            eviction.waits_for_a_list(pods.get(uid), self.list_began_ms)
+        };
+        pods.is_listed() && self.evictions.iter().any(waits)
+    }
+
     fn view(&self, pods: &Store) -> View<'_> {
         View {
             policy: &self.policy,
             is_listed: pods.is_listed(),
             is_complete: pods.is_complete(),
+            list_began_ms: self.whole_list_began_ms,
             kubelet_heeds_status: self
                 .node
                 .as_ref()
@@ -528,8 +561,9 @@ impl Reporter {
                 if !matches!(answer, Answer::Done(_)) {
                     self.kept_not_before_ms = now.mono_ms + RETENTION_EVERY_MS;
                 }
-                if matches!(answer, Answer::Done(_)) {
-                    pods.gone(uid);
+                // The watch, which says it later, finds a pod that is not known any more.
+                if matches!(answer, Answer::Done(_)) && pods.gone(uid) {
+                    self.outgoing.push(ToAgent::PodGone { uid: uid.clone() });
                 }
             }
         }
@@ -552,7 +586,7 @@ impl Reporter {
         {
             match pods.saw_in_answer(uid, body) {
                 Some(true) => {}
-                Some(false) => eviction.replaced(),
+                Some(false) => eviction.gone(),
                 None if purpose == Purpose::Read => eviction.unread(now),
                 // Whatever it was: the watch says it.
                 None => {}

@@ -22,7 +22,7 @@ use crate::clock::Now;
 use crate::heard::Heard;
 use crate::link::{self, Batch, Frame, FromAgent};
 use crate::metrics::Metrics;
-use crate::pod::NotTaken;
+use crate::pod::{NotTaken, SeenPod};
 use crate::report::body::escaped;
 use crate::report::node::{SeenNode, removal};
 use crate::report::policy::Policy;
@@ -31,6 +31,8 @@ use crate::report::{Reporter, Served, Target};
 use crate::serve::{Address, Listener};
 use crate::store::{Change, Store};
 
+/// A list that an eviction waits for and that has not begun is asked for again.
+const LIST_AGAIN: Duration = Duration::from_secs(10);
 /// How often pods are listed anew at most while some were left out: evictions of pods that are not known are settled only when all are.
 const COMPLETE_EVERY: Duration = Duration::from_secs(300);
 /// Objects of a watch that wait to be taken: each may have 10 MiB.
@@ -116,6 +118,8 @@ struct Loop {
     pods_again: Arc<Notify>,
     /// When they were last listed anew because some were left out.
     completed: Option<Instant>,
+    /// When a list was last asked for because an eviction waits for it.
+    listed_for_evictions: Option<Instant>,
     calls: JoinSet<(Target, Answer)>,
     discoveries: JoinSet<Served>,
     was_reachable: bool,
@@ -176,6 +180,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         budgets_again: Arc::default(),
         pods_again,
         completed: None,
+        listed_for_evictions: None,
         calls: JoinSet::new(),
         discoveries: JoinSet::new(),
         was_reachable: false,
@@ -381,8 +386,14 @@ impl Loop {
         self.reporter.missed(now);
     }
 
-    /// Lists the pods anew where some were left out, seldom: there may be room by now.
+    /// Lists the pods anew where some were left out, seldom: there may be room by now. And where an eviction waits for it.
     fn complete_pods(&mut self) {
+        let is_asked = |at: Instant| at.elapsed() < LIST_AGAIN;
+        if self.reporter.wants_list(&self.pods) && !self.listed_for_evictions.is_some_and(is_asked)
+        {
+            self.listed_for_evictions = Some(Instant::now());
+            self.pods_again.notify_one();
+        }
         let is_soon = |at: Instant| at.elapsed() < COMPLETE_EVERY;
         let is_due = self.pods.is_listed() && !self.pods.is_complete();
         if is_due && !self.completed.is_some_and(is_soon) {
@@ -396,9 +407,15 @@ impl Loop {
         match heard {
             Heard::Missed(why) => return self.missed(&why),
             Heard::Refused(why) => self.metrics.say(&why),
-            Heard::List => self.pods.list(),
+            Heard::List => {
+                self.pods.list();
+                self.reporter.list_begins(self.now());
+            }
             Heard::Object(object) => {
                 let Change { displaced, frame } = self.pods.saw(&object);
+                for uid in &displaced {
+                    self.reporter.pod_gone(uid);
+                }
                 let gone = displaced.into_iter().map(|uid| ToAgent::PodGone { uid });
                 let gone = gone.filter_map(|frame| link::encode(&frame));
                 let batch: Batch = gone.chain(frame).collect();
@@ -408,6 +425,9 @@ impl Loop {
                 self.want_budgets();
             }
             Heard::Gone(object) => {
+                if let Some(uid) = SeenPod::uid_of(&object) {
+                    self.reporter.pod_gone(&uid);
+                }
                 if let Some(uid) = self.pods.saw_gone(&object).filter(|_| was_listed) {
                     self.send_to_agent(
                         link::encode(&ToAgent::PodGone { uid })
@@ -418,6 +438,7 @@ impl Loop {
             }
             Heard::Listed => {
                 let gone = self.pods.listed();
+                self.reporter.list_ends();
                 if was_listed {
                     let gone = gone.into_iter().map(|uid| ToAgent::PodGone { uid });
                     let batch = gone.filter_map(|frame| link::encode(&frame)).collect();
@@ -507,6 +528,8 @@ impl Loop {
         };
         let key = budget_key(&budget);
         if !self.pods.has_namespace(&key.0) {
+            // What is dropped now is listed when a pod comes there, also where one was before.
+            self.budget_namespaces.remove(key.0.as_str());
             return;
         }
         budget.metadata.annotations.clear();

@@ -1,12 +1,13 @@
 //! Metrics and probes over HTTP, on a Unix socket or loopback.
 
+pub mod peer;
 pub mod webhook;
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,12 +19,15 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
+use self::peer::{Peer, Seats};
 use crate::metrics::Metrics;
 
-/// Connections at once.
-const CONNECTIONS_MAX: usize = 4;
+/// Connections to a Unix socket at once.
+const SOCKET_CONNECTIONS_MAX: usize = 4;
+/// The machine has no descriptor left: others may end meanwhile.
+const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 /// A client that does not send its request in this time is left; so is one that keeps a connection this long.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
@@ -109,31 +113,61 @@ impl Listener {
 
     /// Serves until the program ends.
     pub async fn serve(self, metrics: Arc<Metrics>) {
-        let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let Ok(permit) = free.clone().acquire_owned().await else {
-                return;
-            };
-            let metrics = metrics.clone();
-            let accepted = match &self {
-                Self::Unix(listener) => listener.accept().await.map(|(stream, _)| {
-                    tokio::spawn(async move {
-                        connection(stream, metrics).await;
-                        drop(permit);
-                    })
-                }),
-                Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                    tokio::spawn(async move {
-                        connection(stream, metrics).await;
-                        drop(permit);
-                    })
-                }),
-            };
-            if accepted.is_err() {
-                // Out of descriptors: others may end meanwhile.
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
+        match self {
+            Self::Unix(listener) => serve_socket(listener, metrics).await,
+            Self::Tcp(listener) => serve_port(listener, metrics).await,
         }
+    }
+}
+
+/// Who may open the socket is trusted: the next one waits for a place.
+async fn serve_socket(listener: UnixListener, metrics: Arc<Metrics>) {
+    let free = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
+    loop {
+        let Ok(permit) = free.clone().acquire_owned().await else {
+            return;
+        };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(AFTER_REFUSAL).await;
+            continue;
+        };
+        let metrics = metrics.clone();
+        tokio::spawn(async move {
+            connection(stream, metrics).await;
+            drop(permit);
+        });
+    }
+}
+
+/// Any pod may reach the port, and the kubelet asks there whether this program lives: nobody waits for a place, and whoever has the most makes room.
+async fn serve_port(listener: TcpListener, metrics: Arc<Metrics>) {
+    let seats: Arc<Mutex<Seats<Arc<Notify>>>> = Arc::default();
+    let seated = |seats: &Mutex<Seats<Arc<Notify>>>, peer, end: &Arc<Notify>| {
+        let mut seats = seats.lock().unwrap_or_else(PoisonError::into_inner);
+        // No answer takes so long that it would have to be waited for.
+        seats.take(peer, end.clone(), 0)
+    };
+    loop {
+        let Ok((stream, address)) = listener.accept().await else {
+            tokio::time::sleep(AFTER_REFUSAL).await;
+            continue;
+        };
+        let end = Arc::new(Notify::new());
+        let Some((number, other)) = seated(&seats, Peer::of(address.ip()), &end) else {
+            continue;
+        };
+        if let Some(other) = other {
+            other.notify_one();
+        }
+        let (metrics, seats) = (metrics.clone(), seats.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection(stream, metrics) => {}
+                () = end.notified() => {}
+            }
+            let mut seats = seats.lock().unwrap_or_else(PoisonError::into_inner);
+            seats.free(number);
+        });
     }
 }
 
@@ -176,7 +210,33 @@ fn answer(path: &str, metrics: &Metrics) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpSocket, TcpStream};
+
     use super::*;
+
+    /// More than there is room for, by one peer who says nothing: another one is answered.
+    #[tokio::test]
+    async fn who_has_all_places_makes_room_for_the_probe() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(Listener::Tcp(listener).serve(Arc::default()));
+        let mut silent = Vec::new();
+        for _ in 0..2 * peer::CONNECTIONS_MAX {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut probe = socket.connect(address).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n";
+        probe.write_all(request).await.unwrap();
+        let mut said = String::new();
+        let read = tokio::time::timeout(HEAD_TIMEOUT / 2, probe.read_to_string(&mut said));
+        read.await
+            .expect("an answer before the others' time is over")
+            .unwrap();
+        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    }
 
     #[test]
     fn addresses() {

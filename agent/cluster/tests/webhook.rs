@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use plimsoll_cluster::arbitrate::webhook::Pair;
 use plimsoll_cluster::certificate::{make, served};
-use plimsoll_cluster::serve::webhook::peer::{CONNECTIONS_MAX, Peer};
+use plimsoll_cluster::serve::peer::{CONNECTIONS_MAX, Peer};
 use plimsoll_cluster::serve::webhook::{BODY_BYTES_MAX, Slot, serve};
 use support::tls::{Client, connect, connect_as, exchange, post};
 use support::{run, until};

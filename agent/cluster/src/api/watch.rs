@@ -13,7 +13,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, timeout};
 
 use crate::api::split::{Items, Lines, Piece};
-use crate::api::{Api, whole};
+use crate::api::{Api, CALL_TIMEOUT, whole};
 use crate::backoff::Backoff;
 use crate::call::{Answer, Call};
 use crate::heard::Heard;
@@ -61,6 +61,15 @@ impl Watched {
             url.push_str(&self.fields);
         }
         url
+    }
+
+    /// How long a list has until its first byte. Servers before 1.33 encode all of it before that: of a whole cluster, that is a gigabyte.
+    const fn head_timeout(&self) -> Duration {
+        if self.fields.is_empty() {
+            LIST_TIMEOUT
+        } else {
+            CALL_TIMEOUT
+        }
     }
 }
 
@@ -222,7 +231,8 @@ async fn list(
     heard: &Sender<Heard>,
 ) -> Result<String, End> {
     let call = Call::get(watched.resource, watched.url(&from.parameters()));
-    let response = api.send(&call, "LIST").await.map_err(End::Failed)?;
+    let answer = api.send(&call, "LIST", watched.head_timeout()).await;
+    let response = answer.map_err(End::Failed)?;
     if !response.status().is_success() {
         return Err(refused(whole(response).await));
     }
@@ -330,7 +340,7 @@ async fn watch(
         "watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}"
     );
     let call = Call::get(watched.resource, watched.url(&parameters));
-    let response = match api.send(&call, "WATCH").await {
+    let response = match api.send(&call, "WATCH", CALL_TIMEOUT).await {
         Ok(response) => response,
         Err(why) => return End::Failed(why),
     };

@@ -75,6 +75,8 @@ pub struct View<'a> {
     pub is_listed: bool,
     /// Whether none of them was left out.
     pub is_complete: bool,
+    /// When the last list of them that is whole was begun.
+    pub list_began_ms: Option<u64>,
     /// Whether the kubelet ends a pod whose status says `Failed` (1.22 and later).
     pub kubelet_heeds_status: bool,
     /// Whether the API server has `pods/eviction`; `None`: it has not said so yet.
@@ -220,8 +222,8 @@ impl Eviction {
             return Step::Wait(None);
         }
         let Some(pod) = pod.filter(|_| !self.is_gone) else {
-            // One that was left out may be there: it stays held.
-            let is_sure = self.is_gone || view.is_complete;
+            // One that was left out may be there, and so may one that is newer than the list: it stays held.
+            let is_sure = self.is_gone || view.is_complete && self.came_before(view.list_began_ms);
             return if is_sure {
                 Step::Settle(Settled::Gone)
             } else {
@@ -329,9 +331,21 @@ impl Eviction {
         self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
     }
 
-    /// The pod of this name has another UID.
-    pub const fn replaced(&mut self) {
+    /// The API server said so of the pod, or that its name has another UID.
+    pub const fn gone(&mut self) {
         self.is_gone = true;
+    }
+
+    /// Whether it came earlier than a list was begun.
+    fn came_before(&self, list_began_ms: Option<u64>) -> bool {
+        list_began_ms.is_some_and(|began_ms| began_ms > self.arrived_ms)
+    }
+
+    /// Whether only a list can say if its pod is gone, and none was begun since it came.
+    #[must_use]
+    pub fn waits_for_a_list(&self, pod: Option<&SeenPod>, list_began_ms: Option<u64>) -> bool {
+        let is_unknown = pod.is_none() && !self.is_gone && !self.is_dropped();
+        is_unknown && !self.came_before(list_began_ms)
     }
 
     /// What came of the call. A pod in the answer is for the caller to take.

@@ -145,6 +145,8 @@ pub struct NodeReports {
     leaves_taint: bool,
     /// The node as it was just read, to be written back with the change.
     fresh: Option<SeenNode>,
+    /// The last write of the taint met one of somebody else.
+    had_conflict: bool,
     in_flight: Option<NodePurpose>,
     not_before_ms: u64,
     backoff: Backoff,
@@ -166,6 +168,7 @@ impl NodeReports {
             taints: false,
             leaves_taint: false,
             fresh: None,
+            had_conflict: false,
             in_flight: None,
             not_before_ms: 0,
             backoff: Backoff::new(seed),
@@ -322,12 +325,16 @@ impl NodeReports {
                 if purpose == NodePurpose::ReadTaints {
                     self.fresh.clone_from(&node);
                 } else {
+                    self.had_conflict = false;
                     self.backoff.reset();
                 }
                 node
             }
             (Answer::Refused(refusal), NodePurpose::WriteTaints) if refusal.code == 409 => {
                 // Somebody else wrote the node in between: read again, at once the first time.
+                if std::mem::replace(&mut self.had_conflict, true) {
+                    self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
+                }
                 None
             }
             // The right goes with the option.
@@ -706,7 +713,21 @@ mod tests {
             (NodePurpose::WriteTaints, Some("5"))
         );
         assert_eq!(answer(fresh("6"), 3).0, NodePurpose::ReadTaints);
-        let (purpose, call) = answer(fresh("7"), 4);
+        // Somebody else writes it all the time.
+        let again = Answer::Refused(Refusal {
+            code: 409,
+            ..Refusal::default()
+        });
+        assert_eq!(answer(again, 4).0, NodePurpose::WriteTaints);
+        assert_eq!(reports.next(Some(&stale), now(4)), None);
+        let mut answer = |answer: Answer, at| {
+            let purpose = reports.next(Some(&stale), now(at)).unwrap();
+            let call = reports.send(purpose, "n", now(at), false);
+            reports.answered(purpose, &answer, now(at));
+            (purpose, call)
+        };
+        assert_eq!(answer(fresh("7"), 60_000).0, NodePurpose::ReadTaints);
+        let (purpose, call) = answer(fresh("8"), 60_001);
         assert_eq!(purpose, NodePurpose::WriteTaints);
         let taints = body(&call)["spec"]["taints"].clone();
         assert_eq!(

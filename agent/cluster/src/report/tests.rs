@@ -260,6 +260,12 @@ fn withdrawn_sent_again_and_gone() {
     assert!(reporter.next(&pods, now(2)).is_none());
     // A pod that the API does not have: the Event alone.
     reporter.from_agent(evicted("away"), now(3));
+    assert!(reporter.next(&pods, now(3)).is_none() && reporter.outgoing().is_empty());
+    assert!(reporter.wants_list(&pods), "it may be newer than the list");
+    reporter.list_begins(now(4));
+    assert!(!reporter.wants_list(&pods));
+    assert!(reporter.next(&pods, now(4)).is_none());
+    reporter.list_ends();
     let (target, call) = reporter.next(&pods, now(4)).unwrap();
     assert_eq!(call.resource, "events");
     reporter.answered(&target, &Answer::Done(b"{}".to_vec()), &mut pods, now(5));
@@ -353,6 +359,11 @@ fn kept_pods_are_deleted_when_their_time_is_over() {
         now(10_002),
     );
     assert!(reporter.next(&pods, now(30_000)).is_none() && pods.get(&"old".into()).is_none());
+    let gone = ToAgent::PodGone { uid: "old".into() };
+    assert!(
+        reporter.outgoing().contains(&gone),
+        "the agent hears of it from nobody else"
+    );
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::call::{Answer, Call};
 use crate::certificate;
 use crate::metrics::Metrics;
 use crate::serve::bind;
-use crate::serve::webhook::peer::{FairPace, Peer};
+use crate::serve::peer::{FairPace, Peer};
 use crate::serve::webhook::{Slot, serve};
 
 /// Reviews that the loop has not looked at yet.

@@ -1,8 +1,6 @@
 //! The listener of the webhook: HTTPS, one path, bodies that are bounded before they are read. Whoever reaches the port may ask, so everything has a bound and a time, and no peer
 //! can have all of it ([`peer`]).
 
-pub mod peer;
-
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,8 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use super::peer::{FairPace, Peer, Seats};
 use crate::certificate::Served;
-use peer::{FairPace, Peer, Seats};
 
 /// The path of reviews of Consumers.
 pub const PATH: &str = "/consumers";

@@ -133,6 +133,7 @@ fn view_with(policy: &Policy) -> View<'_> {
         policy,
         is_listed: true,
         is_complete: true,
+        list_began_ms: Some(u64::MAX),
         kubelet_heeds_status: true,
         has_eviction_api: Some(true),
     }
@@ -361,7 +362,7 @@ fn what_others_did_stays() {
         eviction.next(Some(&pod(RUNNING)), view, now(2_000)),
         Step::Call(Read)
     );
-    eviction.replaced();
+    eviction.gone();
     assert_eq!(
         eviction.next(Some(&pod(RUNNING)), view, now(2_000)),
         Step::Settle(Settled::Gone)
@@ -385,6 +386,22 @@ fn what_others_did_stays() {
         Eviction::new(intent(0), now(0), 1).next(None, incomplete, now(0)),
         Step::Wait(None)
     );
+    // Nor by one that was begun before it came: the pod may be newer, and the watch may have stopped.
+    let eviction = Eviction::new(intent(0), now(1_000), 1);
+    for (list_began_ms, waits) in [(None, true), (Some(1_000), true), (Some(1_001), false)] {
+        let view = View {
+            list_began_ms,
+            ..view
+        };
+        let step = eviction.next(None, view, now(2_000));
+        assert_eq!(
+            step == Step::Wait(None),
+            waits,
+            "{list_began_ms:?}: {step:?}"
+        );
+        assert_eq!(eviction.waits_for_a_list(None, list_began_ms), waits);
+    }
+    assert!(!eviction.waits_for_a_list(Some(&pod(RUNNING)), None));
 }
 
 /// Its owner may change the pod all the time, and write whatever number of reports.
