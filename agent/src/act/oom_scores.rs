@@ -171,6 +171,8 @@ struct CgroupScores {
     dir: PathBuf,
     /// `None`: the pod's own cgroup.
     container: Option<String>,
+    /// The container's own, and none that it has made inside, whatever name that has.
+    is_container: bool,
     wanted: i32,
     /// What was wanted before, newest last.
     held: Recent,
@@ -332,7 +334,6 @@ impl OomScores {
             counts,
             budget: &mut budget,
             failed,
-            has_found_wrong: false,
         };
         cgroup.look(&pids, now_ns, &mut turn);
         let done = match cgroup.again {
@@ -421,7 +422,6 @@ impl OomScores {
                 counts: &mut self.counts,
                 budget: &mut budget,
                 failed,
-                has_found_wrong: false,
             };
             let is_first = !cgroup.established;
             cgroup.look(&[], now_ns, &mut turn);
@@ -494,13 +494,11 @@ impl OomScores {
         let scores = self.pods.get(uid);
         scores.into_iter().flat_map(|scores| {
             scores.cgroups.iter().filter_map(|cgroup| {
-                let name = cgroup.container.as_deref()?;
-                // Not those that a container makes inside.
-                let directory = cgroup.dir.file_name().and_then(OsStr::to_str);
-                let is_container_cgroup = directory
-                    .and_then(|directory| scores.named(directory))
-                    .is_some_and(|container| container == name);
-                let container = scores.pod.container(name).filter(|_| is_container_cgroup)?;
+                let name = cgroup
+                    .container
+                    .as_deref()
+                    .filter(|_| cgroup.is_container)?;
+                let container = scores.pod.container(name)?;
                 Some(ContainerScore {
                     name,
                     dir: &cgroup.dir,
@@ -523,7 +521,6 @@ impl OomScores {
                     counts: &mut self.counts,
                     budget: &mut budget,
                     failed,
-                    has_found_wrong: false,
                 };
                 if cgroup.review_due {
                     cgroup.look(&[], cgroup.compared_ns, &mut turn);
@@ -578,6 +575,7 @@ impl PodScores {
             new.push(CgroupScores {
                 id,
                 dir: dir.to_owned(),
+                is_container: dir.parent() == Some(pod_dir),
                 container,
                 wanted,
                 held: Recent::default(),
@@ -663,8 +661,15 @@ struct Turn<'a> {
     counts: &'a mut Counts,
     budget: &'a mut Budget,
     failed: &'a mut dyn FnMut(&OomScoreError),
-    /// Some process was to be given another score.
-    has_found_wrong: bool,
+}
+
+/// What a look at processes has come to.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    /// So many of them were within the budget.
+    reached: usize,
+    /// Each of these lives and had its score already.
+    were_right: bool,
 }
 
 impl Turn<'_> {
@@ -734,8 +739,8 @@ impl CgroupScores {
             }
             // What a newcomer had is what its children have copied: known before these are judged.
             due.sort_by_key(|(_, seen)| *seen != Seen::First);
-            turn.has_found_wrong = false;
-            let (done, left) = due.split_at(self.give_all(&due, turn));
+            let given = self.give_all(&due, turn);
+            let (done, left) = due.split_at(given.reached);
             if !left.is_empty() {
                 self.put_off((done, left), &listed, &newcomers);
                 self.review_due = reviewing;
@@ -745,7 +750,7 @@ impl CgroupScores {
             self.established = true;
             self.reviewed_to = None;
             // Where all were known, alive and right, what was forked meanwhile is right, too.
-            if !turn.has_found_wrong && due.iter().all(|(_, seen)| *seen == Seen::Known) {
+            if given.were_right && due.iter().all(|(_, seen)| *seen == Seen::Known) {
                 return;
             }
             newcomers.clear();
@@ -799,37 +804,44 @@ impl CgroupScores {
         }
     }
 
-    /// Looks at processes and gives those their score that need it. Returns how many of them the budget has reached.
-    fn give_all(&mut self, due: &[(u32, Seen)], turn: &mut Turn<'_>) -> usize {
-        let mut done = 0;
+    /// Looks at processes and gives those their score that need it.
+    fn give_all(&mut self, due: &[Looked], turn: &mut Turn<'_>) -> Given {
+        let mut all = Given {
+            reached: 0,
+            were_right: true,
+        };
         for batch in due.chunks(BATCH) {
-            let reached = self.give(batch, turn);
-            done += reached;
-            if reached < batch.len() || turn.budget.is_over() {
+            let given = self.give(batch, turn);
+            all.reached += given.reached;
+            all.were_right &= given.were_right;
+            if given.reached < batch.len() || turn.budget.is_over() {
                 break;
             }
         }
-        done
+        all
     }
 
-    fn give(&mut self, batch: &[(u32, Seen)], turn: &mut Turn<'_>) -> usize {
+    fn give(&mut self, batch: &[Looked], turn: &mut Turn<'_>) -> Given {
         let agent_pid = std::process::id();
         let mut open: Vec<(usize, OwnedFd, PathBuf)> = Vec::new();
-        let mut reached = batch.len();
+        let mut given = Given {
+            reached: batch.len(),
+            were_right: true,
+        };
         for (at, &(pid, seen)) in batch.iter().enumerate() {
             // Neither ourselves nor the machine's init, whoever put them into a pod.
             if pid == agent_pid || pid == 1 {
                 continue;
             }
             if turn.budget.is_over() {
-                reached = at;
+                given.reached = at;
                 break;
             }
             turn.budget.looked();
             let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
             match open_score(&path) {
                 Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
-                    turn.has_found_wrong = true;
+                    given.were_right = false;
                     if seen == Seen::First {
                         self.inherited.push(adj);
                     }
@@ -837,19 +849,19 @@ impl CgroupScores {
                 }
                 Ok(_) => {} // right already
                 // What it has forked since the listing has a score that nobody has read.
-                Err(Errno::NOENT | Errno::SRCH) => turn.has_found_wrong = true,
+                Err(Errno::NOENT | Errno::SRCH) => given.were_right = false,
                 Err(source) => {
-                    turn.has_found_wrong = true;
+                    given.were_right = false;
                     turn.refused(path, self.wanted, source);
                 }
             }
         }
         if open.is_empty() {
-            return reached;
+            return given;
         }
         // The descriptors are older than this reading: see the module's head.
         let Some(listed) = self.listed(turn) else {
-            return reached;
+            return given;
         };
         // One is written in any case: else a list that takes the whole time would be read again and again.
         let mut has_written = false;
@@ -858,7 +870,8 @@ impl CgroupScores {
                 continue;
             }
             if has_written && turn.budget.is_over() {
-                return at;
+                given.reached = at;
+                return given;
             }
             has_written = true;
             turn.budget.written();
@@ -868,7 +881,7 @@ impl CgroupScores {
                 Err(source) => turn.refused(path, self.wanted, source),
             }
         }
-        reached
+        given
     }
 
     fn is_to_be_written(&self, adj: i32, seen: Seen) -> bool {

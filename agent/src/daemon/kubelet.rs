@@ -52,6 +52,8 @@ struct Evicted {
     is_killed: bool,
     /// That it was started again has been said.
     is_said: bool,
+    /// When it was last killed again, nanoseconds.
+    killed_again_ns: Option<u64>,
     /// It got SIGTERM from plimsoll, because nothing had acknowledged its report.
     is_terminated: bool,
 }

@@ -710,6 +710,41 @@ fn beside_a_kubelet_the_hold_and_the_kill_allocate_nothing_and_spare_the_sandbox
     assert_eq!(fs::read_to_string(other).unwrap(), "max\n");
 }
 
+/// Its cgroup is made when the kill has its list of them, and before the pod is held.
+#[test]
+fn beside_a_kubelet_a_container_that_was_about_to_start_is_killed_too() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let victim_dir = pod_dir(&node.host, Cgroup::V2, VICTIM);
+    node.timer();
+    node.rest();
+    Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
+    set_available(&node.host, 90 * MIB);
+    node.cross_until_ended(VICTIM, "crossing, remedies, hold, kill");
+    node.wait_for_kill();
+    let [ended, late] = ['1', '2'].map(|digit| victim_dir.join(container_id(digit)));
+    fs::create_dir(&late).unwrap();
+    for file in fs::read_dir(&ended).unwrap() {
+        let file = file.unwrap();
+        if file.file_type().unwrap().is_file() {
+            fs::copy(file.path(), late.join(file.file_name())).unwrap();
+        }
+    }
+    let killed = late.join("cgroup.kill");
+    fs::write(&killed, "").unwrap();
+    let uid = PodUid::new(format!("uid-{VICTIM}"));
+    loop {
+        node.timer();
+        node.rest();
+        node.wait_for_kill();
+        let pod = &node.agent.engine.state().pods[&uid];
+        assert!(pod.leaving.is_some(), "others go in its place");
+        if fs::read_to_string(&killed).unwrap() == "1" {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A tenant holds the lock that the kernel takes for either write.
 #[test]
 fn beside_a_kubelet_the_signals_wait_for_nothing_and_the_hold_is_written_before_the_kill() {

@@ -58,6 +58,9 @@ use tree::{Node as _, Tree};
 pub const CGROUPS_PER_POD_MAX: usize = 256;
 /// Of the path of a cgroup that is kept, at most: any file in it can be opened by its path (PATH_MAX of 4096 with the zero at its end, NAME_MAX of 255).
 pub const CGROUP_PATH_BYTES_MAX: usize = 4096 - 1 - 255 - 1;
+/// Of the paths of a pod's cgroups that are kept, at most, together: half as much again as [`CGROUPS_PER_POD_MAX`] below a runtime's container have. They are kept in several
+/// places, in memory that is locked: as many paths of [`CGROUP_PATH_BYTES_MAX`] in each of a node's pods would be more than the agent may have.
+const PATH_BYTES_PER_POD_MAX: usize = 96 << 10;
 /// Rounds of SIGKILL in one call of [`PodKill::kill`].
 pub const KILL_ROUNDS_MAX: u32 = 4;
 /// Processes that one call signals, in all the pod's cgroups.

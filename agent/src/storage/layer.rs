@@ -9,12 +9,10 @@
 //! has ended (`pthread_exit`) shows neither mounts nor a root any more; those of a thread that lives are asked then.
 //! **Terms.** *machine's user namespace*: the initial one, whose number is the same on every kernel.
 
-use std::fs::Metadata;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, ResolveFlags, openat, openat2};
+use rustix::fs::{AtFlags, CWD, Mode, ResolveFlags, Statx, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -147,7 +145,7 @@ pub(super) fn container_layer(
 /// What a thread shows of its root.
 struct Shown {
     mountinfo: Vec<u8>,
-    root: Metadata,
+    root: Statx,
 }
 
 /// `None`: it has ended. An error: it is not to be believed.
@@ -160,9 +158,16 @@ fn shown_by(places: &Places, thread: &str) -> Result<Option<Shown>, LayerUnknown
     }
     // A thread that is ending has no mounts to show.
     let mountinfo = mountinfo(places, thread).filter(|text| !text.is_empty());
-    let root = std::fs::metadata(places.host.procfs(format!("{thread}/root")));
+    // One with the machine's user namespace may have changed its root to a file system of a server, which is not asked either.
+    let root = root_of(places, thread);
     let shown = mountinfo.zip(root.ok());
     Ok(shown.map(|(mountinfo, root)| Shown { mountinfo, root }))
+}
+
+fn root_of(places: &Places, process: &str) -> Result<Statx, Errno> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let root = places.host.procfs(format!("{process}/root"));
+    statx(CWD, root, flags, StatxFlags::BASIC_STATS)
 }
 
 /// What the process shows, or the first of its threads that lives.
@@ -197,8 +202,12 @@ fn layer_of(
         Ok(None) => return Layer::Absent,
         Err(why) => return Layer::Unknown(why),
     };
-    let machine = std::fs::metadata(places.host.procfs("1/root"));
-    if machine.is_ok_and(|machine| (machine.dev(), machine.ino()) == (root.dev(), root.ino())) {
+    let root_device = (root.stx_dev_major, root.stx_dev_minor);
+    let is_machines = |machine: Statx| {
+        let device = (machine.stx_dev_major, machine.stx_dev_minor);
+        (device, machine.stx_ino) == (root_device, root.stx_ino)
+    };
+    if root_of(places, "1").is_ok_and(is_machines) {
         return Layer::Absent;
     }
     let Some(RootMount {
@@ -209,8 +218,7 @@ fn layer_of(
     else {
         return Layer::Unknown(LayerUnknown::OtherRoot);
     };
-    let (major, minor) = (rustix::fs::major(root.dev()), rustix::fs::minor(root.dev()));
-    if device != (major, minor) {
+    if device != root_device {
         return Layer::Unknown(LayerUnknown::OtherRoot);
     }
     match upper {

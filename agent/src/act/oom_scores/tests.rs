@@ -121,7 +121,6 @@ impl Fake {
                 counts: &mut scores.counts,
                 budget,
                 failed: &mut |error| errors.push(error.to_string()),
-                has_found_wrong: false,
             };
             cgroup.look(&[], now_ns, &mut turn);
         }
@@ -153,6 +152,27 @@ fn each_cgroup_has_its_containers_score() {
     );
     assert_eq!(fake.scores.score(&PodUid::from("u"), "main"), Some(900));
     assert_eq!(fake.scores.score(&PodUid::from("u"), "none"), None);
+}
+
+/// A pod that may make cgroups may give them the container's name: the order of the pods counts it once.
+#[test]
+fn a_cgroup_made_in_a_container_is_no_container_whatever_its_name() {
+    let mut fake = Fake::new();
+    fs::create_dir_all(fake.cgroup("main/main/main")).unwrap();
+    let found = ["", "main", "free", "main/main", "main/main/main"];
+    let found = found.map(|name| (fake.cgroup(name), fake.id(name)));
+    let capacity = fake.scores.capacity_bytes;
+    let dirs = found.iter().map(|(dir, id)| (dir.as_path(), *id));
+    fake.pod().find_cgroups(dirs, capacity);
+    let uid = PodUid::from("u");
+    let containers = fake.scores.containers(&uid).map(|one| (one.name, one.dir));
+    let mut containers: Vec<_> = containers.collect();
+    containers.sort_unstable();
+    let expected = ["free", "main"].map(|name| (name, fake.cgroup(name)));
+    let expected: Vec<_> = expected.iter().map(|(name, dir)| (*name, &**dir)).collect();
+    assert_eq!(containers, expected);
+    // Its processes have the container's score all the same.
+    assert_eq!(fake.pod().cgroups.len(), 5);
 }
 
 /// The API lists a container's id a second after its start, and later where it is slow.
@@ -362,7 +382,6 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
         counts: &mut scores.counts,
         budget: &mut budget,
         failed: &mut |error| errors.push(error.to_string()),
-        has_found_wrong: false,
     };
     let cgroup = cgroup.cgroup_mut(id).unwrap();
     cgroup.look(&[200_000, 300_000], now_ns, &mut turn);

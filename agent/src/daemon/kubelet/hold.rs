@@ -1,12 +1,16 @@
 //! Pods that are held, from the kill until they may run again.
 
-use plimsoll_core::model::state::PodState;
 use plimsoll_core::model::units::PodUid;
 
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
 
 use crate::act::holds::{Holds, Lifted, Recorded};
 use crate::daemon::{Agent, now_ns};
+
+/// So long after a kill what runs in a pod may have been started meanwhile, and is killed; no sooner again.
+const KILL_AGAIN_NS: u64 = 250_000_000;
+/// The same of a pod whose processes have survived a kill.
+const STUCK_AGAIN_NS: u64 = 30_000_000_000;
 
 impl Agent {
     /// Lets nothing new start in a pod that is being ended. Allocates only when that fails.
@@ -46,7 +50,7 @@ impl Agent {
             self.give_up_holds(at_ns);
             self.lift_again(at_ns);
         }
-        self.kill_again();
+        self.kill_again(at_ns);
         self.report_withheld(at_ns);
     }
 
@@ -105,24 +109,41 @@ impl Agent {
         }
     }
 
-    /// What was evicted and killed, and runs: v1 has no hold, and a container may have been about to start.
-    fn kill_again(&mut self) {
+    /// What was evicted and killed, and runs: v1 has no hold, and a container may have been about to start. Its cgroup was not known to the kill then, and
+    /// others of the pod may still be ending.
+    fn kill_again(&mut self, at_ns: u64) {
         let Some(work) = &mut self.kubelet else {
             return;
         };
         let pods = &self.engine.state().pods;
         let mut again = Vec::new();
         for (uid, evicted) in &mut work.evicted {
-            let is_left_alone =
-                |pod: &&PodState| pod.leaving.is_none_or(|leaving| leaving.ended_by_kubelet);
-            let pod = pods
-                .get(uid)
-                .filter(|pod| pod.running)
-                .filter(is_left_alone);
+            let Some(pod) = pods.get(uid).filter(|pod| pod.running) else {
+                continue;
+            };
+            let is_past = |since_ns: u64, pause_ns: u64| at_ns >= since_ns.saturating_add(pause_ns);
+            let kept = pod.leaving.filter(|leaving| !leaving.ended_by_kubelet);
+            // It is about to be killed, or to end.
+            let is_being_ended = kept.is_some_and(|leaving| {
+                let tried_ns = leaving.kill_tried_ns;
+                !tried_ns.is_some_and(|at_ns| is_past(at_ns, KILL_AGAIN_NS))
+            });
+            let pause_ns = if pod.stuck {
+                STUCK_AGAIN_NS
+            } else {
+                KILL_AGAIN_NS
+            };
+            let was_killed_now = evicted
+                .killed_again_ns
+                .is_some_and(|again_ns| !is_past(again_ns, pause_ns));
             // Of a pod that is held and whose sandbox is not known it may be the sandbox alone.
             let is_container = evicted.held_ns.is_none() || self.pods.knows_sandbox(uid);
-            if evicted.is_killed && is_container && pod.is_some_and(|pod| !pod.stuck) {
-                again.push((uid.clone(), std::mem::replace(&mut evicted.is_said, true)));
+            if evicted.is_killed && is_container && !is_being_ended && !was_killed_now {
+                evicted.killed_again_ns = Some(at_ns);
+                // What is still ending was not started again.
+                let is_said =
+                    kept.is_some() || pod.stuck || std::mem::replace(&mut evicted.is_said, true);
+                again.push((uid.clone(), is_said));
             }
         }
         for (uid, is_said) in again {

@@ -61,12 +61,14 @@ impl Containers {
         }
     }
 
-    /// Opens what has come and closes what is gone: `dirs` are the containers' directories with their ids.
+    /// Opens what has come and closes what is gone: `dirs` are the containers' directories with their ids. Those that cannot be opened are tried again at the
+    /// next look, and the first error is returned.
     pub(super) fn refresh<'dirs>(
         &mut self,
         dirs: impl Iterator<Item = (&'dirs Path, u64)>,
     ) -> Result<(), FileError> {
         let mut known = std::mem::take(&mut self.open);
+        let mut failed = None;
         for (dir, id) in dirs {
             let Some(name) = dir.file_name() else {
                 continue;
@@ -75,22 +77,13 @@ impl Containers {
                 .iter()
                 .position(|one| one.id == id && *one.name == *name);
             let container = match same {
-                Some(at) => known.swap_remove(at),
-                None => {
-                    let unified = self.unified.as_ref().map(|pod| pod.join(name));
-                    let in_unified = |file| unified.as_ref().map(|dir| dir.join(file));
-                    Container {
-                        name: name.into(),
-                        id,
-                        kill: if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?
-                            .map(Arc::new),
-                        events: if_there(in_unified("cgroup.events").map(ControlFile::open))?,
-                        usage: if_there(Some(ControlFile::open(dir.join(self.usage_file))))?,
-                        usage_bytes: AtomicU64::new(0),
-                    }
-                }
+                Some(at) => Ok(known.swap_remove(at)),
+                None => self.opened(dir, name, id),
             };
-            self.open.push(container);
+            match container {
+                Ok(container) => self.open.push(container),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         let has_monitors = self.open.iter().any(|one| is_monitors(&one.name));
         if self.spared.has_monitors != has_monitors {
@@ -100,7 +93,21 @@ impl Containers {
             });
         }
         self.gather_kills();
-        Ok(())
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn opened(&self, dir: &Path, name: &OsStr, id: u64) -> Result<Container, FileError> {
+        let unified = self.unified.as_ref().map(|pod| pod.join(name));
+        let in_unified = |file| unified.as_ref().map(|dir| dir.join(file));
+        Ok(Container {
+            name: name.into(),
+            id,
+            kill: if_there(in_unified("cgroup.kill").map(ControlFile::open_to_write))?
+                .map(Arc::new),
+            events: if_there(in_unified("cgroup.events").map(ControlFile::open))?,
+            usage: if_there(Some(ControlFile::open(dir.join(self.usage_file))))?,
+            usage_bytes: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn cgroups(&self) -> impl Iterator<Item = (&OsStr, u64)> {
