@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
+use plimsoll::probe::mechanism::Mechanism;
 
 use super::super::agent::{Agent, Options};
 use super::super::cgroup;
@@ -31,14 +32,19 @@ pub(super) const TESTS: &[Test] = &[
         run: || {
             evicts(
                 Some("fentry"),
-                &by("tracepoint", "left out by --without fentry"),
+                &by(Mechanism::Tracepoint, "left out by --without fentry"),
             )
         },
     },
     Test {
         name: "ladder::without_bpf",
         on: On::EachKernelAndHybrid,
-        run: || evicts(Some("bpf"), &by("psi", "left out by --without bpf")),
+        run: || {
+            evicts(
+                Some("bpf"),
+                &by(Mechanism::Psi, "left out by --without bpf"),
+            )
+        },
     },
     Test {
         name: "ladder::without_bpf_and_psi",
@@ -46,7 +52,7 @@ pub(super) const TESTS: &[Test] = &[
         run: || {
             evicts(
                 Some("bpf,psi"),
-                &by("sampling", "left out by --without bpf"),
+                &by(Mechanism::Sampling, "left out by --without bpf"),
             )
         },
     },
@@ -55,7 +61,7 @@ pub(super) const TESTS: &[Test] = &[
         on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             let _hidden = Hidden::below_nothing(Path::new("/sys/kernel/btf"))?;
-            evicts(None, &by("psi", "the kernel has no BTF"))
+            evicts(None, &by(Mechanism::Psi, "the kernel has no BTF"))
         },
     },
     Test {
@@ -75,23 +81,27 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// What serves memory thresholds on this host.
 pub(super) struct Wanted {
-    mechanism: &'static str,
+    mechanism: Mechanism,
     /// What must be said about why it is not a better one, or what else is missing; `None`: nothing is.
     because: Option<&'static str>,
 }
 
 /// On cgroup v1 the kernel's own notification stands above all but fentry.
-fn by(on_v2: &'static str, because: &'static str) -> Wanted {
-    let on_v1 = cgroup::memory_root().ends_with("memory") && on_v2 != "fentry";
+fn by(on_v2: Mechanism, because: &'static str) -> Wanted {
+    let on_v1 = cgroup::memory_root().ends_with("memory") && on_v2 != Mechanism::Fentry;
     Wanted {
-        mechanism: if on_v1 { "event-control" } else { on_v2 },
+        mechanism: if on_v1 {
+            Mechanism::EventControl
+        } else {
+            on_v2
+        },
         because: Some(because),
     }
 }
 
 /// Nothing is missing.
 pub(super) const WHOLE: Wanted = Wanted {
-    mechanism: "fentry",
+    mechanism: Mechanism::Fentry,
     because: None,
 };
 
@@ -104,7 +114,7 @@ fn whole() -> anyhow::Result<Wanted> {
     let version = number().zip(number()).with_context(|| release.clone())?;
     if cfg!(target_arch = "aarch64") && version < (6, 4) {
         return Ok(by(
-            "tracepoint",
+            Mechanism::Tracepoint,
             "this kernel cannot call programs from its functions (on arm64 from 6.4 on",
         ));
     }
@@ -125,11 +135,7 @@ fn checked(without: Option<&str>, wanted: &Wanted) -> anyhow::Result<()> {
     };
     if let Some(because) = wanted.because {
         let text = check("text")?;
-        let name = match wanted.mechanism {
-            "psi" => "PSI trigger",
-            "event-control" => "v1 eventfd",
-            other => other,
-        };
+        let name = wanted.mechanism.name();
         // The first line that begins so is the choice; what it costs comes further down.
         let chosen = text
             .lines()
@@ -156,7 +162,7 @@ fn checked(without: Option<&str>, wanted: &Wanted) -> anyhow::Result<()> {
         .find(|choice| choice["signal"] == "memory-threshold" && choice["role"] == "primary")
         .with_context(|| format!("check chose nothing: {json}"))?;
     ensure!(
-        primary["mechanism"] == wanted.mechanism,
+        primary["mechanism"] == serde_json::to_value(wanted.mechanism)?,
         "check chose {}: {json}",
         primary["mechanism"]
     );
@@ -175,8 +181,9 @@ pub(super) fn said(agent: &Agent, wanted: &Wanted) -> anyhow::Result<()> {
         .mechanisms
         .iter()
         .find(|choice| choice.signal == "memory-threshold" && choice.role == "primary");
+    let mechanism = serde_json::to_value(wanted.mechanism)?;
     ensure!(
-        primary.is_some_and(|choice| choice.mechanism == wanted.mechanism),
+        primary.is_some_and(|choice| mechanism == choice.mechanism),
         "the agent chose {primary:?}; {:?}",
         agent.started.lost
     );
@@ -248,13 +255,13 @@ fn as_booted() -> Outcome {
     let lockdown = "kernel lockdown is \"confidentiality\"";
     let wanted = match (is_confidential, has_psi) {
         (false, true) => whole()?,
-        (false, false) => by("fentry", "boot with psi=1"),
-        (true, true) => by("psi", lockdown),
-        (true, false) => by("sampling", lockdown),
+        (false, false) => by(Mechanism::Fentry, "boot with psi=1"),
+        (true, true) => by(Mechanism::Psi, lockdown),
+        (true, false) => by(Mechanism::Sampling, lockdown),
     };
     evicts(None, &wanted)?;
     if !is_confidential && !has_psi {
-        return evicts(Some("bpf"), &by("sampling", "boot with psi=1"));
+        return evicts(Some("bpf"), &by(Mechanism::Sampling, "boot with psi=1"));
     }
     Ok(Done::Passed)
 }
@@ -309,7 +316,7 @@ fn function_is_missing() -> Outcome {
     evicts(
         None,
         &by(
-            "tracepoint",
+            Mechanism::Tracepoint,
             "this kernel has no fentry target page_counter_try_charge",
         ),
     )
