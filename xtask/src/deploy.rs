@@ -48,6 +48,16 @@ const OLDER: &str = "before-1.30";
 const OLDER_VERSION: &str = "1.29.0";
 /// Kinds and fields that they do not know.
 const NEWER: [&str; 2] = ["ValidatingAdmissionPolicy", "appArmorProfile"];
+/// Kinds of objects that are in no namespace.
+const CLUSTER_WIDE: [&str; 7] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "Namespace",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+    "ValidatingWebhookConfiguration",
+];
 /// The namespace of `deploy/base`.
 const NAMESPACE: &str = "plimsoll";
 /// What the name of Kustomize's ConfigMap begins with.
@@ -300,7 +310,26 @@ fn shown(object: Option<&Value>) -> String {
 fn build(tools: &Tools, folder: &Path) -> Result<Objects> {
     let mut kubectl = Command::new(&tools.kubectl);
     kubectl.arg("kustomize").arg(folder);
-    objects(&output_of(&mut kubectl, "mend the kustomization")?)
+    let text = output_of(&mut kubectl, "mend the kustomization")?;
+    have_namespaces(&text).with_context(|| folder.display().to_string())?;
+    objects(&text)
+}
+
+/// What names no namespace is made in the one that `kubectl` happens to use. A namespace of the base does not reach components.
+fn have_namespaces(text: &str) -> Result<()> {
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(text).context("what was rendered is no YAML")?;
+    for object in documents {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        ensure!(
+            kind.is_empty()
+                || CLUSTER_WIDE.contains(&kind)
+                || object["metadata"]["namespace"].is_string(),
+            "{kind} {} names no namespace: add it to the object",
+            object["metadata"]["name"]
+        );
+    }
+    Ok(())
 }
 
 /// Without what the forms cannot share: Helm makes no Namespace, and names the one of its release when it installs.
