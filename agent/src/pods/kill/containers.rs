@@ -318,3 +318,49 @@ impl super::PodKill {
         self.beside.iter().flat_map(Containers::usages)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+    use crate::host::cgroup::tests::fake_v2;
+
+    #[test]
+    fn one_that_cannot_be_opened_costs_no_other_and_is_opened_later() {
+        let (_dir, host) = fake_v2();
+        let mounts = host.cgroup_mounts().unwrap();
+        let pod = CgroupPath::new("kubepods/podx").unwrap();
+        let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
+        let dirs = ["a", "b", "c"].map(|name| pod_dir.join(name));
+        for dir in &dirs {
+            fs::create_dir_all(dir).unwrap();
+            for file in ["cgroup.kill", "cgroup.events", "memory.current"] {
+                fs::write(dir.join(file), "").unwrap();
+            }
+        }
+        let found = |number: usize| {
+            let dirs = dirs[..number].iter();
+            dirs.map(|dir| (&**dir, dir.metadata().unwrap().ino()))
+        };
+        let mut containers = Containers::new(&mounts, &pod);
+        containers.refresh(found(1)).unwrap();
+        // What cannot be written is a directory here.
+        let refused = dirs[1].join("cgroup.kill");
+        fs::remove_file(&refused).unwrap();
+        fs::create_dir(&refused).unwrap();
+        assert!(containers.refresh(found(3)).is_err());
+        let names = |containers: &Containers| {
+            let names = containers.cgroups().map(|(name, _)| name.to_owned());
+            let mut names: Vec<_> = names.collect();
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(names(&containers), ["a", "c"]);
+        fs::remove_dir(&refused).unwrap();
+        fs::write(&refused, "").unwrap();
+        containers.refresh(found(3)).unwrap();
+        assert_eq!(names(&containers), ["a", "b", "c"]);
+    }
+}
