@@ -413,9 +413,6 @@ impl Loop {
             }
             Heard::Object(object) => {
                 let Change { displaced, frame } = self.pods.saw(&object);
-                for uid in &displaced {
-                    self.reporter.pod_gone(uid);
-                }
                 let gone = displaced.into_iter().map(|uid| ToAgent::PodGone { uid });
                 let gone = gone.filter_map(|frame| link::encode(&frame));
                 let batch: Batch = gone.chain(frame).collect();
