@@ -144,7 +144,7 @@ fn has_documentation_tests(source: &str) -> bool {
         .any(|language| language.is_empty() || language.starts_with("rust"))
 }
 
-/// What a target is made of: the folder of a `main.rs` or `lib.rs`, or one file.
+/// The sources of a target: the folder of a `main.rs` or `lib.rs`, or one file.
 fn sources_of(target: &Value) -> Vec<(String, String)> {
     let path = target["src_path"].as_str().unwrap();
     let root = sources::root().canonicalize().unwrap();

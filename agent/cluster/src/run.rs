@@ -424,13 +424,10 @@ impl Loop {
             Heard::Gone(object) => {
                 if let Some(uid) = SeenPod::uid_of(&object) {
                     self.reporter.pod_gone(&uid);
-                }
-                if let Some(uid) = self.pods.saw_gone(&object).filter(|_| was_listed) {
-                    self.send_to_agent(
-                        link::encode(&ToAgent::PodGone { uid })
-                            .into_iter()
-                            .collect(),
-                    );
+                    if self.pods.gone(&uid) && was_listed {
+                        let frame = link::encode(&ToAgent::PodGone { uid });
+                        self.send_to_agent(frame.into_iter().collect());
+                    }
                 }
             }
             Heard::Listed => {

@@ -7,8 +7,8 @@ use std::convert::Infallible;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -120,6 +120,30 @@ impl Listener {
     }
 }
 
+/// The connections, and what ends each.
+#[derive(Clone)]
+struct Places {
+    seats: Arc<Mutex<Seats<Arc<Notify>>>>,
+    began: Instant,
+}
+
+impl Places {
+    fn new() -> Self {
+        Self {
+            seats: Arc::default(),
+            began: Instant::now(),
+        }
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Seats<Arc<Notify>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
 /// Who may open the socket is trusted: the next one waits for a place.
 async fn serve_socket(listener: UnixListener, metrics: Arc<Metrics>) {
     let free = Arc::new(Semaphore::new(SOCKET_CONNECTIONS_MAX));
@@ -141,32 +165,27 @@ async fn serve_socket(listener: UnixListener, metrics: Arc<Metrics>) {
 
 /// Any pod may reach the port, and the kubelet asks there whether this program lives: nobody waits for a place, and whoever has the most makes room.
 async fn serve_port(listener: TcpListener, metrics: Arc<Metrics>) {
-    let seats: Arc<Mutex<Seats<Arc<Notify>>>> = Arc::default();
-    let seated = |seats: &Mutex<Seats<Arc<Notify>>>, peer, end: &Arc<Notify>| {
-        let mut seats = seats.lock().unwrap_or_else(PoisonError::into_inner);
-        // No answer takes so long that it would have to be waited for.
-        seats.take(peer, end.clone(), 0)
-    };
+    let places = Places::new();
     loop {
-        let Ok((stream, address)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(AFTER_REFUSAL).await;
             continue;
         };
-        let end = Arc::new(Notify::new());
-        let Some((number, other)) = seated(&seats, Peer::of(address.ip()), &end) else {
+        let (peer, ms, end) = (Peer::of(from.ip()), places.ms(), Arc::new(Notify::new()));
+        let taken = places.seats().take(peer, end.clone(), ms);
+        let Some((number, ended)) = taken else {
             continue;
         };
-        if let Some(other) = other {
-            other.notify_one();
+        if let Some(ended) = ended {
+            ended.notify_one();
         }
-        let (metrics, seats) = (metrics.clone(), seats.clone());
+        let (metrics, places) = (metrics.clone(), places.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = connection(stream, metrics) => {}
                 () = end.notified() => {}
             }
-            let mut seats = seats.lock().unwrap_or_else(PoisonError::into_inner);
-            seats.free(number);
+            places.seats().free(number);
         });
     }
 }

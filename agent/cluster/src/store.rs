@@ -218,12 +218,6 @@ impl Store {
         Some((waiting.uid.clone(), false))
     }
 
-    /// A watch shows that an object is gone. Returns its UID if it was known.
-    pub fn saw_gone(&mut self, object: &[u8]) -> Option<PodUid> {
-        let uid = SeenPod::uid_of(object)?;
-        self.gone(&uid).then_some(uid)
-    }
-
     /// It is gone. Returns whether it was known.
     pub fn gone(&mut self, uid: &PodUid) -> bool {
         let Some(pod) = self.pods.remove(uid) else {
@@ -283,8 +277,8 @@ mod tests {
         store.saw(&pod("u3", "1"));
         assert_eq!(store.iter().count(), 3);
         assert_eq!(store.listed(), ["u2".into()]);
-        assert_eq!(store.saw_gone(&pod("u3", "2")), Some("u3".into()));
-        assert_eq!(store.saw_gone(&pod("u3", "2")), None);
+        assert_eq!(SeenPod::uid_of(&pod("u3", "2")), Some("u3".into()));
+        assert!(store.gone(&"u3".into()) && !store.gone(&"u3".into()));
         assert_eq!(store.bytes, store.get(&"u1".into()).unwrap().frame.len());
     }
 
@@ -331,7 +325,7 @@ mod tests {
         assert!(change.frame.is_some());
         assert_eq!(change.displaced, ["u1".into()]);
         assert!(store.get(&"a".into()).is_some() && store.get(&"u1".into()).is_none());
-        assert_eq!(store.saw_gone(&pod("u1", "2")), None);
+        assert!(!store.gone(&"u1".into()));
         assert_eq!((store.dropped.ended, store.dropped.too_many), (1, 1));
         let bytes: usize = store.iter().map(|pod| pod.frame.len()).sum();
         assert_eq!((store.iter().count(), store.bytes), (PODS_MAX, bytes));

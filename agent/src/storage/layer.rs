@@ -158,7 +158,7 @@ fn shown_by(places: &Places, thread: &str) -> Result<Option<Shown>, LayerUnknown
     }
     // A thread that is ending has no mounts to show.
     let mountinfo = mountinfo(places, thread).filter(|text| !text.is_empty());
-    // One with the machine's user namespace may have changed its root to a file system of a server, which is not asked either.
+    // A process in the machine's user namespace may have changed its root to a file system of a server, and that server is not asked either.
     let root = root_of(places, thread);
     let shown = mountinfo.zip(root.ok());
     Ok(shown.map(|(mountinfo, root)| Shown { mountinfo, root }))

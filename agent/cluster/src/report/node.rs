@@ -692,7 +692,7 @@ mod tests {
         let others = json!([{"key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": 1}]);
         let stale = node(json!(null), "1");
         reports.want(vec![pressure(true)], true);
-        let mut answer = |answer: Answer, at| {
+        let answer = |reports: &mut NodeReports, answer: Answer, at| {
             let purpose = reports.next(Some(&stale), now(at)).unwrap();
             let call = reports.send(purpose, "n", now(at), false);
             reports.answered(purpose, &answer, now(at));
@@ -702,32 +702,36 @@ mod tests {
             let object = json!({"metadata": {"name": "n", "uid": "nu", "resourceVersion": version}, "spec": {"taints": others}});
             Answer::Done(object.to_string().into_bytes())
         };
-        assert_eq!(answer(fresh("5"), 1).0, NodePurpose::ReadTaints);
-        let conflict = Answer::Refused(Refusal {
-            code: 409,
-            ..Refusal::default()
-        });
-        let (purpose, call) = answer(conflict, 2);
+        assert_eq!(
+            answer(&mut reports, fresh("5"), 1).0,
+            NodePurpose::ReadTaints
+        );
+        let conflict = || {
+            Answer::Refused(Refusal {
+                code: 409,
+                ..Refusal::default()
+            })
+        };
+        let (purpose, call) = answer(&mut reports, conflict(), 2);
         assert_eq!(
             (purpose, body(&call)["metadata"]["resourceVersion"].as_str()),
             (NodePurpose::WriteTaints, Some("5"))
         );
-        assert_eq!(answer(fresh("6"), 3).0, NodePurpose::ReadTaints);
+        assert_eq!(
+            answer(&mut reports, fresh("6"), 3).0,
+            NodePurpose::ReadTaints
+        );
         // Somebody else writes it all the time.
-        let again = Answer::Refused(Refusal {
-            code: 409,
-            ..Refusal::default()
-        });
-        assert_eq!(answer(again, 4).0, NodePurpose::WriteTaints);
+        assert_eq!(
+            answer(&mut reports, conflict(), 4).0,
+            NodePurpose::WriteTaints
+        );
         assert_eq!(reports.next(Some(&stale), now(4)), None);
-        let mut answer = |answer: Answer, at| {
-            let purpose = reports.next(Some(&stale), now(at)).unwrap();
-            let call = reports.send(purpose, "n", now(at), false);
-            reports.answered(purpose, &answer, now(at));
-            (purpose, call)
-        };
-        assert_eq!(answer(fresh("7"), 60_000).0, NodePurpose::ReadTaints);
-        let (purpose, call) = answer(fresh("8"), 60_001);
+        assert_eq!(
+            answer(&mut reports, fresh("7"), 60_000).0,
+            NodePurpose::ReadTaints
+        );
+        let (purpose, call) = answer(&mut reports, fresh("8"), 60_001);
         assert_eq!(purpose, NodePurpose::WriteTaints);
         let taints = body(&call)["spec"]["taints"].clone();
         assert_eq!(

@@ -2,8 +2,8 @@
 //! can have all of it ([`peer`]).
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -18,7 +18,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::peer::{FairPace, Peer, Seats};
+use super::peer::{FairPace, Peer};
+use super::{AFTER_REFUSAL, Places};
 use crate::certificate::Served;
 
 /// The path of reviews of Consumers.
@@ -52,23 +53,6 @@ impl Slot {
     }
 }
 
-/// The connections, and what ends each.
-#[derive(Clone)]
-struct Places {
-    seats: Arc<Mutex<Seats<Arc<Notify>>>>,
-    began: Instant,
-}
-
-impl Places {
-    fn seats(&self) -> MutexGuard<'_, Seats<Arc<Notify>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-}
-
 /// Answers reviews until the program ends. `review` takes a body that is whole and who sent it, and gives the body of the answer, or a code. `left_out` hears of each connection that is not
 /// taken, or is ended, because there are too many.
 pub async fn serve<F, A>(
@@ -80,15 +64,11 @@ pub async fn serve<F, A>(
     F: Fn(Peer, Bytes) -> A + Clone + Send + 'static,
     A: Future<Output = Result<Vec<u8>, StatusCode>> + Send + 'static,
 {
-    let places = Places {
-        seats: Arc::default(),
-        began: Instant::now(),
-    };
+    let places = Places::new();
     let mut pace = FairPace::new(CONNECTIONS_PER_SECOND);
     loop {
         let Ok((stream, from)) = listener.accept().await else {
-            // Out of descriptors: others may end meanwhile.
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(AFTER_REFUSAL).await;
             continue;
         };
         let Some(served) = slot.get() else {

@@ -7,9 +7,9 @@ use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
 use crate::act::holds::{Holds, Lifted, Recorded};
 use crate::daemon::{Agent, now_ns};
 
-/// So long after a kill what runs in a pod may have been started meanwhile, and is killed; no sooner again.
+/// The pause between kills of one pod: a container that runs after it may have been started meanwhile.
 const KILL_AGAIN_NS: u64 = 250_000_000;
-/// The same of a pod whose processes have survived a kill.
+/// The same pause for a pod whose processes have survived a kill.
 const STUCK_AGAIN_NS: u64 = 30_000_000_000;
 
 impl Agent {
@@ -140,7 +140,7 @@ impl Agent {
             let is_container = evicted.held_ns.is_none() || self.pods.knows_sandbox(uid);
             if evicted.is_killed && is_container && !is_being_ended && !was_killed_now {
                 evicted.killed_again_ns = Some(at_ns);
-                // What is still ending was not started again.
+                // A process that is still ending was not started again.
                 let is_said =
                     kept.is_some() || pod.stuck || std::mem::replace(&mut evicted.is_said, true);
                 again.push((uid.clone(), is_said));
