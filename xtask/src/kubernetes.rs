@@ -26,6 +26,8 @@ use crate::{interrupt, paths, process};
 pub(crate) const BINARIES_VARIABLE: &str = "PLIMSOLL_KUBERNETES";
 /// Its value where another stage runs these tests.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
+/// The program of these tests.
+pub(crate) const TESTS: &str = "api_server";
 /// Names the folder where a server that stays says where it is.
 const UP_VARIABLE: &str = "PLIMSOLL_KUBERNETES_UP";
 /// Of the sources in Debian.
@@ -143,10 +145,10 @@ fn built(programs: &[&'static str]) -> Result<PathBuf> {
 }
 
 /// `cargo test` of what needs the servers. Of the whole workspace, which is built for other tests as well.
-pub(crate) fn tests(binaries: &Path) -> Command {
+fn tests(binaries: &Path) -> Command {
     let mut command = process::cargo();
     command
-        .args(["test", "--locked", "--workspace", "--test", "api_server"])
+        .args(["test", "--locked", "--workspace", "--test", TESTS])
         .env(BINARIES_VARIABLE, binaries);
     command
 }

@@ -5,6 +5,7 @@ mod apt;
 mod architecture;
 mod bench;
 mod busybox;
+mod clippy;
 mod conformance;
 mod demo;
 mod deny;

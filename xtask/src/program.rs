@@ -7,22 +7,30 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::clippy::Clippy;
 use crate::progress::Step;
 use crate::{paths, process};
 
 /// Builds program `name` when something changed, with these options of cargo, and returns the command that runs it.
 pub(crate) fn of_tests(name: &str, options: &[&str]) -> Result<Command> {
-    of_workspace(name, &[&["--package", "tests"], options].concat())
+    of_packages(name, &[&["--package", "tests"], options].concat(), None)
 }
 
-/// The same, of packages that the options name.
-pub(crate) fn of_workspace(name: &str, options: &[&str]) -> Result<Command> {
+/// The same, of packages that the options name, with rustc or with clippy.
+pub(crate) fn of_packages(
+    name: &str,
+    options: &[&str],
+    clippy: Option<&Clippy>,
+) -> Result<Command> {
     let step = Step::begin(name, format_args!("building {name}, a program of `tests`"));
     let mut build = process::cargo();
     build
         .args(["build", "--locked", "--bin", name])
         .args(options)
         .args(["--message-format", "json-render-diagnostics"]);
+    if let Some(clippy) = clippy {
+        clippy.compiles(&mut build);
+    }
     let built = process::run_cargo(&mut build, &step)?;
     process::success(
         &build,

@@ -4,34 +4,28 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::progress::Step;
+use crate::clippy::Clippy;
 use crate::{interrupt, process, program};
 
-/// Of the whole workspace, so that the libraries that `cargo test --workspace` has built are what it needs as well.
-const BUILD: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
+/// The whole workspace with what the program needs: rustix reaches the kernel through the C library there. So are all tests built that run beside
+/// it (`crate::test`), or else the agent would be built once more for it.
+pub(crate) const WORKSPACE: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
 
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
-fn program() -> Result<Command> {
-    program::of_workspace("simulate", &BUILD)
+fn program(clippy: Option<&Clippy>) -> Result<Command> {
+    program::of_packages("simulate", &WORKSPACE, clippy)
 }
 
 /// Builds the program and runs it; 1 when a rule was broken.
 pub(crate) fn run(arguments: &[String]) -> Result<u8> {
-    let mut program = program()?;
+    let mut program = program(None)?;
     let status = interrupt::status(program.args(arguments))
         .context("the program that was just built cannot be started")?;
     Ok(u8::from(!status.success()))
 }
 
-/// Some minutes of it, bounded by what is simulated and not by the clock: every scenario, some seeds, and calls that fail, block or are the last.
-pub(crate) fn little_of_everything(step: &Step) -> Result<()> {
-    let mut clippy = process::cargo();
-    clippy
-        .args(["clippy", "--locked", "--bin", "simulate"])
-        .args(BUILD)
-        .args(["--", "-D", "warnings"]);
-    let ended = process::run_cargo(&mut clippy, step)?;
-    process::success(&clippy, &ended, "run it yourself: `cargo xtask simulate`")?;
+/// Some minutes of it, as the tests are built, bounded by what is simulated and not by the clock: every scenario, some seeds, and calls that fail, block or are the last.
+pub(crate) fn little_of_everything() -> Result<()> {
     holds(&[])
 }
 
@@ -41,7 +35,7 @@ pub(crate) fn every_call() -> Result<()> {
 }
 
 fn holds(arguments: &[&str]) -> Result<()> {
-    let mut program = program()?;
+    let mut program = program(Some(&Clippy::get()?))?;
     program.args(arguments);
     let ended = process::run(&mut program)?;
     process::success(

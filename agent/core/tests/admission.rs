@@ -1,7 +1,5 @@
 //! What holds for admission whatever the objects: it is idempotent, it counts what is there, and a refusal counts nothing.
 
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::admission::Admission;

@@ -1,7 +1,4 @@
 //! A node whose pods a kubelet runs.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::sync::Arc;
 
@@ -18,7 +15,7 @@ use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use serde_json::json;
 
-use node::{MI, Node, S, hard, names};
+use crate::node::{MI, Node, S, hard, names};
 
 fn beside(thresholds: Vec<Threshold>) -> Node {
     let mut node = Node::with(EngineConfig {

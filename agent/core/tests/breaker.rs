@@ -1,7 +1,4 @@
 //! One pod whose memory outlives it does not cost the node all others.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::collections::BTreeMap;
 
@@ -11,7 +8,7 @@ use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
 use serde_json::json;
 
-use node::{MI, Memory, Node, S, hard, names};
+use crate::node::{MI, Memory, Node, S, hard, names};
 
 const MS: u64 = 1_000_000;
 const INTERVAL_NS: u64 = 10 * S;

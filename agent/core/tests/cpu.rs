@@ -2,7 +2,6 @@
 //!
 //! The model is that of kernel/sched/fair.c: at each period a cgroup gets its quota, keeps of earlier ones what it did not use up to its burst, and
 //! is throttled when it wants more than it has. What it could not do it does later.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

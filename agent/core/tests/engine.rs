@@ -1,5 +1,4 @@
 //! The engine as its caller sees it: events in, decisions out, on small nodes.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,7 +1,4 @@
 //! The agent's pod is in no decision, whatever its manifest says.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::sync::Arc;
 
@@ -22,7 +19,7 @@ use plimsoll_core::policy::oom::last_line;
 use proptest::prelude::*;
 use serde_json::json;
 
-use node::{MI, Memory, Node, S, hard};
+use crate::node::{MI, Memory, Node, S, hard};
 
 /// The first is the agent's.
 const NAMES: [&str; 3] = ["agent", "a", "b"];

@@ -1,5 +1,4 @@
 //! What is explained is what is done: explanations against decisions of the same engine.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! Out of memory, foreseen, on a model of a machine: the engine sees it only when it asked to look or when the kernel reports.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 

@@ -1,7 +1,4 @@
 //! No pod is evicted because of an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::collections::BTreeSet;
 
@@ -16,7 +13,7 @@ use plimsoll_core::policy::memory::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 use proptest::prelude::*;
 use serde_json::json;
 
-use node::{MI, Node, S, hard, names};
+use crate::node::{MI, Node, S, hard, names};
 
 /// `memory.available` of the one hard threshold, Mi.
 const THRESHOLD: u64 = 500;

@@ -1,5 +1,4 @@
 //! Whom the last line in the kernel may kill, and what follows when it has.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 

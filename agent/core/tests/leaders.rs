@@ -1,7 +1,4 @@
 //! Only the pods that may be evicted are read: the decisions are those of a sample of all pods.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +19,7 @@ use plimsoll_core::policy::memory::usage_bounds::STAT_AGE_MAX_MS;
 use proptest::prelude::*;
 use serde_json::json;
 
-use node::{MI, Node, S, hard, names};
+use crate::node::{MI, Node, S, hard, names};
 
 const MS: u64 = 1_000_000;
 const CAPACITY: u64 = 4000;

@@ -1,5 +1,4 @@
 //! The node first, pods only if a decision may depend on them: with and without the pods the engine decides the same.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 

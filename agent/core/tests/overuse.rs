@@ -1,7 +1,4 @@
 //! What the arbitrator of a cluster says of namespaces, and what a node under pressure says to it.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::sync::Arc;
 
@@ -18,7 +15,7 @@ use plimsoll_core::model::threshold::{Amount, Threshold};
 use plimsoll_core::policy::memory::thresholds::withheld_bytes;
 use serde_json::json;
 
-use node::{MI, Node, S, evicted, hard};
+use crate::node::{MI, Node, S, evicted, hard};
 
 /// Three pods of two namespaces; `greedy` uses too much of the cluster, for five seconds.
 fn node(overuse_ranking: OveruseRanking) -> Node {

@@ -1,5 +1,4 @@
 //! Placement by the engine, from outside: when pods get CPUs and when they give them back.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::sync::Arc;
 

@@ -1,7 +1,4 @@
 //! The options beyond the kubelet, one by one, on small nodes.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use std::sync::Arc;
 
@@ -19,7 +16,7 @@ use plimsoll_core::policy::memory::freshness::Stale;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use node::{MI, Memory, Node, S, evicted, hard, names};
+use crate::node::{MI, Memory, Node, S, evicted, hard, names};
 
 /// No pod is evicted while reclaiming active page cache suffices; when it does not, page cache does not count as usage of a pod.
 #[test]

@@ -1,5 +1,4 @@
 //! Stages before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not wait for it does not.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,4 @@
 //! A pod that survives SIGKILL costs the node one eviction, and the others no more time than they have.
-#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
-
-mod node;
 
 use plimsoll_core::model::decision::{Decision, Ending};
 use plimsoll_core::model::event::{EventKind, Sample};
@@ -12,7 +9,7 @@ use plimsoll_core::policy::memory::leaving::{
 };
 use serde_json::json;
 
-use node::{MI, Node, S, hard, names};
+use crate::node::{MI, Node, S, hard, names};
 
 const MS: u64 = 1_000_000;
 

@@ -1,4 +1,4 @@
-//! Clippy and `cargo test`, with how far they are.
+//! `cargo test`, built by clippy, with how far it is.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,10 +10,11 @@ use rustix::fs::StatVfsMountFlags;
 
 use super::report::{self, Counts};
 use super::{Outcome, by_hand};
+use crate::clippy::Clippy;
 use crate::interrupt::Folder;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
-use crate::{kubernetes, paths, process};
+use crate::{kubernetes, paths, process, simulate};
 
 /// Where tests write what was left out and what is worth a line (agent/tests/notes/mod.rs).
 const NOTES_VARIABLE: &str = "PLIMSOLL_TEST_NOTES";
@@ -23,38 +24,27 @@ const IN_MEMORY: &str = "/dev/shm";
 /// More than all tests together have there at a time, in bytes.
 const ROOM_IN_MEMORY: u64 = 2 << 30;
 
-/// Warnings are errors.
-pub(super) fn clippy(step: &Step) -> Result<()> {
-    let mut command = process::cargo();
-    command.args(["clippy", "--locked", "--workspace", "--all-targets"]);
-    command.args(["--", "-D", "warnings"]);
-    let ended = process::run_cargo(&mut command, step)?;
-    process::success(&command, &ended, &by_hand(&command))
-}
-
-/// Builds the tests, and runs them; those that need an API server are a stage of their own.
+/// Builds everything that is for this machine, with lints, and runs its tests; those that need an API server are a stage of their own.
 pub(super) fn test(step: &Step) -> Outcome {
-    let cargo = |more: &[&str]| {
-        let mut command = process::cargo();
-        command.args(["test", "--locked", "--workspace", "--no-fail-fast"]);
-        command.args(more);
-        command.env(kubernetes::BINARIES_VARIABLE, kubernetes::ELSEWHERE);
-        command
+    // What no test runs is linted, too: programs and benchmarks.
+    let what = What {
+        to_build: &["--all-targets"],
+        to_run: &[],
+        api_server: Path::new(kubernetes::ELSEWHERE),
     };
-    match try_test(step, cargo) {
-        Ok(outcome) => outcome,
-        Err(error) => Err(error).into(),
-    }
+    what.test(step).unwrap_or_else(|error| Err(error).into())
 }
 
 /// The tests that need an API server, which is built first where there is none.
 pub(super) fn with_api_server(step: &Step) -> Outcome {
+    let only = &["--test", kubernetes::TESTS];
     let tested = kubernetes::found(None).and_then(|binaries| {
-        try_test(step, |more| {
-            let mut command = kubernetes::tests(&binaries);
-            command.args(more);
-            command
-        })
+        let what = What {
+            to_build: only,
+            to_run: only,
+            api_server: &binaries,
+        };
+        what.test(step)
     });
     match tested {
         Ok(outcome) => outcome,
@@ -65,61 +55,84 @@ pub(super) fn with_api_server(step: &Step) -> Outcome {
     }
 }
 
-fn try_test(step: &Step, cargo: impl Fn(&[&str]) -> Command) -> Result<Outcome> {
-    let mut build = cargo(&["--no-run"]);
-    let built = process::run_cargo(&mut build, step)?;
-    process::success(&build, &built, &by_hand(&build))?;
-    let programs = built
-        .text()
-        .lines()
-        .filter(|line| line.trim_start().starts_with("Executable "))
-        .count();
-    let folder = Folder::new()?;
-    let notes = folder.path().join("notes");
-    let (mut program, mut done, mut failed) = (0, 0, 0);
-    let mut command = cargo(&[]);
-    command.env(NOTES_VARIABLE, &notes);
-    // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a machine's own one it is for
-    // every user: tests start programs of others.
-    let temporary = temporary()?;
-    fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))
-        .with_context(|| format!("cannot open {} to all", temporary.path().display()))?;
-    command.env("TMPDIR", temporary.path());
-    let ended = Watched::run(&mut command, |said| {
-        let said = said.trim_start();
-        program += usize::from(said.starts_with("Running "));
-        if said.starts_with("test ") {
-            done += 1;
-            failed += usize::from(said.ends_with(" ... FAILED"));
+/// Tests that are built and run.
+struct What<'a> {
+    to_build: &'a [&'a str],
+    to_run: &'a [&'a str],
+    /// Where its programs are.
+    api_server: &'a Path,
+}
+
+impl What<'_> {
+    /// A warning is an error. One error does not hide another one.
+    fn cargo(&self, clippy: &Clippy, more: &[&str]) -> Command {
+        let mut command = process::cargo();
+        command.args(["test", "--locked"]).args(simulate::WORKSPACE);
+        clippy.compiles(&mut command);
+        command
+            .args(["--no-fail-fast"])
+            .args(more)
+            .env(kubernetes::BINARIES_VARIABLE, self.api_server);
+        command
+    }
+
+    fn test(&self, step: &Step) -> Result<Outcome> {
+        let clippy = Clippy::get()?;
+        let mut build = self.cargo(&clippy, &[self.to_build, &["--no-run"]].concat());
+        let built = process::run_cargo(&mut build, step)?;
+        process::success(&build, &built, &by_hand(&build))?;
+        let programs = built
+            .text()
+            .lines()
+            .filter(|line| line.trim_start().starts_with("Executable "))
+            .count();
+        let folder = Folder::new()?;
+        let notes = folder.path().join("notes");
+        let (mut program, mut done, mut failed) = (0, 0, 0);
+        let mut command = self.cargo(&clippy, self.to_run);
+        command.env(NOTES_VARIABLE, &notes);
+        // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a machine's own one it is for
+        // every user: tests start programs of others.
+        let temporary = temporary()?;
+        fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))
+            .with_context(|| format!("cannot open {} to all", temporary.path().display()))?;
+        command.env("TMPDIR", temporary.path());
+        let ended = Watched::run(&mut command, |said| {
+            let said = said.trim_start();
+            program += usize::from(said.starts_with("Running "));
+            if said.starts_with("test ") {
+                done += 1;
+                failed += usize::from(said.ends_with(" ... FAILED"));
+            }
+            step.at(Progress {
+                done,
+                total: None,
+                unit: "tests",
+                now: format!("{failed} failed, program {program} of {programs}"),
+            });
+        })?;
+        let log = ended.text();
+        let mut counts = report::of_cargo_test(&log, ended.success());
+        if counts == Counts::default() {
+            counts.failed = 1;
         }
-        step.at(Progress {
-            done,
-            total: None,
-            unit: "tests",
-            now: format!("{failed} failed, program {program} of {programs}"),
-        });
-    })?;
-    let log = ended.text();
-    let mut counts = report::of_cargo_test(&log, ended.success());
-    if counts == Counts::default() {
-        counts.failed = 1;
+        // No test wrote any.
+        let notes = report::notes(&fs::read_to_string(&notes).unwrap_or_default());
+        counts.passed = counts.passed.saturating_sub(notes.left_out);
+        counts.skipped += notes.left_out;
+        let failed_tests = failed_tests(&log);
+        let mut log = failures(&log);
+        if ended.hung {
+            let hung = process::success(&command, &ended, &by_hand(&command));
+            log.extend(hung.err().map(|error| format!("\n{error}")));
+        }
+        Ok(Outcome {
+            counts,
+            log,
+            notes: notes.lines,
+            failed_tests,
+        })
     }
-    // No test wrote any.
-    let notes = report::notes(&fs::read_to_string(&notes).unwrap_or_default());
-    counts.passed = counts.passed.saturating_sub(notes.left_out);
-    counts.skipped += notes.left_out;
-    let failed_tests = failed_tests(&log);
-    let mut log = failures(&log);
-    if ended.hung {
-        let hung = process::success(&command, &ended, &by_hand(&command));
-        log.extend(hung.err().map(|error| format!("\n{error}")));
-    }
-    Ok(Outcome {
-        counts,
-        log,
-        notes: notes.lines,
-        failed_tests,
-    })
 }
 
 /// Where tests have their files: in memory, where this machine has room for them there. Tests that make thousands of directories spend most

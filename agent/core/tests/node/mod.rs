@@ -1,10 +1,5 @@
 //! A node and the engine that looks after it.
 
-#![allow(
-    dead_code,
-    reason = "each program of tests takes what it needs of this"
-)]
-
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};

@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_pod_does_not_escape_by_nested_cgroups",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::Hybrid, Machine::V7_2]),
         run: nested,
     },
     Test {
@@ -58,7 +58,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::it_expires_and_the_kernels_oom_killer_is_back",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::Once(Machine::V6_1),
         run: expired,
     },
     Test {

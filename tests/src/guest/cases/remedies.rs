@@ -55,7 +55,9 @@ fn short(node: &Node, short_mb: u64, remedies: &str) -> anyhow::Result<Options> 
             (available_bytes()? + mib(short_mb)) >> 10
         ),
     )?;
-    Ok(Options::default().flag("--config", &config.to_string_lossy()))
+    Ok(Options::default()
+        .flag("--config", &config.to_string_lossy())
+        .on_tracepoints())
 }
 
 /// Waits for a decision of this kind about `pod`.
@@ -222,7 +224,7 @@ fn not_stuck() -> Outcome {
         high(&node, &hog)? != before,
         "the agent was killed too late: the test tests nothing"
     );
-    let next = node.agent(&Options::hard("memory.available<1Mi"))?;
+    let next = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
     ensure!(
         high(&node, &hog)? == before,
         "the next agent leaves it held: {}",

@@ -1,0 +1,22 @@
+//! The core as its callers see it. One program of tests: each program of its own compiles the engine's generic code once more. Fair sharing has one,
+//! whose long runs are started by its name.
+#![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
+
+mod admission;
+mod beside_kubelet;
+mod breaker;
+mod cpu;
+mod engine;
+mod exempt;
+mod explain;
+mod foresight;
+mod freshness;
+mod last_line;
+mod leaders;
+mod node;
+mod node_first;
+mod overuse;
+mod placement;
+mod policies;
+mod remedies;
+mod stuck;
