@@ -34,8 +34,6 @@ pub enum On {
     Once(Machine),
     /// It shows something of the kernel: once on each, with cgroup v2.
     EachKernel,
-    /// It shows much of the agent and something of the kernel, and what the oldest and the newest do, one between them does too.
-    OldestAndNewest,
     /// The same, and with memory on cgroup v1.
     EachKernelAndHybrid,
     /// On these.
@@ -50,7 +48,6 @@ impl On {
         match self {
             Self::Once(machine) => vec![machine],
             Self::EachKernel => vec![V6_1, V6_12, V7_2],
-            Self::OldestAndNewest => vec![V6_1, V7_2],
             Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
             Self::These(machines) => machines.to_vec(),
         }

@@ -19,7 +19,7 @@ use super::{EVICTION_TIMEOUT, needs_memory_v2};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "cpu::a_throttled_pod_gets_burst_and_an_agent_that_ends_or_is_killed_leaves_none",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: burst,
     },
     Test {

@@ -53,7 +53,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "eviction::it_works_when_memory_is_gone",
-        on: On::These(&[Machine::V6_1, Machine::V7_2, Machine::Hybrid]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: memory_is_gone,
     },
 ];

@@ -26,7 +26,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "faults::a_killed_agent_leaves_nothing_behind",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: killed_agent,
     },
     Test {

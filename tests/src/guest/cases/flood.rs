@@ -31,12 +31,12 @@ use super::records::{Scratch, id};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "flood::what_is_urgent_arrives_and_all_is_accounted_for",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V7_2),
         run: lifecycle_flood,
     },
     Test {
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: oom_flood,
     },
     Test {

@@ -33,7 +33,7 @@ pub(super) const TESTS: &[Test] = &[
 /// It fills the memory of its node, which takes minutes where that is large and emulated.
 const INCIDENT: &str = "docs/incident.md";
 /// What its pod need not fill: enough is left to see it grow for as long as a reader looks.
-const INCIDENT_FILLED: &str = "hold --mb 700";
+const INCIDENT_FILLED: &str = "hold --mb 1000";
 
 fn commands_work(is_wanted: fn(&str) -> bool) -> Outcome {
     if let Some(skipped) = needs_memory_v2() {

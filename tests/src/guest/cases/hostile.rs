@@ -25,7 +25,7 @@ use super::{EVICTION_TIMEOUT, available_bytes, go, leak, needs_memory_v2, thresh
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "hostile::a_pod_that_resists_holds_nobody_up",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: resisting,
     },
     Test {
@@ -56,7 +56,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "hostile::a_pod_that_waits_for_a_dead_disk_holds_nobody_up",
         // Uninterruptible sleep, and what the kernel frees meanwhile.
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: uninterruptible,
     },
     Test {
@@ -66,7 +66,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::Once(Machine::Hybrid),
         run: storm,
     },
     Test {

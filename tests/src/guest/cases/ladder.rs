@@ -28,7 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::without_fentry",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             evicts(
                 Some("fentry"),

@@ -23,17 +23,17 @@ use super::{go, oom_kills};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "last_line::a_frozen_agent_is_not_needed_to_end_the_condemned",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: || frozen(None, LastLineReason::Unacknowledged),
     },
     Test {
         name: "last_line::without_fentry_direct_reclaim_is_where_it_acts",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: || frozen(Some("fentry"), LastLineReason::Critical),
     },
     Test {
         name: "last_line::a_killed_agent_is_not_needed_and_the_next_one_tells",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: killed,
     },
     Test {
@@ -53,7 +53,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::without_addresses_the_last_retry_is_what_is_left",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: || with_hidden_addresses(only_the_last_retry),
     },
     Test {

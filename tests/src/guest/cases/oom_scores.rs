@@ -20,12 +20,12 @@ use super::super::process::{Guard, program};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::children_forked_meanwhile_get_it_too",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: forked_meanwhile,
     },
     Test {
         name: "oom_scores::a_container_goes_as_a_whole_and_is_told_as_one_kill",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V7_2),
         run: || group_oom("", &["main"], 6),
     },
     Test {
@@ -35,7 +35,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
-        on: On::These(&[Machine::V6_1, Machine::Hybrid, Machine::V7_2]),
+        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             put_into_containers(
                 &Options::hard("memory.available<1Mi").on_tracepoints(),
@@ -53,12 +53,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::by_the_kubelets_scores_the_kernel_takes_an_innocent_pod",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::Once(Machine::V6_12),
         run: || node_oom("", "innocent"),
     },
     Test {
         name: "oom_scores::in_the_dynamic_order_it_takes_the_first_of_the_ranking",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::Once(Machine::V6_12),
         run: || node_oom("plimsoll: {oomScoreOrder: Dynamic}\n", "greedy"),
     },
 ];

@@ -20,7 +20,7 @@ use super::{EVICTION_TIMEOUT, available_bytes, needs_memory_v2, with_active_page
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "remedies::page_cache_is_reclaimed_and_nobody_goes",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: page_cache,
     },
     Test {
@@ -30,12 +30,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: nothing_to_give,
     },
     Test {
         name: "remedies::no_pod_stays_held_by_an_agent_that_ends_or_is_killed",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V6_1),
         run: not_stuck,
     },
 ];

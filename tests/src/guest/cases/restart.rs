@@ -39,7 +39,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "restart::programs_survive_kill_9_and_not_a_stop",
-        on: On::OldestAndNewest,
+        on: On::Once(Machine::V7_2),
         run: killed_and_stopped,
     },
     Test {
