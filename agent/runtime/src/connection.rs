@@ -58,6 +58,19 @@ impl CallError {
     pub fn is(&self, kind: Code) -> bool {
         matches!(self, Self::Refused { code, .. } if *code == kind)
     }
+
+    /// Whether the other end may have been started anew, as another version. One that refuses a removal is the same, and what is known of it is dear to
+    /// ask again.
+    pub fn may_be_of_another(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::Late { .. } => true,
+            Self::Refused { code, .. } => matches!(
+                code,
+                Code::Unavailable | Code::Unknown | Code::Unimplemented | Code::Cancelled
+            ),
+            Self::Nonsense { .. } => false,
+        }
+    }
 }
 
 /// Connects to a socket.

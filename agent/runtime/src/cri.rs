@@ -17,6 +17,7 @@ use plimsoll_core::kube::runtime_link::{
     RuntimeContainer, RuntimeDirectories, RuntimeImage, TEXT_BYTES_MAX, bare,
 };
 use serde::Serialize;
+use tokio::time::Instant;
 use tonic::body::Body;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
@@ -36,10 +37,12 @@ use crate::interface::cri::{
 const POD_UID: &str = "io.kubernetes.pod.uid";
 /// For a list.
 const LIST_WITHIN: Duration = Duration::from_secs(10);
+/// For a container's status: one that hangs costs a list no more.
+const STATUS_WITHIN: Duration = Duration::from_secs(2);
+/// For all of them in one list. What is known by then is kept, and the next list goes on.
+const STATUSES_WITHIN: Duration = Duration::from_secs(8);
 /// For a removal: the runtime deletes the files before it answers.
 const REMOVE_WITHIN: Duration = Duration::from_secs(20);
-/// Of one event, which has all containers of a pod.
-const EVENT_BYTES_MAX: usize = 1 << 20;
 /// Containers that are asked for their status in one list: each of them once when it is new, and once when it has ended. Those beyond have their turn in the next.
 const STATUSES_MAX: usize = 1024;
 /// Images that are mounted in containers, each counted in each: what is beyond is not known.
@@ -129,6 +132,8 @@ pub struct Runtime {
     version: Version,
     /// By container, of those in the last list.
     statuses: Arc<Mutex<BTreeMap<String, Status>>>,
+    /// The image of sandboxes, as it was said last; `None` until then.
+    sandbox_image: Arc<Mutex<Option<Option<String>>>>,
     /// Asked once: to answer, some runtimes count all their files.
     directories: Arc<OnceLock<RuntimeDirectories>>,
 }
@@ -162,6 +167,7 @@ impl Runtime {
             service,
             version,
             statuses: Arc::default(),
+            sandbox_image: Arc::default(),
             directories: Arc::default(),
         })
     }
@@ -182,7 +188,8 @@ impl Runtime {
     /// All containers and images.
     ///
     /// # Errors
-    /// [`CallError`] of the first call that failed. Without figures of writable layers, the name of the sandboxes' image, or the status of a container, it goes on.
+    /// [`CallError`] of the first call that failed. Without figures of writable layers or the status of a container it goes on, and without an answer
+    /// about the sandboxes' image if there was one before.
     pub async fn inventory(&self) -> Result<Inventory, CallError> {
         let mut client = self.containers();
         let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default());
@@ -190,7 +197,7 @@ impl Runtime {
         let listed = client.list_containers(ListContainersRequest::default());
         let listed = call("ListContainers", LIST_WITHIN, listed).await?;
         let listed_images = self.list_images().await?;
-        let sandbox_image = self.sandbox_image().await;
+        let sandbox_image = self.sandbox_image().await?;
         let layers = self.layers().await;
         let directories = self.directories().await;
 
@@ -204,8 +211,11 @@ impl Runtime {
             directories,
             ..Inventory::default()
         };
-        let known = std::mem::take(&mut *self.statuses());
-        let mut statuses = BTreeMap::new();
+        let ids: BTreeSet<&str> = listed.containers.iter().map(|one| &*one.id).collect();
+        self.statuses().retain(|id, _| ids.contains(&**id));
+        drop(ids);
+        let until = Instant::now() + STATUSES_WITHIN;
+        let mut mounted = BTreeSet::new();
         let (mut asked, mut mounts) = (0, 0);
         for container in listed.containers {
             let Some(mut container) = read_container(container, &ready, &layers) else {
@@ -217,36 +227,30 @@ impl Runtime {
                 continue;
             }
             let has_ended = container.state == ContainerState::Exited;
-            let mut status = known.get(&container.id).cloned();
+            let mut status = self.statuses().get(&container.id).cloned();
             status = status.filter(|status| status.has_ended || !has_ended);
-            if status.is_none() && asked < STATUSES_MAX {
+            if status.is_none() && asked < STATUSES_MAX && Instant::now() < until {
                 asked += 1;
                 status = self.status_of(&container.id, has_ended).await?;
             }
-            let mounted = status.as_ref().map_or(0, |status| status.mounted.len());
-            mounts += mounted;
-            match status.filter(|_| mounts <= MOUNTS_MAX) {
+            let images = status.as_ref().map_or(0, |status| status.mounted.len());
+            match status.filter(|_| mounts + images <= MOUNTS_MAX) {
                 Some(status) => {
+                    mounts += images;
                     container.finished_unix_ns = status.finished_unix_ns.filter(|_| has_ended);
-                    statuses.insert(container.id.clone(), status);
+                    mounted.extend(status.mounted.iter().map(|image| bare(image).to_owned()));
+                    self.statuses().insert(container.id.clone(), status);
                 }
-                None => {
-                    mounts -= mounted;
-                    inventory.mounts_unread += 1;
-                }
+                None => inventory.mounts_unread += 1,
             }
             inventory.containers.push(container);
         }
-        let mounted = statuses.values().flat_map(|status| &status.mounted);
-        let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
         for image in listed_images {
             match read_image(image, sandbox_image.as_deref(), &mounted) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
                 _ => inventory.images_left_out += 1,
             }
         }
-        drop(mounted);
-        *self.statuses() = statuses;
         inventory.unix_ns = unix_ns();
         Ok(inventory)
     }
@@ -279,22 +283,53 @@ impl Runtime {
         layers.collect()
     }
 
-    /// The image of sandboxes, which no container names. containerd before 1.7 does not pin it, and has its name in its configuration.
-    async fn sandbox_image(&self) -> Option<String> {
-        let request = StatusRequest { verbose: true };
-        let mut client = self.containers();
-        let status = call("Status", LIST_WITHIN, client.status(request))
-            .await
-            .ok()?;
-        let config = status.info.get("config")?;
-        if config.len() > CONFIG_BYTES_MAX {
-            return None;
+    /// The image of sandboxes, which no container names. containerd before 1.7 does not pin it, and has its name in its configuration. Without an answer, what
+    /// it was before.
+    ///
+    /// # Errors
+    /// There was no answer yet: the image would seem unused.
+    async fn sandbox_image(&self) -> Result<Option<String>, CallError> {
+        let said = self.said_sandbox_image().await;
+        let mut known = self
+            .sandbox_image
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match (said, &*known) {
+            (Ok(image), _) => {
+                *known = Some(image.clone());
+                Ok(image)
+            }
+            (Err(_), Some(image)) => Ok(image.clone()),
+            (Err(error), None) => Err(error),
         }
-        let config: serde_json::Value = serde_json::from_str(config).ok()?;
-        Some(config.get("sandboxImage")?.as_str()?.to_owned())
     }
 
-    /// Where it keeps images and layers. Nothing where it does not say; it is asked again then.
+    /// `None`: the runtime has none, or its configuration is of another form.
+    async fn said_sandbox_image(&self) -> Result<Option<String>, CallError> {
+        const CALL: &str = "Status";
+        let request = StatusRequest { verbose: true };
+        let mut client = self.containers();
+        let status = match call(CALL, LIST_WITHIN, client.status(request)).await {
+            Err(error) if error.is(Code::Unimplemented) => return Ok(None),
+            status => status?,
+        };
+        let Some(config) = status.info.get("config") else {
+            return Ok(None);
+        };
+        if config.len() > CONFIG_BYTES_MAX {
+            return Err(CallError::Nonsense {
+                call: CALL,
+                why: format!("a configuration of {} bytes", config.len()),
+            });
+        }
+        let config: Option<serde_json::Value> = serde_json::from_str(config).ok();
+        let image = config
+            .as_ref()
+            .and_then(|config| config.get("sandboxImage")?.as_str());
+        Ok(image.map(str::to_owned))
+    }
+
+    /// Where it keeps images and layers. Nothing where it does not say. It is asked again after a call that failed.
     pub async fn directories(&self) -> RuntimeDirectories {
         if let Some(known) = self.directories.get() {
             return known.clone();
@@ -315,9 +350,9 @@ impl Runtime {
         self.directories.get_or_init(|| directories).clone()
     }
 
-    /// `None`: the runtime has no answer for this one.
+    /// `None`: the runtime has no answer for this one, or not in time.
     async fn status_of(&self, id: &str, has_ended: bool) -> Result<Option<Status>, CallError> {
-        match self.status(id).await {
+        match self.status(id, STATUS_WITHIN).await {
             Ok(status) => {
                 let finished = u64::try_from(status.finished_at).ok();
                 let mounts = status.mounts.into_iter();
@@ -330,19 +365,25 @@ impl Runtime {
             }
             // It has gone since.
             Err(error) if error.is(Code::NotFound) => Ok(Some(Status::default())),
-            Err(CallError::Refused { .. } | CallError::Nonsense { .. }) => Ok(None),
+            Err(
+                CallError::Refused { .. } | CallError::Nonsense { .. } | CallError::Late { .. },
+            ) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    async fn status(&self, id: &str) -> Result<messages::ContainerStatus, CallError> {
+    async fn status(
+        &self,
+        id: &str,
+        within: Duration,
+    ) -> Result<messages::ContainerStatus, CallError> {
         const CALL: &str = "ContainerStatus";
         let request = ContainerStatusRequest {
             container_id: id.to_owned(),
             verbose: false,
         };
         let mut client = self.containers();
-        let answer = call(CALL, LIST_WITHIN, client.container_status(request)).await?;
+        let answer = call(CALL, within, client.container_status(request)).await?;
         answer.status.ok_or_else(|| CallError::Nonsense {
             call: CALL,
             why: "an answer without a status".to_owned(),
@@ -377,7 +418,7 @@ impl Runtime {
 
     async fn remove_container(&self, id: &str) -> Result<(), CallError> {
         const CALL: &str = "RemoveContainer";
-        let status = self.status(id).await?;
+        let status = self.status(id, LIST_WITHIN).await?;
         if state(status.state) != ContainerState::Exited {
             return Err(CallError::Nonsense {
                 call: CALL,
@@ -427,8 +468,8 @@ impl Runtime {
     /// # Errors
     /// [`CallError`].
     pub async fn events(&self) -> Result<Streaming<ContainerEventResponse>, CallError> {
-        let client = RuntimeServiceClient::new(self.service.clone());
-        let mut client = client.max_decoding_message_size(EVENT_BYTES_MAX);
+        // An event has all containers of a pod, with what who made them has written.
+        let mut client = self.containers();
         let events = client.get_container_events(GetEventsRequest {});
         call("GetContainerEvents", LIST_WITHIN, events).await
     }
@@ -539,7 +580,7 @@ fn read_container(
 fn read_image(
     image: messages::Image,
     sandbox_image: Option<&str>,
-    mounted: &BTreeSet<&str>,
+    mounted: &BTreeSet<String>,
 ) -> Option<RuntimeImage> {
     let mut read = RuntimeImage {
         id: image.id,

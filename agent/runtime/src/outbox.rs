@@ -1,12 +1,15 @@
 //! The way from what a container runtime says to the agent: bounded, and never waited for where the runtime waits.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use plimsoll_core::kube::runtime_link::FromNri;
 use tokio::sync::{mpsc, watch};
 
 /// Frames that wait for the agent.
 pub(crate) const FRAMES_MAX: usize = 256;
+/// Between two looks at whether there is room again.
+const WHILE_FULL: Duration = Duration::from_millis(10);
 
 /// The way to the agent. Does not wait.
 #[derive(Debug)]
@@ -30,8 +33,13 @@ impl Outbox {
         });
     }
 
-    /// Waits until there is room: of many at once.
+    /// Waits until half of the room is free: of many at once. What the runtime says meanwhile has the other half.
     pub(crate) async fn container_in_turn(&self, frame: FromNri) {
+        while self.containers.capacity() <= self.containers.max_capacity() / 2
+            && !self.containers.is_closed()
+        {
+            tokio::time::sleep(WHILE_FULL).await;
+        }
         // Closed: the agent has ended, which ends this.
         self.containers.send(frame).await.ok();
     }
@@ -41,5 +49,38 @@ impl Outbox {
         if self.containers.try_send(frame).is_err() {
             self.dropped.set(self.dropped.get().saturating_add(1));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn many_at_once_leave_room_for_what_is_said_meanwhile() {
+        let (containers, told) = mpsc::channel(FRAMES_MAX);
+        let outbox = Outbox {
+            state: watch::channel(None).0,
+            containers,
+            dropped: Cell::new(0),
+        };
+        let frame = || FromNri::Ended {
+            pod_uid: "u".to_owned(),
+        };
+        let many = async {
+            for _ in 0..FRAMES_MAX {
+                outbox.container_in_turn(frame()).await;
+            }
+        };
+        // The agent takes none of them.
+        let ended = tokio::time::timeout(Duration::from_secs(1), many).await;
+        assert!(ended.is_err());
+        assert_eq!(told.len(), FRAMES_MAX / 2);
+        for _ in 0..FRAMES_MAX / 2 {
+            outbox.container(frame());
+        }
+        assert_eq!(outbox.dropped.get(), 0);
+        outbox.container(frame());
+        assert_eq!(outbox.dropped.get(), 1);
     }
 }

@@ -65,8 +65,9 @@ async fn answer(
         Ok(Ok(Some(inventory))) => send_inventory(inventory, number, writer).await,
         Ok(Ok(None)) => send(writer, &FromRuntime::Removed { number }).await,
         Ok(Err(error)) => {
-            // It may have been started anew.
-            *runtime = None;
+            if error.may_be_of_another() {
+                *runtime = None;
+            }
             let why = cut(&error.to_string());
             let is_late = matches!(error, CallError::Late { .. });
             let failed = FromRuntime::Failed {

@@ -181,9 +181,10 @@ impl Agent {
                 work.tally.is_connected = true;
                 work.away = None;
                 tracing::info!(runtime, "the runtime asks when it makes a container (NRI)");
-                // What it made while it did not ask is as its specification had it.
+                // What it made or changed while it did not ask is as its specification had it.
                 self.rescans.note_all();
                 self.rescans.ask();
+                self.containers_came();
             }
             FromNri::Away { why } => {
                 work.tally.is_connected = false;
@@ -260,6 +261,7 @@ impl Agent {
                 work.tally.dropped = work.tally.dropped.saturating_add(frames);
                 self.rescans.note_all();
                 self.rescans.ask();
+                self.containers_came();
             }
         }
     }

@@ -106,6 +106,106 @@ async fn a_container_without_a_status_is_counted() {
     }
 }
 
+/// Its list has these containers, and for those whose number is in `hung` there is no status.
+fn many(containers: usize, hung: Arc<Mutex<BTreeSet<usize>>>) -> StandIn {
+    StandIn::start(
+        move |path, request| match path.rsplit('/').next().unwrap() {
+            "ListContainers" => sound(&messages::ListContainersResponse {
+                containers: (0..containers)
+                    .map(|number| container(&number.to_string(), 1))
+                    .collect(),
+            }),
+            "ContainerStatus" => {
+                let request = ContainerStatusRequest::decode(request).unwrap();
+                match hung
+                    .lock()
+                    .unwrap()
+                    .contains(&request.container_id.parse().unwrap())
+                {
+                    true => Answer::Hangs,
+                    false => node(path),
+                }
+            }
+            _ => node(path),
+        },
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_whose_status_hangs_costs_no_other_one_its_own() {
+    let hung = Arc::new(Mutex::new(BTreeSet::from([1])));
+    let stand_in = many(4, Arc::clone(&hung));
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let inventory = runtime.inventory().await.unwrap();
+    assert_eq!(
+        (inventory.containers.len(), inventory.mounts_unread),
+        (4, 1)
+    );
+    hung.lock().unwrap().clear();
+    assert_eq!(runtime.inventory().await.unwrap().mounts_unread, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_has_no_time_for_all_statuses_goes_on_in_the_next() {
+    let hung = Arc::new(Mutex::new((3..20).collect::<BTreeSet<_>>()));
+    let stand_in = many(20, Arc::clone(&hung));
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let began = Instant::now();
+    let inventory = runtime.inventory().await.unwrap();
+    assert_eq!(
+        (inventory.containers.len(), inventory.mounts_unread),
+        (20, 17)
+    );
+    assert!(
+        began.elapsed() < STATUSES_WITHIN + 2 * STATUS_WITHIN,
+        "{:?}",
+        began.elapsed()
+    );
+    // Those that were read are known, also where all others hang.
+    *hung.lock().unwrap() = (0..19).collect();
+    let unread = runtime.inventory().await.unwrap().mounts_unread;
+    assert_eq!(unread, 17);
+    hung.lock().unwrap().clear();
+    assert_eq!(runtime.inventory().await.unwrap().mounts_unread, 0);
+}
+
+#[tokio::test]
+async fn without_an_answer_the_image_of_sandboxes_is_what_it_was_and_no_list_before_there_was_one()
+{
+    let refuses = Arc::new(AtomicUsize::new(1));
+    let now = Arc::clone(&refuses);
+    let stand_in = StandIn::start(move |path, _| {
+        match path.ends_with("/Status") && now.load(Ordering::Relaxed) == 1 {
+            true => Answer::Refuses(14),
+            false => node(path),
+        }
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let error = runtime.inventory().await.unwrap_err().to_string();
+    assert!(error.starts_with("Status: Unavailable"), "{error}");
+    for refused in [0, 1] {
+        refuses.store(refused, Ordering::Relaxed);
+        let inventory = runtime.inventory().await.unwrap();
+        let pinned: Vec<_> = inventory
+            .images
+            .iter()
+            .map(|image| image.is_pinned)
+            .collect();
+        assert_eq!(pinned, [false, false, true], "refused: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_know_its_configuration_has_no_image_of_sandboxes() {
+    let stand_in = StandIn::start(|path, _| match path.ends_with("/Status") {
+        true => Answer::Refuses(12),
+        false => node(path),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let inventory = runtime.inventory().await.unwrap();
+    assert!(inventory.images.iter().all(|image| !image.is_pinned));
+}
+
 #[tokio::test]
 async fn an_older_runtime_is_asked_by_the_older_name() {
     let stand_in = StandIn::start(|path, _| match path.starts_with("/runtime.v1alpha2.") {

@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tokio::io::AsyncWriteExt as _;
 
 use super::*;
@@ -71,4 +74,31 @@ async fn a_frame_that_is_too_long_ends_it() {
     hear(&mut agent).await;
     agent.write_u32_le(u32::MAX).await.unwrap();
     assert!(served.await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn what_is_known_of_a_runtime_is_kept_when_it_refuses_a_removal() {
+    for (code, versions) in [(9, 1), (13, 1), (14, 2)] {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let stand_in = StandIn::start(move |path, _| match path.rsplit('/').next().unwrap() {
+            "Version" => {
+                count.fetch_add(1, Ordering::Relaxed);
+                node(path)
+            }
+            "RemoveImage" => Answer::Refuses(code),
+            _ => node(path),
+        });
+        let (mut agent, theirs) = UnixStream::pair().unwrap();
+        let socket = stand_in.socket().to_owned();
+        tokio::spawn(async move { run(&socket, theirs).await });
+        hear(&mut agent).await;
+        for number in [1, 2] {
+            let removal = Removal::Image("sha256:b".to_owned());
+            say(&mut agent, &ToRuntime::Remove { number, removal }).await;
+            let failed = hear(&mut agent).await;
+            assert!(matches!(failed, FromRuntime::Failed { .. }), "{failed:?}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), versions, "code {code}");
+    }
 }

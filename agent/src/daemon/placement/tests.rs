@@ -1,14 +1,17 @@
+use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
 
 use super::*;
 use crate::act::placement::kubelet_state::keep;
+use crate::daemon::NriWork;
 use crate::daemon::tests::{Cgroup, Node, set_available};
 use crate::host::cgroup::CgroupPath;
 use crate::host::cgroup::tests::fake_v2;
 use crate::input::config::{ConfigFile, EvictionFlags};
 use crate::pods::names::KubeletTree;
 use crate::source::cluster::{ClusterChange, ClusterEvent, ClusterPod};
+use crate::source::nri::NriLink;
 
 /// Sixteen CPUs on two NUMA nodes, as in the fixtures.
 pub(in crate::daemon) fn machine() -> Machine {
@@ -474,4 +477,23 @@ fn the_pool_of_new_containers_stays_unless_the_kubelet_places() {
         },
     );
     assert_eq!(pool(&node), None);
+}
+
+/// Meanwhile a resize may have had the runtime write what the container was made with.
+#[test]
+fn when_the_runtime_asks_again_and_when_a_frame_was_lost_the_thread_looks() {
+    let mut node = Node::with(Cgroup::V2, false);
+    let _dir = place_on(&mut node, true);
+    let (link, _changes) = NriLink::without_thread();
+    node.agent.nri = Some(NriWork::new(link));
+    for event in [
+        FromNri::Connected {
+            runtime: "containerd 2".to_owned(),
+        },
+        FromNri::Dropped { frames: 1 },
+    ] {
+        node.agent.placing.as_mut().unwrap().unseen = false;
+        node.agent.nri_event(event);
+        assert!(node.agent.placing.as_ref().unwrap().unseen);
+    }
 }
