@@ -2,7 +2,8 @@
 //!
 //! Problem: `cargo clippy` reads every package once more beside a build, and that was a tenth of what the tests of the whole workspace cost.
 //! Approach: `clippy-driver` is rustc with lints, and cargo calls it in rustc's place. By a setting and not by the environment, which a test
-//! that calls cargo itself would inherit. Cargo keeps these builds apart from those of rustc.
+//! that calls cargo itself would inherit (its arguments, which are in the environment, say nothing without it). Cargo keeps these builds apart from
+//! those of rustc.
 
 use std::process::Command;
 
@@ -46,6 +47,8 @@ impl Clippy {
 
     /// Lets this command of cargo compile with it.
     pub(crate) fn compiles(&self, cargo: &mut Command) {
+        // Cargo takes this one first, and then nothing is linted.
+        cargo.env_remove("RUSTC_WORKSPACE_WRAPPER");
         cargo.args(["--config", &self.setting]).envs(ARGUMENTS);
     }
 }

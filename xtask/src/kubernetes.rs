@@ -144,7 +144,7 @@ fn built(programs: &[&'static str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// `cargo test` of what needs the servers. Of the whole workspace, which is built for other tests as well.
+/// `cargo test` of what needs the servers. Of the whole workspace: what `cargo test --workspace` has built is what it needs as well.
 fn tests(binaries: &Path) -> Command {
     let mut command = process::cargo();
     command

@@ -30,7 +30,7 @@ pub enum Machine {
 /// The machines that a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum On {
-    /// The kernel has no part in what it shows: once, here.
+    /// The kernel has no part in what it shows, or a small one: once, here.
     Once(Machine),
     /// It shows something of the kernel: once on each, with cgroup v2.
     EachKernel,

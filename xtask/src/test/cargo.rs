@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use rustix::fs::StatVfsMountFlags;
 
+use super::Outcome;
 use super::report::{self, Counts};
-use super::{Outcome, by_hand};
 use crate::clippy::Clippy;
 use crate::interrupt::Folder;
 use crate::progress::{Progress, Step};
@@ -19,6 +19,12 @@ use crate::{kubernetes, paths, process, simulate};
 /// Where tests write what was left out and what is worth a line (agent/tests/notes/mod.rs).
 const NOTES_VARIABLE: &str = "PLIMSOLL_TEST_NOTES";
 
+/// What to do about a warning: clippy says the same as a command of its own.
+const LINTS_BY_HAND: &str = "mend what is named; without the tests it is shown by \
+    `cargo clippy --locked --workspace --all-targets --features tests/simulation -- -D warnings`";
+/// The same about a test.
+const TESTS_BY_HAND: &str = "run them yourself: `cargo test --locked --workspace`";
+
 /// Files here are in memory, on every Linux.
 const IN_MEMORY: &str = "/dev/shm";
 /// More than all tests together have there at a time, in bytes.
@@ -26,25 +32,25 @@ const ROOM_IN_MEMORY: u64 = 2 << 30;
 
 /// Builds everything that is for this machine, with lints, and runs its tests; those that need an API server are a stage of their own.
 pub(super) fn test(step: &Step) -> Outcome {
-    // What no test runs is linted, too: programs and benchmarks.
-    let what = What {
-        to_build: &["--all-targets"],
-        to_run: &[],
+    let tests = Tests {
+        which: &[],
         api_server: Path::new(kubernetes::ELSEWHERE),
     };
-    what.test(step).unwrap_or_else(|error| Err(error).into())
+    let tested = Clippy::get().and_then(|clippy| {
+        build(&clippy, step)?;
+        tests.run(&clippy, step)
+    });
+    tested.unwrap_or_else(|error| Err(error).into())
 }
 
 /// The tests that need an API server, which is built first where there is none.
 pub(super) fn with_api_server(step: &Step) -> Outcome {
-    let only = &["--test", kubernetes::TESTS];
     let tested = kubernetes::found(None).and_then(|binaries| {
-        let what = What {
-            to_build: only,
-            to_run: only,
+        let tests = Tests {
+            which: &["--test", kubernetes::TESTS],
             api_server: &binaries,
         };
-        what.test(step)
+        tests.run(&Clippy::get()?, step)
     });
     match tested {
         Ok(outcome) => outcome,
@@ -55,32 +61,48 @@ pub(super) fn with_api_server(step: &Step) -> Outcome {
     }
 }
 
-/// Tests that are built and run.
-struct What<'a> {
-    to_build: &'a [&'a str],
-    to_run: &'a [&'a str],
-    /// Where its programs are.
+fn cargo(verb: &str, clippy: &Clippy) -> Command {
+    let mut command = process::cargo();
+    command.args([verb, "--locked"]).args(simulate::WORKSPACE);
+    clippy.compiles(&mut command);
+    command
+}
+
+/// A warning is an error, and ends the stage before its tests, but not before all other packages are read. Programs are built because tests run
+/// them, benchmarks to be linted.
+fn build(clippy: &Clippy, step: &Step) -> Result<()> {
+    let mut command = cargo("build", clippy);
+    command.args(["--keep-going", "--tests", "--benches"]);
+    let built = process::run_cargo(&mut command, step)?;
+    process::success(
+        &command,
+        &built,
+        &format!("no test was run; {LINTS_BY_HAND}"),
+    )
+}
+
+/// Tests of the workspace.
+struct Tests<'a> {
+    /// By cargo's options; none are all.
+    which: &'a [&'a str],
+    /// Where the API server's programs are.
     api_server: &'a Path,
 }
 
-impl What<'_> {
-    /// A warning is an error. One error does not hide another one.
-    fn cargo(&self, clippy: &Clippy, more: &[&str]) -> Command {
-        let mut command = process::cargo();
-        command.args(["test", "--locked"]).args(simulate::WORKSPACE);
-        clippy.compiles(&mut command);
+impl Tests<'_> {
+    fn cargo(&self, clippy: &Clippy) -> Command {
+        let mut command = cargo("test", clippy);
         command
-            .args(["--no-fail-fast"])
-            .args(more)
+            .arg("--no-fail-fast")
+            .args(self.which)
             .env(kubernetes::BINARIES_VARIABLE, self.api_server);
         command
     }
 
-    fn test(&self, step: &Step) -> Result<Outcome> {
-        let clippy = Clippy::get()?;
-        let mut build = self.cargo(&clippy, &[self.to_build, &["--no-run"]].concat());
-        let built = process::run_cargo(&mut build, step)?;
-        process::success(&build, &built, &by_hand(&build))?;
+    fn run(&self, clippy: &Clippy, step: &Step) -> Result<Outcome> {
+        let mut build = self.cargo(clippy);
+        let built = process::run_cargo(build.arg("--no-run"), step)?;
+        process::success(&build, &built, LINTS_BY_HAND)?;
         let programs = built
             .text()
             .lines()
@@ -89,7 +111,7 @@ impl What<'_> {
         let folder = Folder::new()?;
         let notes = folder.path().join("notes");
         let (mut program, mut done, mut failed) = (0, 0, 0);
-        let mut command = self.cargo(&clippy, self.to_run);
+        let mut command = self.cargo(clippy);
         command.env(NOTES_VARIABLE, &notes);
         // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a machine's own one it is for
         // every user: tests start programs of others.
@@ -123,7 +145,7 @@ impl What<'_> {
         let failed_tests = failed_tests(&log);
         let mut log = failures(&log);
         if ended.hung {
-            let hung = process::success(&command, &ended, &by_hand(&command));
+            let hung = process::success(&command, &ended, TESTS_BY_HAND);
             log.extend(hung.err().map(|error| format!("\n{error}")));
         }
         Ok(Outcome {

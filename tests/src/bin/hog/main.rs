@@ -34,7 +34,7 @@ use self::memory::Memory;
 const STEP: Duration = Duration::from_millis(10);
 const SHELL_STATUS_OF_SIGTERM: i32 = 143;
 /// How fast memory grows beside a storm.
-const STORM_MB_S: u64 = 128;
+const STORM_MB_S: u64 = 64;
 
 #[derive(Parser)]
 struct Arguments {

@@ -55,7 +55,6 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::a_pod_that_waits_for_a_dead_disk_holds_nobody_up",
-        // Uninterruptible sleep, and what the kernel frees meanwhile.
         on: On::Once(Machine::V6_1),
         run: uninterruptible,
     },

@@ -1,5 +1,4 @@
-//! The core as its callers see it. One program of tests: each program of its own compiles the engine's generic code once more. Fair sharing has one,
-//! whose long runs are started by its name.
+//! What the core decides, as its callers see it. All of it is one program of tests: each program compiles the engine's generic code once more.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod admission;
