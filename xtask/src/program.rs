@@ -39,7 +39,8 @@ pub(crate) fn of_packages(
     )?;
     step.done();
     let program = process::executables(&built.stdout())
-        .pop()
+        .into_iter()
+        .find(|program| program.file_name() == Some(name.as_ref()))
         .with_context(|| format!("cargo names no program {name}: run `cargo build` and look"))?;
     Ok(command(program))
 }

@@ -12,8 +12,12 @@ use crate::{interrupt, process, program};
 pub(crate) const WORKSPACE: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
 
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
+///
+/// With clippy beside all tests: what they alone depend on has features that the agent is otherwise built without, and then it would be built once more.
 fn program(clippy: Option<&Clippy>) -> Result<Command> {
-    program::of_packages("simulate", &WORKSPACE, clippy)
+    let mut options = WORKSPACE.to_vec();
+    options.extend(clippy.map(|_| "--tests"));
+    program::of_packages("simulate", &options, clippy)
 }
 
 /// Builds the program and runs it; 1 when a rule was broken.
