@@ -59,9 +59,9 @@ impl CallError {
         matches!(self, Self::Refused { code, .. } if *code == kind)
     }
 
-    /// Whether the other end may have been started anew, as another version. One that refuses a removal is the same, and what is known of it is dear to
+    /// Whether the other end may have been started anew, perhaps as another version. One that refuses a removal is the same, and what is known of it is dear to
     /// ask again.
-    pub fn may_be_of_another(&self) -> bool {
+    pub fn may_have_restarted(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Late { .. } => true,
             Self::Refused { code, .. } => matches!(

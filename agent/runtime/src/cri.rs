@@ -215,7 +215,6 @@ impl Runtime {
         self.statuses().retain(|id, _| ids.contains(&**id));
         drop(ids);
         let until = Instant::now() + STATUSES_WITHIN;
-        let mut mounted = BTreeSet::new();
         let (mut asked, mut mounts) = (0, 0);
         for container in listed.containers {
             let Some(mut container) = read_container(container, &ready, &layers) else {
@@ -238,13 +237,15 @@ impl Runtime {
                 Some(status) => {
                     mounts += images;
                     container.finished_unix_ns = status.finished_unix_ns.filter(|_| has_ended);
-                    mounted.extend(status.mounted.iter().map(|image| bare(image).to_owned()));
                     self.statuses().insert(container.id.clone(), status);
                 }
                 None => inventory.mounts_unread += 1,
             }
             inventory.containers.push(container);
         }
+        let statuses = self.statuses();
+        let mounted = statuses.values().flat_map(|status| &status.mounted);
+        let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
         for image in listed_images {
             match read_image(image, sandbox_image.as_deref(), &mounted) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
@@ -580,7 +581,7 @@ fn read_container(
 fn read_image(
     image: messages::Image,
     sandbox_image: Option<&str>,
-    mounted: &BTreeSet<String>,
+    mounted: &BTreeSet<&str>,
 ) -> Option<RuntimeImage> {
     let mut read = RuntimeImage {
         id: image.id,

@@ -35,6 +35,7 @@ impl Outbox {
 
     /// Waits until half of the room is free: of many at once. What the runtime says meanwhile has the other half.
     pub(crate) async fn container_in_turn(&self, frame: FromNri) {
+        // Whoever waits for room in the channel itself gets each place that falls free, and what does not wait gets none.
         while self.containers.capacity() <= self.containers.max_capacity() / 2
             && !self.containers.is_closed()
         {
@@ -58,7 +59,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_at_once_leave_room_for_what_is_said_meanwhile() {
-        let (containers, told) = mpsc::channel(FRAMES_MAX);
+        let (containers, frames) = mpsc::channel(FRAMES_MAX);
         let outbox = Outbox {
             state: watch::channel(None).0,
             containers,
@@ -75,7 +76,7 @@ mod tests {
         // The agent takes none of them.
         let ended = tokio::time::timeout(Duration::from_secs(1), many).await;
         assert!(ended.is_err());
-        assert_eq!(told.len(), FRAMES_MAX / 2);
+        assert_eq!(frames.len(), FRAMES_MAX / 2);
         for _ in 0..FRAMES_MAX / 2 {
             outbox.container(frame());
         }

@@ -65,7 +65,7 @@ async fn answer(
         Ok(Ok(Some(inventory))) => send_inventory(inventory, number, writer).await,
         Ok(Ok(None)) => send(writer, &FromRuntime::Removed { number }).await,
         Ok(Err(error)) => {
-            if error.may_be_of_another() {
+            if error.may_have_restarted() {
                 *runtime = None;
             }
             let why = cut(&error.to_string());

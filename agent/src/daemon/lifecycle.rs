@@ -283,9 +283,7 @@ impl Agent {
         match lost(bpf) {
             Ok(lost) if lost > self.lifecycle.lost => {
                 self.lifecycle.lost = lost;
-                self.rescans.note_all();
-                self.rescans.ask();
-                self.containers_came();
+                self.look_at_all();
                 if let Some(scores) = &mut self.oom.scores {
                     scores.missed_some();
                 }

@@ -182,9 +182,7 @@ impl Agent {
                 work.away = None;
                 tracing::info!(runtime, "the runtime asks when it makes a container (NRI)");
                 // What it made or changed while it did not ask is as its specification had it.
-                self.rescans.note_all();
-                self.rescans.ask();
-                self.containers_came();
+                self.look_at_all();
             }
             FromNri::Away { why } => {
                 work.tally.is_connected = false;
@@ -259,9 +257,7 @@ impl Agent {
             FromNri::Ended { pod_uid } => self.look_at(&PodUid::new(pod_uid)),
             FromNri::Dropped { frames } => {
                 work.tally.dropped = work.tally.dropped.saturating_add(frames);
-                self.rescans.note_all();
-                self.rescans.ask();
-                self.containers_came();
+                self.look_at_all();
             }
         }
     }

@@ -643,6 +643,13 @@ impl Agent {
         }
     }
 
+    /// Something of any pod may have changed unseen: all are read again, and the thread looks. Not urgent.
+    pub(super) fn look_at_all(&mut self) {
+        self.rescans.note_all();
+        self.rescans.ask();
+        self.containers_came();
+    }
+
     /// The thread looks if there is something to see; init containers may have ended; a machine that could not be read is read again.
     pub(super) fn look_after_placing(&mut self) {
         self.plan_with_machine();

@@ -20,8 +20,9 @@ use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
 use serde_json::{Value, json};
 
+use crate::node::S;
+
 const PERIOD_US: u64 = 100_000;
-const S: u64 = 1_000_000_000;
 const CPUS: u32 = 4;
 
 /// A cgroup of the model.

@@ -8,7 +8,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::signal::{NodeCondition, Signal};
-use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
+use plimsoll_core::model::threshold::{Amount, Threshold};
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use plimsoll_core::policy::memory::leaving::{
@@ -18,19 +18,12 @@ use plimsoll_core::policy::memory::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, S
 use proptest::prelude::*;
 use serde_json::json;
 
-const MI: u64 = 1 << 20;
-const S: u64 = 1_000_000_000;
+use crate::node::{self, MI, S};
+
 const MS: u64 = 1_000_000;
 
 fn hard(signal: Signal, mi: u64) -> Threshold {
-    Threshold {
-        signal,
-        operator: Operator::LessThan,
-        value: Amount::Absolute(mi * MI),
-        grace_ns: 0,
-        min_reclaim: None,
-        passes: Passes::All,
-    }
+    node::hard(signal, mi * MI)
 }
 
 fn soft(mi: u64, grace_s: u64) -> Threshold {

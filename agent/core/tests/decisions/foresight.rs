@@ -13,7 +13,8 @@ use plimsoll_core::model::units::PodUid;
 use proptest::prelude::*;
 use serde_json::json;
 
-const MI: u64 = 1 << 20;
+use crate::node::MI;
+
 const GI: u64 = 1 << 30;
 const MS: u64 = 1_000_000;
 const HORIZON_NS: u64 = 500 * MS;

@@ -12,24 +12,16 @@ use plimsoll_core::model::event::{
 };
 use plimsoll_core::model::options::{EvictionOptions, LastLine};
 use plimsoll_core::model::signal::{Resource, Signal};
-use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::last_line::{CONDEMNED_MAX, LastLinePlan, plan};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-const MI: u64 = 1 << 20;
-const S: u64 = 1_000_000_000;
+use crate::node::{self, MI, S};
 
 fn hard(signal: Signal, mi: u64) -> Threshold {
-    Threshold {
-        signal,
-        operator: signal.row().operator,
-        value: Amount::Absolute(mi * MI),
-        grace_ns: 0,
-        min_reclaim: None,
-        passes: Passes::All,
-    }
+    node::hard(signal, mi * MI)
 }
 
 fn options() -> EvictionOptions {

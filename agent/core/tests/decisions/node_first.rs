@@ -22,9 +22,9 @@ use plimsoll_core::policy::oom::last_line;
 use proptest::prelude::*;
 use serde_json::json;
 
-const MI: u64 = 1 << 20;
+use crate::node::{MI, S};
+
 const MS: u64 = 1_000_000;
-const S: u64 = 1_000_000_000;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 fn threshold(signal: Signal, value: u64, grace_ns: u64) -> Threshold {
