@@ -35,6 +35,7 @@ mod manifest;
 mod pins;
 mod policy;
 mod ring;
+mod symbols;
 mod totals;
 
 use std::os::fd::{AsFd, BorrowedFd};

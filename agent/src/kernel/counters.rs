@@ -1,14 +1,19 @@
 //! Where the running kernel counts its pages, for the last line: the addresses of global counters.
 //!
-//! `/proc/kallsyms` has the addresses of the arrays, BTF the index of each counter. The kernel shows them to who has CAP_SYSLOG, unless
-//! `kernel.kptr_restrict` is 2; variables are listed only by kernels with CONFIG_KALLSYMS_ALL, which distributions set.
+//! The kernel looks up the addresses of the arrays ([`symbols`]), BTF has the index of each counter. Where it does not, `/proc/kallsyms` lists them, slowly.
+//! The kernel shows addresses to who has CAP_SYSLOG, unless `kernel.kptr_restrict` is 2; variables are there only in kernels with CONFIG_KALLSYMS_ALL,
+//! which distributions set.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
 use plimsoll_abi::last_line::Counters;
 
+use rustix::io::Errno;
+
 use super::btf::Btf;
+use super::symbols;
 
 const KALLSYMS: &str = "/proc/kallsyms";
 
@@ -22,10 +27,10 @@ pub(super) enum CountersError {
     #[error("{KALLSYMS} hides addresses: CAP_SYSLOG is needed, and kernel.kptr_restrict below 2")]
     Hidden,
     /// A variable is not listed.
-    #[error("{KALLSYMS} does not list {symbol}: this kernel was built without CONFIG_KALLSYMS_ALL")]
+    #[error("{KALLSYMS} does not list {}: this kernel was built without CONFIG_KALLSYMS_ALL", symbol.to_string_lossy())]
     NoSymbol {
         /// Which one.
-        symbol: &'static str,
+        symbol: &'static CStr,
     },
     /// A counter has no number.
     #[error("this kernel's BTF has no {enumerator}")]
@@ -36,20 +41,33 @@ pub(super) enum CountersError {
 }
 
 /// Symbols that are looked for. The last is absent from a kernel without swap.
-const SYMBOLS: [&str; 4] = [
-    "vm_zone_stat",
-    "vm_node_stat",
-    "totalreserve_pages",
-    "nr_swap_pages",
+const SYMBOLS: [&CStr; 4] = [
+    c"vm_zone_stat",
+    c"vm_node_stat",
+    c"totalreserve_pages",
+    c"nr_swap_pages",
 ];
 
 /// Finds them.
 pub(super) fn find(btf: &Btf<'_>) -> Result<Counters, CountersError> {
-    let found = addresses(BufReader::with_capacity(1 << 16, File::open(KALLSYMS)?))?;
+    let found = match symbols::addresses(&SYMBOLS) {
+        Ok(answers) => looked_up(answers)?,
+        // A kernel before 5.16, or one that refuses such a program: the same addresses, some tens of milliseconds later.
+        Err(_) => addresses(BufReader::with_capacity(1 << 16, File::open(KALLSYMS)?))?,
+    };
     counters(found, |name| btf.enumerator(name))
 }
 
-fn addresses(mut text: impl BufRead) -> Result<[Option<u64>; SYMBOLS.len()], CountersError> {
+type Found = [Option<u64>; SYMBOLS.len()];
+
+fn looked_up(answers: [Result<u64, Errno>; SYMBOLS.len()]) -> Result<Found, CountersError> {
+    if answers.contains(&Err(Errno::PERM)) {
+        return Err(CountersError::Hidden);
+    }
+    Ok(answers.map(Result::ok))
+}
+
+fn addresses(mut text: impl BufRead) -> Result<Found, CountersError> {
     let mut found = [None; SYMBOLS.len()];
     let mut line = String::new();
     while found.contains(&None) {
@@ -62,7 +80,10 @@ fn addresses(mut text: impl BufRead) -> Result<[Option<u64>; SYMBOLS.len()], Cou
         else {
             continue;
         };
-        let Some(at) = SYMBOLS.iter().position(|symbol| *symbol == name) else {
+        let Some(at) = SYMBOLS
+            .iter()
+            .position(|symbol| symbol.to_bytes() == name.as_bytes())
+        else {
             continue;
         };
         match u64::from_str_radix(address, 16) {
@@ -74,10 +95,7 @@ fn addresses(mut text: impl BufRead) -> Result<[Option<u64>; SYMBOLS.len()], Cou
     Ok(found)
 }
 
-fn counters(
-    found: [Option<u64>; SYMBOLS.len()],
-    index: impl Fn(&str) -> Option<u32>,
-) -> Result<Counters, CountersError> {
+fn counters(found: Found, index: impl Fn(&str) -> Option<u32>) -> Result<Counters, CountersError> {
     let symbol = |at: usize| {
         let symbol = SYMBOLS[at];
         found[at].ok_or(CountersError::NoSymbol { symbol })
@@ -133,6 +151,17 @@ mod tests {
                 swap: 0,
             }
         );
+    }
+
+    #[test]
+    fn what_the_kernel_looks_up_is_taken_as_from_its_list() {
+        let answers = [Ok(1), Ok(2), Ok(3), Err(Errno::NOENT)];
+        assert_eq!(
+            looked_up(answers).unwrap(),
+            [Some(1), Some(2), Some(3), None]
+        );
+        let hidden = looked_up([Err(Errno::PERM); 4]).unwrap_err();
+        assert!(hidden.to_string().contains("CAP_SYSLOG"));
     }
 
     #[test]
