@@ -78,7 +78,9 @@ fn what_is_no_directory_is_not_started_with() {
         (c"outside/../../..", Errno::XDEV),
     ] {
         let error = start(dir.path(), name).unwrap_err();
-        assert_eq!(error, wanted, "{name:?}");
+        // EAGAIN: something on this machine was renamed or mounted while the kernel followed a `..` (openat2(2)). It is not opened either.
+        let is_raced = wanted == Errno::XDEV && error == Errno::AGAIN;
+        assert!(error == wanted || is_raced, "{name:?}: {error}");
     }
     assert!(dir.path().join("outside/f").exists());
 }
