@@ -98,6 +98,11 @@ fn cached() -> Result<PathBuf> {
     Ok(paths::cache()?.join("kubernetes").join(VERSION))
 }
 
+/// The folder of the cache with an API server, and with a scheduler and controllers if they were built once: they take minutes for a few tests.
+pub(crate) fn api_server() -> Result<PathBuf> {
+    built(PROGRAMS)
+}
+
 /// The folder with the programs of a cluster without nodes: `given`, or the cache, where they are built when there are none.
 pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(folder) = given {

@@ -100,8 +100,8 @@ enum Job {
     Host,
     /// A guest.
     Guest(PlannedGuest),
-    /// What needs an API server, which is built the first time.
-    ApiServer,
+    /// What needs an API server, which is built the first time; if so, with the programs around it.
+    ApiServer { all: bool },
     /// The agent against a model of the machine, for some minutes.
     Simulation,
     /// The demo, as a newcomer runs it: it has to succeed.
@@ -162,7 +162,7 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
         }
         if needs_api_server {
             // Behind the longest guests, for it builds where the host's tests are built, and not last: the first time it builds for minutes.
-            jobs.insert(jobs.len().min(2), Job::ApiServer);
+            jobs.insert(jobs.len().min(2), Job::ApiServer { all });
         }
         jobs.push_back(Job::Simulation);
         if all {
@@ -248,7 +248,9 @@ impl Job {
             Self::Guest(guest) => {
                 stage(ended, &guest.to_string(), &|step| guests::run(&guest, step));
             }
-            Self::ApiServer => stage(ended, "API server", &cargo::with_api_server),
+            Self::ApiServer { all } => stage(ended, "API server", &|step| {
+                cargo::with_api_server(step, all)
+            }),
             Self::Simulation => stage(ended, "simulation", &|_| {
                 simulate::little_of_everything().into()
             }),

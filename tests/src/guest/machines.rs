@@ -3,7 +3,8 @@
 //! Problem: a test that depends on the kernel has to run on each kernel, one that does not has to run once, and some need NUMA nodes or a
 //! kernel that was booted with certain parameters. Approach: a test declares where it runs ([`On`], in the `TESTS` of its theme), and
 //! the machines are rows of one table ([`MACHINES`]). `cargo xtask test` asks `guest_tests --plan` for the machines, starts a guest for
-//! each, and each guest runs `guest_tests --on NAME`, which picks its tests by their declarations.
+//! each, and each guest runs `guest_tests --on NAME`, which picks its tests by their declarations. What a test without a guest shows as well, and what
+//! takes minutes and finds little, runs with `--all` only ([`On::WithAll`], [`On::Weekly`]).
 //!
 //! With `--all`, a machine runs every test that fits it: a machine without NUMA nodes all tests that some such machine runs, a machine that
 //! was booted with parameters all tests that are about parameters. There a test may be skipped for what the machine lacks. Without
@@ -150,7 +151,11 @@ impl Row {
     /// Whether it runs this test.
     #[must_use]
     pub fn runs(&self, test: &Test, all: bool) -> bool {
-        let declared = test.on.machines();
+        let declared = if all {
+            test.on.machines_with_all()
+        } else {
+            test.on.machines()
+        };
         if let Some(themes) = self.themes() {
             let theme = test.name.split("::").next();
             return all && theme.is_some_and(|theme| themes.contains(&theme));
@@ -256,6 +261,7 @@ pub fn plan(tests: &[Test], all: bool) -> Vec<PlannedGuest> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::path::Path;
 
     use super::super::cases;
     use super::*;
@@ -271,13 +277,36 @@ mod tests {
         let tests = cases::all();
         let everything: BTreeSet<&str> = tests.iter().map(|test| test.name).collect();
         assert_eq!(everything.len(), tests.len(), "a name is there twice");
-        assert_eq!(names(&plan(&tests, false)), everything);
         assert_eq!(names(&plan(&tests, true)), everything);
+        let each_time = tests.iter().filter(|test| !test.on.machines().is_empty());
+        let each_time: BTreeSet<&str> = each_time.map(|test| test.name).collect();
+        assert_eq!(names(&plan(&tests, false)), each_time);
         for test in &tests {
-            let declared = test.on.machines();
+            let declared = test.on.machines_with_all();
             assert!(!declared.is_empty(), "{} runs nowhere", test.name);
             assert!(!declared.contains(&Machine::More), "{}", test.name);
         }
+    }
+
+    #[test]
+    fn what_stands_in_for_a_guest_is_there() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut count = 0;
+        for test in cases::all() {
+            let On::WithAll(_, shown_by) = test.on else {
+                continue;
+            };
+            let (file, function) = shown_by.split_once("::").unwrap();
+            let text = std::fs::read_to_string(repository.join(file)).unwrap();
+            // With `fn` before it, or in `proptest!` without.
+            assert!(
+                text.contains(&format!(" {function}(")),
+                "{}: {shown_by}",
+                test.name
+            );
+            count += 1;
+        }
+        assert!(count > 0);
     }
 
     #[test]
@@ -304,6 +333,7 @@ mod tests {
             test("each", On::EachKernel),
             test("oldest", On::Once(Machine::V6_1)),
             test("numa", On::These(&[Machine::Numa2])),
+            test("weekly", On::Weekly(Machine::V7_2)),
         ];
         let of = |name: &str, all: bool| {
             let guests = plan(&tests, all);
@@ -314,11 +344,15 @@ mod tests {
         assert_eq!(of("6.1-cpu1", false), some(&["each", "oldest"]));
         assert_eq!(of("6.1-cpu1", true), some(&["each", "oldest"]));
         assert_eq!(of("6.1", false), some(&[]));
-        assert_eq!(of("6.1", true), some(&["once", "each", "oldest"]));
-        assert_eq!(of("7.2", true), some(&["once", "each", "oldest"]));
+        assert_eq!(of("6.1", true), some(&["once", "each", "oldest", "weekly"]));
+        assert_eq!(of("7.2", false), some(&["once", "each"]));
+        assert_eq!(of("7.2", true), some(&["once", "each", "oldest", "weekly"]));
         assert_eq!(of("6.1-hybrid-cpu1", false), some(&[]));
         assert_eq!(of("6.1-hybrid", false), None);
-        assert_eq!(of("6.1-hybrid", true), some(&["once", "each", "oldest"]));
+        assert_eq!(
+            of("6.1-hybrid", true),
+            some(&["once", "each", "oldest", "weekly"])
+        );
         assert_eq!(of("6.1-cgroup1", false), None);
         assert_eq!(of("6.12-numa2", true), some(&["numa"]));
     }

@@ -38,15 +38,30 @@ pub enum On {
     EachKernelAndHybrid,
     /// On these.
     These(&'static [Machine]),
+    /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides it, each time. `FILE::FUNCTION`.
+    WithAll(Machine, &'static str),
+    /// Here, with `--all` only: it takes minutes, and finds what changes seldom.
+    Weekly(Machine),
 }
 
 impl On {
     /// The machines of `cargo xtask test`.
     #[must_use]
     pub fn machines(self) -> Vec<Machine> {
+        match self {
+            Self::WithAll(..) | Self::Weekly(_) => Vec::new(),
+            _ => self.machines_with_all(),
+        }
+    }
+
+    /// The machines of `cargo xtask test --all`; there, it runs on those that are alike, too.
+    #[must_use]
+    pub fn machines_with_all(self) -> Vec<Machine> {
         use Machine::{Hybrid, V6_1, V6_12, V7_2};
         match self {
-            Self::Once(machine) => vec![machine],
+            Self::Once(machine) | Self::WithAll(machine, _) | Self::Weekly(machine) => {
+                vec![machine]
+            }
             Self::EachKernel => vec![V6_1, V6_12, V7_2],
             Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
             Self::These(machines) => machines.to_vec(),

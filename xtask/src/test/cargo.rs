@@ -43,9 +43,14 @@ pub(super) fn test(step: &Step) -> Outcome {
     tested.unwrap_or_else(|error| Err(error).into())
 }
 
-/// The tests that need an API server, which is built first where there is none.
-pub(super) fn with_api_server(step: &Step) -> Outcome {
-    let tested = kubernetes::found(None).and_then(|binaries| {
+/// The tests that need an API server, which is built first where there is none; with `--all`, a scheduler and controllers are, too.
+pub(super) fn with_api_server(step: &Step, all: bool) -> Outcome {
+    let found = if all {
+        kubernetes::found(None)
+    } else {
+        kubernetes::api_server()
+    };
+    let tested = found.and_then(|binaries| {
         let tests = Tests {
             which: &["--test", kubernetes::TESTS],
             api_server: &binaries,

@@ -172,7 +172,7 @@ pub(crate) fn has_control() -> bool {
     let missing: Vec<&str> = CONTROL.iter().filter(missing).copied().collect();
     if !is_elsewhere && !missing.is_empty() {
         super::notes::left_out(format_args!(
-            "no {} beside kube-apiserver: `cargo xtask kubernetes test --binaries DIR` with a folder that has them",
+            "no {} beside kube-apiserver: `cargo xtask kubernetes test` builds them once",
             missing.join(" and ")
         ));
     }

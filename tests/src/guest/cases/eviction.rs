@@ -23,12 +23,18 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "eviction::a_soft_threshold_waits_for_its_grace_period",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::soft_threshold_waits_for_its_grace_period_and_gives_the_smaller_grace",
+        ),
         run: soft_waits,
     },
     Test {
         name: "eviction::a_pod_that_ignores_sigterm_is_killed_after_its_grace",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::grace_then_kill_then_help_then_stuck",
+        ),
         run: ignoring_sigterm,
     },
     Test {
@@ -38,17 +44,26 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "eviction::minimum_reclaim_takes_the_next_in_rank",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::minimum_reclaim_counts_only_after_the_threshold_was_met",
+        ),
         run: minimum_reclaim,
     },
     Test {
         name: "eviction::no_second_victim_while_the_first_is_being_freed",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::no_second_victim_while_the_first_is_being_freed",
+        ),
         run: no_second_victim,
     },
     Test {
         name: "eviction::a_critical_pod_is_passed_over",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::exempt_pods_are_skipped_and_that_is_said",
+        ),
         run: critical_is_passed_over,
     },
     Test {

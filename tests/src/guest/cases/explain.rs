@@ -20,7 +20,10 @@ use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "explain::eviction_and_rank_name_who_is_then_evicted",
-        on: On::Once(Machine::V7_2),
+        on: On::WithAll(
+            Machine::V7_2,
+            "agent/core/tests/decisions/explain.rs::the_victims_explained_are_the_victims_chosen",
+        ),
         run: eviction_comes_true,
     },
     Test {

@@ -30,7 +30,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::so_does_a_pod_with_pod_oom_group",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/src/act/oom_group.rs::a_pod_is_taken_as_a_whole_on_request_and_put_back_at_the_end",
+        ),
         run: || group_oom("plimsoll: {podOOMGroup: true}\n", &["", "main"], 7),
     },
     Test {
@@ -153,16 +156,22 @@ fn forked_meanwhile() -> Outcome {
     let pod = Pod::guaranteed("forking", "1", "64Mi");
     let leader = node.hog(&pod, "hold --mb 4")?;
     let agent = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
-    // It forks all the time while it is moved: some children have copied the old score, 0.
-    let parent = shell("i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done; wait")?;
+    // It forks all the time while it is moved, so that some children have copied the old score, 0. No more than a thousand.
+    let enough = node.directory.join("enough");
+    let script = format!(
+        "i=0; while [ $i -lt 1000 -a ! -e {} ]; do sleep 600 & i=$((i+1)); done; wait",
+        enough.display()
+    );
+    let parent = shell(&script)?;
     let procs = node.cgroup_file(&pod, "main/cgroup.procs");
     let pids = || -> Vec<u32> {
         let text = fs::read_to_string(&procs).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     };
     fs::write(&procs, parent.pid().to_string())?;
-    // Not all of the hundred: those forked before the move are not in the container.
+    // Those forked before the move are not in the container.
     let forked = wait_until(TIMEOUT, Duration::from_millis(5), || pids().len() > 20);
+    fs::write(&enough, "")?;
     ensure!(forked, "{} processes are in the container", pids().len());
     let mut wrong = Vec::new();
     let served = wait_until(TIMEOUT, Duration::from_millis(5), || {

@@ -34,7 +34,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "placement::what_does_not_fit_is_not_started",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/tests/placement.rs::a_refused_pod_is_not_started_and_a_damaged_file_stops_nobody",
+        ),
         run: refused,
     },
     Test {
@@ -44,7 +47,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "placement::a_running_pod_that_requests_more_keeps_what_it_has",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/placement.rs::what_runs_keeps_its_cpus_when_it_grows_or_shrinks",
+        ),
         run: resized,
     },
     Test {
@@ -54,7 +60,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "placement::no_random_history_shares_or_loses_an_exclusive_cpu",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/tests/placement_histories.rs::no_exclusive_cpu_is_shared_and_none_is_lost",
+        ),
         run: random_histories,
     },
 ];

@@ -15,12 +15,18 @@ use super::super::pod::Pod;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "pods::a_removed_manifest_ends_its_pod",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::a_removed_manifest_ends_the_pod_and_an_eviction_shortens_that",
+        ),
         run: removed_manifest,
     },
     Test {
         name: "pods::a_broken_manifest_leaves_the_others_running",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/src/input/manifests/tests.rs::a_broken_file_keeps_its_pods_and_is_reported_until_it_is_right",
+        ),
         run: broken_manifest,
     },
     Test {

@@ -25,7 +25,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "policies::a_pod_whose_disruption_budget_is_used_up_is_passed_over",
-        on: On::Once(Machine::V7_2),
+        on: On::WithAll(
+            Machine::V7_2,
+            "agent/core/tests/decisions/policies.rs::budgets_are_broken_only_when_they_must_be",
+        ),
         run: budget,
     },
 ];

@@ -30,7 +30,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
-        on: On::Once(Machine::V6_1),
+        on: On::WithAll(
+            Machine::V6_1,
+            "agent/core/tests/decisions/remedies.rs::every_stage_in_its_order_and_then_the_eviction",
+        ),
         run: nothing_to_give,
     },
     Test {

@@ -26,12 +26,18 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "reserved::of_a_compressible_reservation_only_cpu_is_limited",
-        on: On::Once(Machine::V7_2),
+        on: On::WithAll(
+            Machine::V7_2,
+            "agent/src/act/kubepods/tests.rs::reservations_are_enforced_on_cgroups_that_exist",
+        ),
         run: compressible,
     },
     Test {
         name: "reserved::a_reservation_below_what_is_used_kills_nobody",
-        on: On::Once(Machine::V7_2),
+        on: On::WithAll(
+            Machine::V7_2,
+            "agent/src/act/kubepods/tests.rs::a_limit_is_not_set_below_what_is_used_and_follows_it_down",
+        ),
         run: below_usage,
     },
     Test {

@@ -23,7 +23,10 @@ use super::{
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "scenarios::load_that_comes_and_goes_does_not_make_the_condition_flap",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::the_condition_stays_for_its_transition_period",
+        ),
         run: flapping,
     },
     Test {
@@ -38,7 +41,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "scenarios::a_peak_shorter_than_the_grace_period_evicts_nobody",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::a_break_restarts_the_grace_period",
+        ),
         run: short_peak,
     },
     Test {
@@ -53,7 +59,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "scenarios::of_two_hogs_one_is_evicted_where_that_is_enough",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/engine.rs::no_second_victim_while_the_first_is_being_freed",
+        ),
         run: one_of_two_is_enough,
     },
     Test {
