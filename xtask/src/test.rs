@@ -164,7 +164,8 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             // Behind the longest guests, for it builds where the host's tests are built, and not last: the first time it builds for minutes.
             jobs.insert(jobs.len().min(2), Job::ApiServer { all });
         }
-        jobs.push_back(Job::Simulation);
+        // Behind what takes minutes, and before what does not: at the end two CPUs have something to do.
+        jobs.insert(jobs.len().min(5), Job::Simulation);
         if all {
             jobs.push_back(Job::Weekly);
         }

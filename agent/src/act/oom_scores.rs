@@ -16,7 +16,8 @@
 //!   a process that came from outside, its children, or one in a privileged container can have it (fs/proc/base.c, `__set_oom_adj`).
 //! * A higher one: only where it cannot be the process's own choice. That is when the process has just been put there, when its cgroup is
 //!   seen for the first time, or when the score is one that we gave or one that a newcomer came with. Any process may raise its own
-//!   score, and some do on purpose; the kubelet, too, sets scores once.
+//!   score, and some do on purpose; the kubelet, too, sets scores once. A child may be seen before the record of the newcomer that has forked it:
+//!   who has a higher score for no known reason is in doubt for ten seconds, and judged again.
 //! * -1000 is never given: the kernel would pass over the process for ever.
 //!
 //! **No stranger is written to.** A score is written through a descriptor of `/proc/PID/oom_score_adj` that was opened before a reading of
@@ -76,6 +77,10 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// Containers of one pod whose names the runtime gave. The API lists them soon after.
 const GIVEN_NAMES_MAX: usize = 64;
+/// A record comes this late at most, where the loop's time is scarce: so long it is open whether a higher score was inherited or chosen.
+const DOUBT_NS: u64 = 10_000_000_000;
+/// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
+const DOUBTFUL_MAX: usize = 256;
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
 
@@ -180,6 +185,8 @@ struct CgroupScores {
     inherited: Recent,
     /// Looked at already; sorted. Before a first look at all, those of it so far.
     known: Vec<u32>,
+    /// Those of them with a higher score that was perhaps inherited, and since when that is open, nanoseconds.
+    doubtful: Vec<(u32, u64)>,
     /// Whether a first look at all has been taken.
     established: bool,
     /// Newcomers that were not looked at in time.
@@ -581,6 +588,7 @@ impl PodScores {
                 held: Recent::default(),
                 inherited: Recent::default(),
                 known: Vec::new(),
+                doubtful: Vec::new(),
                 established: false,
                 unserved: Vec::new(),
                 is_unfinished: false,
@@ -686,6 +694,7 @@ impl CgroupScores {
     fn missed_some(&mut self) {
         self.established = false;
         self.known.clear();
+        self.doubtful.clear();
         self.review_due = true;
         self.reviewed_to = None;
     }
@@ -721,6 +730,10 @@ impl CgroupScores {
         let mut reviewing = std::mem::take(&mut self.review_due) && self.established;
         self.is_unfinished = false;
         self.compared_ns = now_ns;
+        // Only now and then is there a reason that was not there before: a newcomer, and what has come with it.
+        let mut in_doubt = !newcomers.is_empty();
+        self.doubtful
+            .retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < DOUBT_NS);
         for round in 1..=ROUNDS_MAX {
             let Some(listed) = self.listed(turn) else {
                 return;
@@ -732,6 +745,9 @@ impl CgroupScores {
                     () if newcomers.binary_search(&pid).is_ok() => Seen::First,
                     () if !is_known && !self.established => Seen::First,
                     () if !is_known => Seen::Unknown,
+                    () if in_doubt && self.doubtful.iter().any(|(of, _)| *of == pid) => {
+                        Seen::Unknown
+                    }
                     () if reviewing && self.reviewed_to.is_none_or(|to| pid > to) => Seen::Known,
                     () => continue,
                 };
@@ -754,6 +770,7 @@ impl CgroupScores {
                 return;
             }
             newcomers.clear();
+            in_doubt = false;
             reviewing = false;
             if round == ROUNDS_MAX {
                 // It forks faster than we can read.
@@ -847,6 +864,9 @@ impl CgroupScores {
                     }
                     open.push((at, fd, path));
                 }
+                Ok(Some((_, adj))) if adj > self.wanted && seen == Seen::Unknown => {
+                    self.doubt(pid);
+                }
                 Ok(_) => {} // right already
                 // What it has forked since the listing has a score that nobody has read.
                 Err(Errno::NOENT | Errno::SRCH) => given.were_right = false,
@@ -882,6 +902,14 @@ impl CgroupScores {
             }
         }
         given
+    }
+
+    /// It has a higher score for no reason that is known yet.
+    fn doubt(&mut self, pid: u32) {
+        let is_new = self.doubtful.iter().all(|(of, _)| *of != pid);
+        if is_new && self.doubtful.len() < DOUBTFUL_MAX {
+            self.doubtful.push((pid, self.compared_ns));
+        }
     }
 
     fn is_to_be_written(&self, adj: i32, seen: Seen) -> bool {

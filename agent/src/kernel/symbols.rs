@@ -81,13 +81,13 @@ pub(super) fn addresses<const N: usize>(names: &[&CStr; N]) -> io::Result<[Resul
     run(&instructions(names)?, &mut answers)?;
     let mut addresses = [Err(Errno::NOENT); N];
     for (address, answer) in addresses.iter_mut().zip(answers) {
-        *address = match i32::try_from(-answer.result).map(Errno::from_raw_os_error) {
-            _ if answer.result == 0 => Ok(answer.address),
-            Ok(error @ (Errno::NOENT | Errno::PERM)) => Err(error),
-            _ => {
+        *address = match -answer.result {
+            0 => Ok(answer.address),
+            result if result == i64::from(Errno::NOENT.raw_os_error()) => Err(Errno::NOENT),
+            result if result == i64::from(Errno::PERM.raw_os_error()) => Err(Errno::PERM),
+            result => {
                 return Err(io::Error::other(format!(
-                    "bpf_kallsyms_lookup_name: {}",
-                    answer.result
+                    "bpf_kallsyms_lookup_name: {result}"
                 )));
             }
         };

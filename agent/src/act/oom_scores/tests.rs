@@ -295,6 +295,35 @@ fn a_child_that_is_listed_with_its_parent_is_no_stranger() {
 }
 
 #[test]
+fn a_child_that_is_seen_before_its_parents_record_is_found() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    // A shell and its child have been moved in; a look for another reason comes before the record.
+    fake.set(100_001, 1000);
+    fake.set(100_002, 1000);
+    // And one that has raised its own score.
+    fake.set(100_003, 950);
+    fake.procs("main", &[100_001, 100_002, 100_003]);
+    fake.look(2, 100);
+    let scores = |fake: &Fake| [100_001, 100_002, 100_003].map(|pid| fake.adj(pid));
+    assert_eq!(scores(&fake), [1000, 1000, 950]);
+    fake.attach("main", 100_001);
+    assert_eq!(scores(&fake), [900, 900, 950]);
+    // A score that was high for longer than any record takes is a choice.
+    fake.set(100_004, 1000);
+    fake.procs("main", &[100_003, 100_004]);
+    let cgroup = fake.id("main");
+    fake.pod().cgroup_mut(cgroup).unwrap().inherited = Recent::default();
+    fake.look(3, 100);
+    fake.look(3 + DOUBT_NS, 100);
+    fake.set(100_005, 1000);
+    fake.procs("main", &[100_003, 100_004, 100_005]);
+    fake.scores.came(cgroup, 100_005);
+    fake.scores.serve(4 + DOUBT_NS, &mut |_| {});
+    assert_eq!([fake.adj(100_004), fake.adj(100_005)], [1000, 900]);
+}
+
+#[test]
 fn a_new_score_reaches_what_had_the_old_one() {
     let mut fake = Fake::new();
     for (pid, adj) in [(100_001, 0), (100_002, 0)] {
