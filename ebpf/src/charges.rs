@@ -14,13 +14,13 @@
 //! all else that there is to do before a decision.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
-use plimsoll_abi::{ChargesReached, Kind, charges, last_line::seen};
+use plimsoll_abi::{ChargesReached, Kind, NodePages, charges, last_line::seen};
 
 use crate::{
     atomic,
     maps::{CHARGES, LAST_LINE_SEEN},
     node::node_pages,
-    record::{header, send_critical},
+    record::{critical_has_room_for, header, send_critical},
 };
 
 /// On entry of `page_counter_try_charge(struct page_counter *counter, unsigned long nr_pages, …)`.
@@ -40,6 +40,15 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
     if threshold_pages == 0 || charged_pages < threshold_pages {
         return 0;
     }
+    // The task can lose its CPU at any instruction. While it has the threshold and has sent no record, nobody hears of the crossing; while its record is begun
+    // and not sent, the agent sees nothing that comes after it. So what takes time comes first, and whoever is faster meanwhile sends the record.
+    let header = header(Kind::ChargesReached, 0);
+    // With a full ring each charge comes here.
+    let node = if critical_has_room_for::<ChargesReached>() {
+        node_pages()
+    } else {
+        NodePages::UNKNOWN
+    };
     // SAFETY: a map value. One CPU takes it; a threshold that the agent has just replaced stays.
     if !unsafe { atomic::replace(threshold, threshold_pages, 0) } {
         return 0;
@@ -53,11 +62,10 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
         // SAFETY: reserved for this type.
         unsafe {
             record.write(ChargesReached {
-                header: header(Kind::ChargesReached, 0),
+                header,
                 charged_pages,
                 generation,
-                // Only where there is room for it: with a full ring each charge comes here.
-                node: node_pages(),
+                node,
             });
         }
     });

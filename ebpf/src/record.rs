@@ -9,7 +9,8 @@ use aya_ebpf::{
     maps::RingBuf,
 };
 use plimsoll_abi::{
-    ABI_VERSION, CRITICAL_SHARED_BYTES, Header, Kind, UNTRACKED, dropped, folded, produced,
+    ABI_VERSION, CRITICAL_BYTES, CRITICAL_SHARED_BYTES, Header, Kind, RING_HEADER_BYTES, UNTRACKED,
+    dropped, folded, produced,
 };
 
 use crate::{
@@ -67,6 +68,14 @@ pub(crate) fn send_critical<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -
 #[inline(always)]
 pub(crate) fn critical_has_room() -> bool {
     CRITICAL.query(u64::from(BPF_RB_AVAIL_DATA)) < u64::from(CRITICAL_SHARED_BYTES)
+}
+
+/// Whether there is room for a record that the agent has asked for. Another CPU may be faster.
+#[inline(always)]
+pub(crate) fn critical_has_room_for<T: 'static>() -> bool {
+    let record_bytes = (size_of::<T>() + RING_HEADER_BYTES).next_multiple_of(8);
+    let waiting_bytes = CRITICAL.query(u64::from(BPF_RB_AVAIL_DATA));
+    waiting_bytes + (record_bytes as u64) < u64::from(CRITICAL_BYTES)
 }
 
 /// Sends an urgent record that the agent has not asked for. `false` when such records have filled their part of the ring
