@@ -198,9 +198,17 @@ impl Agent {
         let kills = std::mem::take(&mut last_line.kills);
         self.settle();
         for record in &kills {
+            let kills = new_kills(record.kill.kills, self.reported_kills(record.cgroup_id));
+            if kills == 0 {
+                continue;
+            }
             let end = record.comm.iter().position(|byte| *byte == 0);
             let comm = String::from_utf8_lossy(&record.comm[..end.unwrap_or(record.comm.len())]);
-            self.say_last_line_kill(uid_text(&record.uid), Some(&comm), &record.kill);
+            let kill = LastLineKill {
+                kills,
+                ..record.kill
+            };
+            self.say_last_line_kill(uid_text(&record.uid), Some(&comm), &kill);
             self.count_as_reported(record.cgroup_id, record.kill.kills);
         }
         if let Some(last_line) = &mut self.last_line {
@@ -216,6 +224,7 @@ impl Agent {
         self.step(now_ns(), EventKind::LastLineKill { uid, kill });
     }
 
+    /// `kill.kills`: those that were not said before.
     fn say_last_line_kill(&mut self, uid: &str, comm: Option<&str>, kill: &LastLineKill) {
         self.tally.last_line_kills += kill.kills;
         let pod = self.pods.name(&PodUid::from(uid));
@@ -226,6 +235,19 @@ impl Agent {
             kill,
             text: kill.why.to_string(),
         }));
+    }
+
+    /// How many of a pod's kills have been reported. Unknown is none: rather twice than never.
+    fn reported_kills(&mut self, cgroup_id: u64) -> u64 {
+        let maps = self.bpf.as_mut().and_then(Bpf::last_line);
+        match maps.map(|maps| maps.reported(cgroup_id)) {
+            Some(Ok(kills)) => kills,
+            Some(Err(error)) => {
+                self.last_line_failed(error.to_string());
+                0
+            }
+            None => 0,
+        }
     }
 
     fn count_as_reported(&mut self, cgroup_id: u64, kills: u64) {
@@ -340,7 +362,7 @@ impl Agent {
         maps.kills(|kills| all.push(kills))?;
         let mut unreported = Vec::new();
         for kills in all {
-            let missing = kills.count.saturating_sub(maps.reported(kills.cgroup_id)?);
+            let missing = new_kills(kills.count, maps.reported(kills.cgroup_id)?);
             if missing > 0 {
                 unreported.push((kills, missing));
             } else if self.pods.by_cgroup_id(kills.cgroup_id).is_none() {
@@ -383,6 +405,12 @@ impl Agent {
     }
 }
 
+/// Of so many kills of a pod, those that have not been reported. A record has the number of all so far: with it, those whose records were lost are
+/// reported too, and of two records in the wrong order the second says nothing new.
+fn new_kills(kills: u64, reported: u64) -> u64 {
+    kills.saturating_sub(reported)
+}
+
 /// Time that has passed since then, nanoseconds; `u64::MAX` if it never was.
 fn since(at_ns: Option<u64>, now_ns: u64) -> u64 {
     at_ns.map_or(u64::MAX, |at_ns| now_ns.saturating_sub(at_ns))
@@ -405,5 +433,28 @@ mod tests {
         assert_eq!(sample(1030 * MS), (false, 1100 * MS));
         assert_eq!(sample(1090 * MS), (false, 1100 * MS));
         assert_eq!(sample(1100 * MS), (true, 11_100 * MS));
+    }
+
+    /// What is reported of a pod, by the numbers that records and at last the map say.
+    fn reported(mut before: u64, said: &[u64]) -> Vec<u64> {
+        let one = |kills: &u64| {
+            let new = new_kills(*kills, before);
+            before = before.max(*kills);
+            new
+        };
+        said.iter().map(one).collect()
+    }
+
+    #[test]
+    fn each_kill_of_a_pod_is_counted_once() {
+        assert_eq!(reported(0, &[1, 2, 3, 4, 4]), [1, 1, 1, 1, 0]);
+        // The record of the second was lost.
+        assert_eq!(reported(0, &[1, 3, 4, 4]), [1, 2, 1, 0]);
+        // Those of the last were: the map has them.
+        assert_eq!(reported(0, &[1, 4]), [1, 3]);
+        // Another CPU was faster.
+        assert_eq!(reported(0, &[2, 1, 2]), [2, 0, 0]);
+        // An agent before has reported five.
+        assert_eq!(reported(5, &[6, 6]), [1, 0]);
     }
 }

@@ -226,7 +226,7 @@ pub struct LastLineKill {
     pub why: LastLineReason,
     /// The process.
     pub tgid: u32,
-    /// Processes of the pod that it killed, this one included.
+    /// Processes of the pod that it killed, this one included: in a record's event all so far, in a line of output those that no line before it has.
     pub kills: u64,
     /// What was available. `None`: nothing, by the page allocator's own account; or the record was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]

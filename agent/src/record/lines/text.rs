@@ -167,8 +167,12 @@ fn last_line_kill(line: &LastLineKill<'_>, color: bool) -> String {
     });
     let (pod, text) = (pod.shown(), shown::line(text));
     let comm = comm.map_or(String::new(), |comm| format!(" ({})", comm.shown()));
+    let others = match kill.kills {
+        0 | 1 => String::new(),
+        kills => format!(" and {} more", kills - 1),
+    };
     format!(
-        "{} {} process {}{comm} of pod {pod}; {text}{figures}{crossed}",
+        "{} {} process {}{comm}{others} of pod {pod}; {text}{figures}{crossed}",
         seconds(*at_ns),
         paint(color, RED, "last line in the kernel:"),
         kill.tgid,
@@ -347,6 +351,38 @@ mod tests {
         assert_eq!(
             kill(None, None, 3),
             format!("{head} 3 processes of pod default/web")
+        );
+    }
+
+    #[test]
+    fn kills_of_the_last_line_whose_records_were_lost_are_said_with_the_next() {
+        let said = |comm, kills| {
+            let kill = LastLineKillEvent {
+                killed_ns: 0,
+                why: LastLineReason::Critical,
+                tgid: 7,
+                kills,
+                available_bytes: None,
+                wanted_bytes: None,
+                crossed_ns: None,
+            };
+            let line = LastLineKill {
+                at_ns: 0,
+                pod: "default/web",
+                comm,
+                kill: &kill,
+                text: "why".to_owned(),
+            };
+            last_line_kill(&line, false)
+        };
+        let head = "     0.000000 last line in the kernel:";
+        assert_eq!(
+            said(Some("web"), 1),
+            format!("{head} process 7 (web) of pod default/web; why")
+        );
+        assert_eq!(
+            said(None, 3),
+            format!("{head} process 7 and 2 more of pod default/web; why")
         );
     }
 
