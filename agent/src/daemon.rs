@@ -235,6 +235,9 @@ impl Agent {
     /// is held back any more afterwards.
     pub async fn run(mut self, sources: Sources, stop: StopSignals) -> (Ending, Result<()>) {
         let result = self.serve(sources, stop).await;
+        if result.is_err() {
+            self.leave_last_line();
+        }
         self.end_features();
         self.report_oom_kills(u64::MAX);
         (Ending(self), result)

@@ -13,8 +13,8 @@ use super::wake::Sources;
 struct Feature {
     /// The loop begins: the reports of its thread are to be waited for.
     begin: fn(&mut Agent, &mut Sources),
-    /// A sample is about to be taken; what is charged by then. Allocates nothing.
-    before_sample: fn(&mut Agent, u64, Option<u64>),
+    /// A sample has been taken and is about to be judged; when it was begun, and what was charged by then. Allocates nothing.
+    note_sample: fn(&mut Agent, u64, Option<u64>),
     /// A sample has been taken and answered.
     after_sample: fn(&mut Agent),
     /// At the end of each turn.
@@ -30,7 +30,7 @@ struct Feature {
 /// A part with nothing to do.
 const NOTHING: Feature = Feature {
     begin: |_, _| {},
-    before_sample: |_, _, _| {},
+    note_sample: |_, _, _| {},
     after_sample: |_| {},
     follow_up: |_| {},
     rescan_pod: |_, _| {},
@@ -119,9 +119,9 @@ const FEATURES: [Feature; 11] = [
     },
     // The last line in the kernel.
     Feature {
-        before_sample: |agent, at_ns, charged_bytes| {
+        note_sample: |agent, at_ns, charged_bytes| {
             if let Some(last_line) = &mut agent.last_line {
-                last_line.sampling(at_ns, charged_bytes);
+                last_line.note_sample(at_ns, charged_bytes);
             }
         },
         after_sample: Agent::renew_last_line,
@@ -140,9 +140,9 @@ impl Agent {
         }
     }
 
-    pub(super) fn before_sample(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
+    pub(super) fn note_sample(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
         for feature in &FEATURES {
-            (feature.before_sample)(self, at_ns, charged_bytes);
+            (feature.note_sample)(self, at_ns, charged_bytes);
         }
     }
 

@@ -50,6 +50,8 @@ pub struct LastLine {
     kills: Vec<KillRecord>,
     /// So many of them the engine knows; they are reported when there is time.
     taken_in: usize,
+    /// It stays when the agent ends.
+    is_left: bool,
     /// The last thing that went wrong: said once.
     failure: Option<String>,
     refused: Said,
@@ -78,14 +80,21 @@ impl LastLine {
             sampled: (0, None),
             kills: Vec::with_capacity(KILLS_MAX),
             taken_in: 0,
+            is_left: false,
             failure: None,
             refused: Said::default(),
         }
     }
 
-    /// A sample is about to be taken.
-    pub(super) fn sampling(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
+    /// A sample has been taken that was begun then, and is about to be judged.
+    pub(super) fn note_sample(&mut self, at_ns: u64, charged_bytes: Option<u64>) {
         self.sampled = (at_ns, charged_bytes);
+    }
+
+    /// When the newest sample began.
+    #[cfg(test)]
+    pub(super) fn sampled(&self) -> u64 {
+        self.sampled.0
     }
 
     /// When it is to be renewed at the latest.
@@ -380,9 +389,18 @@ impl Agent {
         Ok(unreported)
     }
 
+    /// The agent ends because it can judge nothing any more, as if it were killed: what is in force stays for the next agent, or until it expires, and its
+    /// programs stay with it.
+    pub(super) fn leave_last_line(&mut self) {
+        if let Some(line) = &mut self.last_line {
+            line.is_left = true;
+            self.keeps_programs = true;
+        }
+    }
+
     /// An orderly end takes it back.
     pub(super) fn end_last_line(&mut self) {
-        if self.last_line.is_none() {
+        if self.last_line.as_ref().is_none_or(|line| line.is_left) {
             return;
         }
         if let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) {

@@ -833,13 +833,17 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
     node.timer();
     let text = fs::read(node.host.procfs("meminfo")).unwrap();
     fs::write(node.host.procfs("meminfo"), "").unwrap();
+    let sampled = |node: &Node| node.agent.last_line.as_ref().unwrap().sampled();
+    let before = sampled(&node);
     for _ in 0..5 {
-        attend(&mut node).unwrap();
+        assert!(!attend(&mut node).unwrap());
+        assert_eq!(sampled(&node), before, "nothing is acknowledged");
         let wait_ns = node.agent.sample_by_ns.saturating_sub(now_ns());
         assert!(wait_ns <= 100_000_000, "{wait_ns}");
     }
     fs::write(node.host.procfs("meminfo"), text).unwrap();
-    node.timer();
+    assert!(attend(&mut node).unwrap());
+    assert!(sampled(&node) > before);
     fs::write(node.host.procfs("meminfo"), "").unwrap();
     // As long as it takes: a second.
     let error = loop {
@@ -852,6 +856,9 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
         error.contains("meminfo") && error.contains("start plimsoll again"),
         "{error}"
     );
+    assert!(!node.agent.keeps_programs);
+    node.agent.leave_last_line();
+    assert!(node.agent.keeps_programs, "the last line stays");
 }
 
 #[test]

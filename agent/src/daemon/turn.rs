@@ -243,9 +243,12 @@ impl Agent {
     pub(super) fn attend(&mut self, found: &mut Found) -> Result<bool> {
         let part = self.heartbeat.enter(Part::Attend);
         self.drain_critical(found);
+        let is_asked = self.hurry || found.cause.is_some();
         let responded = self.respond(found);
-        if !matches!(responded, Ok(None)) {
+        if matches!(responded, Ok(Some(_))) {
             self.after_sample();
+        }
+        if is_asked {
             self.settle();
         }
         if let Ok(Some(cause)) = responded {
@@ -258,7 +261,7 @@ impl Agent {
         responded.map(|cause| cause.is_some())
     }
 
-    /// Reacts to what was found, if that calls for a sample; returns what it was. Allocates nothing: see [`Agent::react`].
+    /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates nothing: see [`Agent::react`].
     pub(super) fn respond(&mut self, found: &mut Found) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
             found.by(Cause::Timer);
@@ -272,8 +275,8 @@ impl Agent {
             return Ok(None);
         };
         self.take_in_last_line_kills();
-        self.react(cause, found.crossing.take())?;
-        Ok(Some(cause))
+        let is_answered = self.react(cause, found.crossing.take())?;
+        Ok(is_answered.then_some(cause))
     }
 
     /// Takes what the kernel has sent.
@@ -291,11 +294,12 @@ impl Agent {
     }
 
     /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
-    /// be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one says.
+    /// be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one says. Returns whether there was a sample: if the
+    /// node could not be read, it is tried again soon.
     ///
     /// # Errors
     /// When the node's memory could not be read several times.
-    pub fn react(&mut self, cause: Cause, crossing: Option<Crossing>) -> Result<()> {
+    pub fn react(&mut self, cause: Cause, crossing: Option<Crossing>) -> Result<bool> {
         let received_ns = now_ns();
         self.hops = Hops::default();
         let has_ended = self.find_empty_pods(received_ns);
@@ -307,7 +311,6 @@ impl Agent {
             !has_ended && received_ns.saturating_sub(crossing.at_ns) <= CROSSING_AGE_MAX_NS
         };
         let counted = crossing.filter(is_new).and_then(|crossing| crossing.node);
-        self.before_sample(received_ns, charged_bytes);
         let mut sample = std::mem::take(&mut self.sample);
         let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
         sample.storage = reading.or_else(|| self.unanswered.storage.take());
@@ -339,15 +342,16 @@ impl Agent {
             self.unsettled.could_not_read(None, error);
             self.unanswered.cause = Some(cause);
             self.sample_by_ns = received_ns + READ_AGAIN_NS;
-            return Ok(());
+            return Ok(false);
         }
+        self.note_sample(received_ns, charged_bytes);
         if !sample.node_only {
             self.freshen(received_ns, &mut sample);
             self.hops.freshened_ns = Some(now_ns());
         }
         self.step(received_ns, EventKind::Sample(sample));
         self.outcomes();
-        Ok(())
+        Ok(true)
     }
 
     /// Reads anew what is too old for the decision about a sample.
