@@ -72,7 +72,7 @@ pub fn last_line_charge(_ctx: FEntryContext) -> u32 {
         return 0;
     };
     // Seen while the agent writes it, it may be of either value: then the next charge looks.
-    if *charged < word(slot, line::CHECK_AT_PAGES) {
+    if *charged < word(slot, line::CHECK_AT_PAGES) || *newest == 0 {
         return 0;
     }
     if let Some(line) = line_in_force() {

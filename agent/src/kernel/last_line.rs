@@ -31,7 +31,7 @@ pub struct CondemnedPod {
 }
 
 /// What is in force until the next time. Amounts in pages, times CLOCK_MONOTONIC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineSetting {
     /// Until then.
     pub until_ns: u64,
@@ -47,6 +47,21 @@ pub struct LineSetting {
     pub cache_kept_pages: u64,
     /// Crossings up to then are acknowledged.
     pub acked_ns: u64,
+}
+
+/// Nobody is killed, and no charge is looked at.
+impl Default for LineSetting {
+    fn default() -> Self {
+        Self {
+            until_ns: 0,
+            line_pages: 0,
+            critical_pages: 0,
+            budget_ns: 0,
+            check_at_pages: u64::MAX,
+            cache_kept_pages: 0,
+            acked_ns: 0,
+        }
+    }
 }
 
 /// What was done to a pod.
@@ -111,15 +126,7 @@ impl LastLineMaps {
     pub fn set(&mut self, setting: &LineSetting) -> Result<(), BpfError> {
         let generation = self.generation + 1;
         let next = &mut self.next;
-        next[line::GENERATION] = generation;
-        next[line::UNTIL_NS] = setting.until_ns;
-        next[line::LINE_PAGES] = setting.line_pages;
-        next[line::CRITICAL_PAGES] = setting.critical_pages;
-        next[line::BUDGET_NS] = setting.budget_ns;
-        next[line::CHECK_AT_PAGES] = setting.check_at_pages;
-        next[line::CACHE_KEPT_PAGES] = setting.cache_kept_pages;
-        next[line::ACKED_NS] = setting.acked_ns;
-        next[line::PAGE_BYTES] = rustix::param::page_size() as u64;
+        next[..line::WORDS].copy_from_slice(&line_words(generation, setting));
         self.line
             .set(slot_of(generation), **next, 0)
             .map_err(map_error("LAST_LINE"))?;
@@ -269,6 +276,21 @@ impl LastLineMaps {
     }
 }
 
+/// The first words of a slot of the `LAST_LINE` map.
+fn line_words(generation: u64, setting: &LineSetting) -> [u64; line::WORDS] {
+    let mut words = [0; line::WORDS];
+    words[line::GENERATION] = generation;
+    words[line::UNTIL_NS] = setting.until_ns;
+    words[line::LINE_PAGES] = setting.line_pages;
+    words[line::CRITICAL_PAGES] = setting.critical_pages;
+    words[line::BUDGET_NS] = setting.budget_ns;
+    words[line::CHECK_AT_PAGES] = setting.check_at_pages;
+    words[line::CACHE_KEPT_PAGES] = setting.cache_kept_pages;
+    words[line::ACKED_NS] = setting.acked_ns;
+    words[line::PAGE_BYTES] = rustix::param::page_size() as u64;
+    words
+}
+
 /// A pod as a slot of the `LAST_LINE` map has it.
 fn condemned_words(place: usize, pod: &CondemnedPod) -> [u64; condemned::WORDS] {
     let mut words = [0; condemned::WORDS];
@@ -353,6 +375,15 @@ mod tests {
                 prop_assert!(!goes_before(&now(place), &now(place - 1)), "{:?}", rows);
             }
         }
+    }
+
+    #[test]
+    fn what_is_put_in_force_for_nobody_has_no_charge_looked_at() {
+        let words = line_words(7, &LineSetting::default());
+        assert_eq!((words[line::GENERATION], words[line::UNTIL_NS]), (7, 0));
+        assert_eq!(words[line::CHECK_AT_PAGES], u64::MAX);
+        let overdue_ns = 1;
+        assert_eq!(last_line::shortage(&words, overdue_ns, 0), 0);
     }
 
     #[test]
