@@ -368,7 +368,28 @@ impl Limits {
                 sum_ns,
                 max_ns,
             }),
-            // Totals per cause are read with all the others.
+            // A cgroup that is gone has no other totals any more.
+            Body::MemoryStall {
+                cause,
+                count,
+                sum_ns,
+                max_ns,
+                pages,
+                ..
+            } => self.stall_totals(StallTotals {
+                cgroup_id: record.cgroup_id,
+                cause,
+                count,
+                sum_ns,
+                max_ns,
+                pages: pages.unwrap_or(0),
+            }),
+            Body::Refault { what, count, pages } => self.refault_totals(RefaultTotals {
+                cgroup_id: record.cgroup_id,
+                what,
+                count,
+                pages,
+            }),
             _ => {}
         }
     }
@@ -397,8 +418,8 @@ impl Limits {
         }
         if let Some(watched) = self.by_memory_id(totals.cgroup_id) {
             match totals.what {
-                RefaultKind::Anon => watched.refaulted.0 = totals.pages,
-                RefaultKind::File => watched.refaulted.1 = totals.pages,
+                RefaultKind::Anon => raise(&mut watched.refaulted.0, totals.pages),
+                RefaultKind::File => raise(&mut watched.refaulted.1, totals.pages),
                 RefaultKind::SwapIn => raise(&mut watched.now.swapped_in_pages, totals.pages),
             }
             let (anon, file) = watched.refaulted;

@@ -457,6 +457,36 @@ fn waits_for_memory_are_summed_by_cause() {
         ..LimitCounts::default()
     };
     assert_eq!(node.end(), [("a".to_owned(), wanted)]);
+    // What it had more when it went, only records say. An older one is no news.
+    fs::rename(node.dir("", "poda"), node.host.path("aside")).unwrap();
+    node.begin();
+    let bodies = [50_000_000, 40_000_000].map(|sum_ns| Body::MemoryStall {
+        cause: StallCause::Memory,
+        actor_cgroup_id: id,
+        count: 2,
+        sum_ns,
+        max_ns: sum_ns,
+        pages: None,
+    });
+    let pages = [8, 4].map(|pages| Body::Refault {
+        what: RefaultKind::Anon,
+        count: 2,
+        pages,
+    });
+    for body in bodies.into_iter().chain(pages) {
+        node.limits.record(&Record {
+            ts_ns: 1,
+            cgroup_id: id,
+            cpu: 0,
+            body,
+        });
+    }
+    let wanted = LimitCounts {
+        stalled_ns: 30_000_000,
+        refaulted_pages: 3,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.end(), [("a".to_owned(), wanted)]);
 }
 
 #[test]
