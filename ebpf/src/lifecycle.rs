@@ -15,7 +15,8 @@ use plimsoll_abi::{
 use crate::{
     layout::{cgroup_id, config, hierarchy_id, load_u32, offset},
     log::debug,
-    maps::{COUNTED, LAST_LINE_PODS, MEMORY, OOM_KILLS, PROCESSES, REFAULTS, STALLS, THROTTLE},
+    maps::{COUNTED, LAST_LINE_PODS, MEMORY, PROCESSES, REFAULTS, STALLS, THROTTLE},
+    oom,
     record::{header, send_lifecycle},
 };
 
@@ -68,7 +69,7 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
         let _ = THROTTLE.remove(id);
     }
     if hierarchy == config!(memory_hierarchy) {
-        let _ = OOM_KILLS.remove(id);
+        oom::keep_removed(id);
         let _ = PROCESSES.remove(id);
         for event in memory_event::ALL {
             let _ = MEMORY.remove([id, u64::from(event)]);

@@ -4,7 +4,8 @@
 //! victim: the chosen one, and those that go with it where a cgroup is killed as a whole. Where fentry is refused it is all there is.
 //!
 //! A cgroup that forks at its limit is killed without end, so what it gets is bounded: so many records per cgroup and window, and
-//! none when such records have taken their part of the ring. The others are counted per cgroup (`OOM_KILLS`), none is lost.
+//! none when such records have taken their part of the ring. The others are counted per cgroup (`OOM_KILLS`), none is lost: those of a cgroup that is
+//! removed are added to those in no pod.
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
@@ -80,14 +81,47 @@ unsafe fn counted(cgroup: *const u8) -> u64 {
     unsafe { counted_id(cgroup, config!(memory_hierarchy)) }.unwrap_or(NO_POD)
 }
 
-/// Whether a kill in this cgroup gets a record. If not, it is counted in the word `folded` of the cgroup's totals.
+/// A cgroup's totals; made if they are not there. `None`: the map is full.
 #[inline(always)]
-fn may_send(cgroup_id: u64, folded: usize) -> bool {
+fn totals_of(cgroup_id: u64) -> Option<*mut [u64; oom_totals::WORDS]> {
     if OOM_KILLS.get_ptr_mut(cgroup_id).is_none() {
         // Only if it is not there: another CPU may have been faster.
         let _ = OOM_KILLS.insert(cgroup_id, [0; oom_totals::WORDS], 1);
     }
+    OOM_KILLS.get_ptr_mut(cgroup_id)
+}
+
+/// A cgroup is removed: its place is free, and what was only counted goes to the kills in no pod. The agent may not have read it, and has it from nowhere else.
+#[inline(always)]
+pub(crate) fn keep_removed(cgroup_id: u64) {
     let Some(totals) = OOM_KILLS.get_ptr_mut(cgroup_id) else {
+        return;
+    };
+    // SAFETY: a map value of so many words.
+    let (choices, victims) = unsafe {
+        (
+            (&raw const (*totals)[oom_totals::CHOICES]).read_volatile(),
+            (&raw const (*totals)[oom_totals::VICTIMS]).read_volatile(),
+        )
+    };
+    let _ = OOM_KILLS.remove(cgroup_id);
+    if choices == 0 && victims == 0 {
+        return;
+    }
+    let Some(totals) = totals_of(NO_POD) else {
+        return count_untracked();
+    };
+    // SAFETY: as above.
+    unsafe {
+        atomic::add(&raw mut (*totals)[oom_totals::CHOICES], choices);
+        atomic::add(&raw mut (*totals)[oom_totals::VICTIMS], victims);
+    }
+}
+
+/// Whether a kill in this cgroup gets a record. If not, it is counted in the word `folded` of the cgroup's totals.
+#[inline(always)]
+fn may_send(cgroup_id: u64, folded: usize) -> bool {
+    let Some(totals) = totals_of(cgroup_id) else {
         // Too many cgroups at once: no share for each, but still their part of the ring for all.
         count_untracked();
         if critical_has_room() {

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_abi::NO_POD;
 use plimsoll_core::model::units::PodUid;
 
 use crate::kernel::decode::Record;
@@ -53,6 +54,8 @@ pub(super) struct Folded {
     /// Found so far, by cgroup. What is gone in the kernel is forgotten here.
     reported: BTreeMap<u64, u64>,
     found: BTreeMap<u64, u64>,
+    /// All that was handed on. The kernel adds the total of a cgroup that goes to that of [`NO_POD`], whether it was handed on or not.
+    reported_sum: u64,
 }
 
 impl Folded {
@@ -72,13 +75,24 @@ impl Folded {
             return;
         }
         let found = std::mem::take(&mut self.found);
+        let sum: u64 = found.values().sum();
+        let mut left = sum.saturating_sub(self.reported_sum);
         for (cgroup_id, kills) in &found {
+            if *cgroup_id == NO_POD {
+                continue;
+            }
             // Fewer: another cgroup has got the number of one that is gone.
             let reported = self.reported.get(cgroup_id).filter(|known| *known <= kills);
             let new = kills - reported.copied().unwrap_or(0);
             if new > 0 {
                 f(*cgroup_id, new);
+                self.reported_sum += new;
+                left = left.saturating_sub(new);
             }
+        }
+        if left > 0 && found.contains_key(&NO_POD) {
+            f(NO_POD, left);
+            self.reported_sum += left;
         }
         self.reported = found;
     }
@@ -388,6 +402,31 @@ mod tests {
         // 7 is gone; its number comes back as another cgroup's.
         assert_eq!(new(&[(8, 1)]), []);
         assert_eq!(new(&[(7, 4), (8, 1)]), [(7, 4)]);
+    }
+
+    #[test]
+    fn of_a_cgroup_that_is_gone_what_was_not_told_is_told_in_no_pod() {
+        let mut folded = Folded::default();
+        let mut new = |totals: &[(u64, u64)]| {
+            for &(cgroup_id, kills) in totals {
+                folded.found(cgroup_id, kills);
+            }
+            let mut found = Vec::new();
+            folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
+            found
+        };
+        assert_eq!(
+            new(&[(NO_POD, 1), (7, 3), (8, 2)]),
+            [(7, 3), (8, 2), (NO_POD, 1)]
+        );
+        // 7 had two more when it went, 8 one more since.
+        assert_eq!(new(&[(NO_POD, 6), (8, 3)]), [(8, 1), (NO_POD, 2)]);
+        // 8 went with all told, 9 came and went between two looks.
+        assert_eq!(new(&[(NO_POD, 13)]), [(NO_POD, 4)]);
+        // 10 was read, went, and is in both: told once, if not at its time.
+        assert_eq!(new(&[(NO_POD, 18), (10, 5)]), [(10, 5), (NO_POD, 5)]);
+        assert_eq!(new(&[(NO_POD, 18)]), []);
+        assert_eq!(new(&[(NO_POD, 25)]), [(NO_POD, 2)]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What the programs have added up per cgroup: limits met, OOM kills, throttling, waits for memory, pages read back, processes.
 //!
 //! A record reports these at most once per window; the totals here have everything, reported or not. All of them
-//! count since the programs were attached and go when the cgroup is removed.
+//! count since the programs were attached and go when the cgroup is removed; but OOM kills are then added to those in no pod.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ pub struct MemoryTotals {
 /// Kills of the kernel's OOM killer in a cgroup that got no record, since the programs were attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OomTotals {
-    /// The victims' cgroup.
+    /// The victims' cgroup; [`NO_POD`](plimsoll_abi::NO_POD): in no pod, or in cgroups that are gone.
     pub cgroup_id: u64,
     /// Choices of the killer.
     pub choices: u64,

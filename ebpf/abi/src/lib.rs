@@ -716,7 +716,7 @@ pub const fn folded(kind: Kind) -> u32 {
     3 * kind.number() as u32 + 2
 }
 
-/// Key of the `OOM_KILLS` map for kills in no pod, when only pods are counted.
+/// Key of the `OOM_KILLS` map for kills in no pod, when only pods are counted, and for those in cgroups that have been removed.
 pub const NO_POD: u64 = 0;
 
 /// Value of the `OOM_KILLS` map (key: the victims' cgroup id, or [`NO_POD`]), by field.
