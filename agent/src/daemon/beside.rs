@@ -199,7 +199,7 @@ pub(super) fn conflicts(
         && amount(ours).is_none_or(|ours| theirs >= ours)
     {
         lines.push(format!(
-            "the kubelet's evictionHard memory.available ({} Mi) is met no later than plimsoll's: it evicts by itself, up to ten seconds late; set it lower (50Mi is a net below plimsoll)",
+            "the kubelet's evictionHard memory.available ({} Mi) is met no later than plimsoll's: it evicts by itself, up to ten seconds late; set it lower, e.g. to 50Mi, beside the signals of disks: a kubelet has no threshold for a signal that its evictionHard leaves out",
             theirs >> 20
         ));
     }
