@@ -171,8 +171,50 @@ impl CpuWhy {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde::de::DeserializeOwned;
+
     use super::*;
+    use crate::model::event::EventKind;
     use crate::model::signal::{NodeCondition, Signal};
+
+    /// The names of all variants, as serde lists them for one that is unknown.
+    fn names<T: DeserializeOwned>(tag: &str) -> BTreeSet<String> {
+        let text = serde_json::json!({ tag: "?" });
+        let Err(error) = serde_json::from_value::<T>(text) else {
+            panic!("{tag}: `?` is a name");
+        };
+        let error = error.to_string();
+        let (_, listed) = error.split_once("expected one of ").unwrap();
+        listed
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn the_reference_has_every_event_and_every_decision() {
+        let page = include_str!("../../../../docs/reference/journal.md");
+        for (tag, expected) in [
+            ("event", names::<EventKind>("event")),
+            ("decision", names::<Decision>("decision")),
+        ] {
+            let (_, rows) = page
+                .split_once(&format!("| {tag} | meaning |\n|---|---|\n"))
+                .unwrap();
+            let rows = rows.lines().take_while(|line| !line.is_empty());
+            let cells = rows.map(|row| row.split('|').nth(1).unwrap());
+            let written: BTreeSet<String> = cells
+                .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+                .map(str::to_owned)
+                .collect();
+            assert!(expected.len() > 20, "{tag}: {expected:?}");
+            assert_eq!(written, expected, "docs/reference/journal.md: {tag}");
+        }
+    }
 
     #[test]
     fn names_are_those_of_the_journal() {
