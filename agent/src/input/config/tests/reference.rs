@@ -106,9 +106,13 @@ fn the_reference_lists_every_signal() {
             Some((pressure, _)) => format!("| `{pressure}."),
             None => format!("| `{}` |", row.name),
         };
+        let condition = row.condition.map_or("none", |condition| condition.as_str());
+        let end = format!("| {condition} |");
         assert!(
-            REFERENCE.lines().any(|line| line.starts_with(&start)),
-            "docs/reference/configuration.md: no line under Signals begins with {start:?}"
+            REFERENCE
+                .lines()
+                .any(|line| line.starts_with(&start) && line.ends_with(&end)),
+            "docs/reference/configuration.md: no line under Signals begins with {start:?} and ends with {end:?}"
         );
     }
 }
