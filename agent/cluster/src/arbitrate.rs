@@ -59,7 +59,7 @@ pub struct Settings {
     pub times: Times,
     /// Between two cycles at least, milliseconds.
     pub cycle_ms: u64,
-    /// Evictions in a cycle's time at most.
+    /// Evictions in any second at most, despite the option's name.
     pub evictions_per_cycle: usize,
     /// No pod is evicted and none is annotated: evictions are sent as dry runs.
     pub is_dry: bool,

@@ -38,7 +38,7 @@ enum Command {
         /// What to list
         #[arg(value_enum)]
         what: What,
-        /// Socket of the container runtime [default: that of containerd, CRI-O or cri-dockerd]
+        /// Socket of the container runtime [default: that of containerd, CRI-O, k3s or cri-dockerd]
         #[arg(long, value_name = "PATH", value_parser = endpoint)]
         runtime_endpoint: Option<PathBuf>,
         /// Socket on which the kubelet lists what it has given (for devices)
