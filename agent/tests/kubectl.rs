@@ -1,4 +1,4 @@
-//! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer.
+//! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer, and a pod that waits for a node.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod node;
@@ -29,7 +29,7 @@ get)
     case "$*" in
     *spec.nodeName=b*) echo "b pod-b" ;;
     *spec.nodeName=*) ;;
-    *) printf 'b pod-b\nc pod-c\na pod-a\n' ;;
+    *) printf 'b pod-b\n pod-waits\nc pod-c\na pod-a\n' ;;
     esac ;;
 exec)
     shift 3

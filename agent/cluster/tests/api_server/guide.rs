@@ -124,7 +124,7 @@ fn the_guides_commands_install_and_uninstall() {
         let has_policies = server.get(policies).await.is_some();
         // The last one uninstalls nothing.
         for way in [Way::Kubectl, Way::Helm, Way::Before130] {
-            // The chart takes servers from 1.22 on: one with policies is newer.
+            // The chart takes servers from 1.24 on: one with policies is newer.
             if has_policies == (way == Way::Before130) {
                 support::notes::left_out(format_args!(
                     "{PAGE}, the way {way:?}: this API server is of another version"
