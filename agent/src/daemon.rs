@@ -156,6 +156,12 @@ impl Agent {
         journal: Option<Journal>,
         reporter: Reporter,
     ) -> Self {
+        let mut oom_kills = OomKills::default();
+        if let Some(bpf) = &bpf
+            && let Err(error) = oom_kills.folded.begin_after(bpf)
+        {
+            tracing::warn!(%error, "kills of the kernel's OOM killer before this start are counted again");
+        }
         Self {
             engine,
             pods,
@@ -171,7 +177,7 @@ impl Agent {
             unanswered: Unanswered::default(),
             limits,
             admission: AdmissionWork::default(),
-            oom_kills: OomKills::default(),
+            oom_kills,
             oom: OomWork::default(),
             kubepods: None,
             kubelet: None,

@@ -15,6 +15,7 @@ use plimsoll_abi::NO_POD;
 use plimsoll_core::model::units::PodUid;
 
 use crate::kernel::decode::Record;
+use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
 
 /// Kills kept at most.
@@ -58,10 +59,32 @@ pub(super) struct Folded {
     reported_sum: u64,
 }
 
+/// Kills of the kernel's OOM killer that got no record, by cgroup.
+pub(super) fn folded_kills(bpf: &Bpf, mut f: impl FnMut(u64, u64)) -> Result<(), BpfError> {
+    let names_victims = bpf.is_attached("mark_victim");
+    bpf.drain_oom_kills(|totals| {
+        let kills = if names_victims {
+            totals.victims
+        } else {
+            totals.choices
+        };
+        f(totals.cgroup_id, kills);
+    })
+}
+
 impl Folded {
     /// Whether the kernel's sum has changed since the last time.
     pub(super) fn note_missed(&mut self, missed: u64) -> bool {
         std::mem::replace(&mut self.missed, missed) != missed
+    }
+
+    /// What cgroups had that were gone before this agent began: one before it has said it, or nobody knows when it was.
+    pub(super) fn begin_after(&mut self, bpf: &Bpf) -> Result<(), BpfError> {
+        folded_kills(bpf, |cgroup_id, kills| {
+            if cgroup_id == NO_POD {
+                self.reported_sum = kills;
+            }
+        })
     }
 
     /// A cgroup's total so far.
@@ -402,6 +425,19 @@ mod tests {
         // 7 is gone; its number comes back as another cgroup's.
         assert_eq!(new(&[(8, 1)]), []);
         assert_eq!(new(&[(7, 4), (8, 1)]), [(7, 4)]);
+    }
+
+    #[test]
+    fn what_was_counted_in_no_pod_before_this_agent_is_not_told_again() {
+        let mut folded = Folded {
+            reported_sum: 10,
+            ..Folded::default()
+        };
+        folded.found(NO_POD, 10);
+        folded.found(7, 2);
+        let mut found = Vec::new();
+        folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
+        assert_eq!(found, [(7, 2)]);
     }
 
     #[test]

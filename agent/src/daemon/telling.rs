@@ -6,6 +6,7 @@ use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::units::PodUid;
 
+use super::oom_kills::folded_kills;
 use super::{Agent, now_ns};
 use crate::host::processes::process_cost;
 use crate::kernel::{self, Bpf};
@@ -205,18 +206,12 @@ impl Agent {
             return;
         };
         let at_ns = now_ns();
-        let names_victims = bpf.is_attached("mark_victim");
         let result = bpf.missed(Kind::OomKill).and_then(|missed| {
             if !oom_kills.folded.note_missed(missed) {
                 return Ok(());
             }
-            bpf.drain_oom_kills(|totals| {
-                let kills = if names_victims {
-                    totals.victims
-                } else {
-                    totals.choices
-                };
-                oom_kills.folded.found(totals.cgroup_id, kills);
+            folded_kills(bpf, |cgroup_id, kills| {
+                oom_kills.folded.found(cgroup_id, kills)
             })
         });
         oom_kills.folded.tell(|cgroup_id, kills| {
