@@ -59,6 +59,8 @@ const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
 const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
 /// The kernel signals a change of one `memory.events` every 10 ms, for as long as a pod is at its limit.
 const POD_EVENTS_PACE: Duration = Duration::from_millis(100);
+/// A pod that may make cgroups can change directories all the time, and have all of them walked for as long.
+const CGROUPS_PACE: Duration = Duration::from_millis(100);
 
 /// Why the loop has woken.
 #[derive(Debug)]
@@ -269,8 +271,10 @@ struct Watched {
     // Dropped first: a descriptor must be deregistered before its source ends.
     fd: AsyncFd<OwnedFd>,
     interest: Interest,
-    /// Takes what has arrived, so that the descriptor can become ready again.
-    take: Box<dyn FnMut() -> Result<()> + Send>,
+    /// Takes what has arrived, so that the descriptor can become ready again. Returns whether it has left something to do.
+    take: Box<dyn FnMut() -> Result<bool> + Send>,
+    /// It has, and the descriptor need not be ready for that.
+    has_more: bool,
 }
 
 impl std::fmt::Debug for Watched {
@@ -285,7 +289,16 @@ impl Watched {
     fn new(
         fd: BorrowedFd<'_>,
         interest: Interest,
-        take: impl FnMut() -> Result<()> + Send + 'static,
+        mut take: impl FnMut() -> Result<()> + Send + 'static,
+    ) -> Result<Self> {
+        Self::in_parts(fd, interest, move || take().map(|()| false))
+    }
+
+    /// What has arrived is taken a part at a time.
+    fn in_parts(
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        take: impl FnMut() -> Result<bool> + Send + 'static,
     ) -> Result<Self> {
         // A failure is waited for as well: else its descriptor would be silent for ever.
         let interest = interest.add(Interest::ERROR);
@@ -293,18 +306,22 @@ impl Watched {
             fd: watch(fd, interest)?,
             interest,
             take: Box::new(take),
+            has_more: false,
         })
     }
 
     /// Waits until there is something, and takes it.
     async fn ready(&mut self) -> Result<()> {
-        let mut guard = self.fd.ready(self.interest).await?;
-        let ready = guard.ready();
-        guard.clear_ready();
-        // Of all that is waited for, nothing has another end that could be closed.
-        anyhow::ensure!(!ready.is_read_closed(), "its descriptor was closed");
-        anyhow::ensure!(!ready.is_error(), "its descriptor reports an error");
-        (self.take)()
+        if !self.has_more {
+            let mut guard = self.fd.ready(self.interest).await?;
+            let ready = guard.ready();
+            guard.clear_ready();
+            // Of all that is waited for, nothing has another end that could be closed.
+            anyhow::ensure!(!ready.is_read_closed(), "its descriptor was closed");
+            anyhow::ensure!(!ready.is_error(), "its descriptor reports an error");
+        }
+        self.has_more = (self.take)()?;
+        Ok(())
     }
 }
 
@@ -553,7 +570,7 @@ impl Sources {
             psi,
             usage_root,
             pressure_level: pressure_level.paced(PRESSURE_LEVEL_PACE),
-            cgroups,
+            cgroups: cgroups.paced(CGROUPS_PACE),
             unwatched,
             reports_cgroups,
             rescan_period: if reports_cgroups {
@@ -695,11 +712,16 @@ fn watch_cgroups(
         unwatched.store(count, Ordering::Relaxed);
     };
     show(&cgroups);
+    let has_more = cgroups.has_more();
     // Which cgroup it was does not matter: every wanted pod is rescanned.
-    Watched::new(fd.as_fd(), Interest::READABLE, move || {
+    let watched = Watched::in_parts(fd.as_fd(), Interest::READABLE, move || {
         cgroups.changes()?;
         show(&cgroups);
-        Ok(())
+        Ok(cgroups.has_more())
+    })?;
+    Ok(Watched {
+        has_more,
+        ..watched
     })
 }
 

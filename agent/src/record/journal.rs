@@ -199,9 +199,8 @@ impl Journal {
 
     /// Queues one step. Never waits.
     pub fn record(&mut self, event: &Event, decisions: &[Decision]) {
-        let has_failed = self.writer.is_none() || self.shared.has_failed.load(Ordering::Acquire);
         // A step that will not be queued is not made into text either.
-        if has_failed || self.queued_bytes() >= QUEUE_BYTES_MAX {
+        if !self.has_room() {
             self.lost_now += 1;
             self.lost += 1;
             return;
@@ -236,6 +235,12 @@ impl Journal {
         self.shared.queued_bytes.load(Ordering::Acquire)
     }
 
+    /// Whether a line may be queued.
+    fn has_room(&self) -> bool {
+        let has_failed = self.writer.is_none() || self.shared.has_failed.load(Ordering::Acquire);
+        !has_failed && self.queued_bytes() < QUEUE_BYTES_MAX
+    }
+
     /// Queues a message of so many bytes.
     fn send(&mut self, message: Message, bytes: usize) -> Result<(), NotTaken> {
         let writer = self.writer.as_ref().ok_or(NotTaken::Ended)?;
@@ -267,6 +272,10 @@ impl Journal {
         limits: impl Iterator<Item = (&'a PodUid, LimitTotals)>,
         plan: Option<&OomPlan>,
     ) {
+        // All pods' totals are not gone through for what will not be queued.
+        if !self.has_room() {
+            return;
+        }
         let Some(aside) = self.asides.next(now_ns, limits, plan) else {
             return;
         };
@@ -274,13 +283,10 @@ impl Journal {
             line.push(b'\n');
             line
         });
-        let has_failed = self.shared.has_failed.load(Ordering::Acquire);
-        let has_room = !has_failed && self.queued_bytes() < QUEUE_BYTES_MAX;
-        let queued = has_room
-            && line.is_ok_and(|line| {
-                let bytes = line.len();
-                self.send(Message::Line(line.into()), bytes).is_ok()
-            });
+        let queued = line.is_ok_and(|line| {
+            let bytes = line.len();
+            self.send(Message::Line(line.into()), bytes).is_ok()
+        });
         if !queued {
             self.asides.forget();
         }
@@ -567,6 +573,36 @@ mod tests {
         let new = read("journal");
         assert!(new.ends_with(&format!(",{aside}\n")), "{new}");
         assert_eq!(new.lines().count(), 1);
+    }
+
+    /// They are made of all pods' totals, and the loop asks in every look.
+    #[test]
+    fn an_aside_for_which_there_is_no_room_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let mut journal = Journal::create(&path, &engine()).unwrap();
+        let shared = Arc::clone(&journal.shared);
+        let uid = PodUid::from("a");
+        let mut record = |at_ns, has_room: bool| {
+            let pods = std::iter::once((&uid, LimitTotals::default()));
+            let pods = pods.inspect(|_| assert!(has_room, "pods are gone through"));
+            journal.record_aside(at_ns, pods, None);
+        };
+        shared.has_failed.store(true, Ordering::Release);
+        record(5_000_000_000, false);
+        shared.has_failed.store(false, Ordering::Release);
+        shared
+            .queued_bytes
+            .store(QUEUE_BYTES_MAX, Ordering::Release);
+        record(6_000_000_000, false);
+        shared.queued_bytes.store(0, Ordering::Release);
+        record(7_000_000_000, true);
+        journal.finish().unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            text.lines().last().unwrap(),
+            r#"{"aside":{"at_ns":7000000000,"limits":{"a":{}}}}"#
+        );
     }
 
     /// What led to a crash is there after the restart.

@@ -90,6 +90,30 @@ async fn a_descriptor_that_was_closed_is_lost() {
 }
 
 #[tokio::test]
+async fn what_is_left_to_do_wakes_the_loop_without_the_descriptor() {
+    let mut sources = Sources::none();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut left = 2;
+    let in_parts = Watched::in_parts(ours.as_fd(), Interest::READABLE, move || {
+        left -= 1;
+        Ok(left > 0)
+    });
+    sources.cgroups.watched = Some(in_parts.unwrap());
+    theirs.write_all(b"x").unwrap();
+    let mut stop = StopSignals::catch().unwrap();
+    for _ in 0..2 {
+        let wake = sources.next(&FAR, &mut stop, || {}).await;
+        assert!(matches!(wake, Wake::Cgroups), "{wake:?}");
+    }
+    let soon = Deadlines {
+        rescan_ns: 0,
+        ..FAR
+    };
+    let wake = sources.next(&soon, &mut stop, || {}).await;
+    assert!(matches!(wake, Wake::Deadline), "{wake:?}");
+}
+
+#[tokio::test]
 async fn a_thread_that_has_ended_is_lost() {
     type Channel = (SourceName, fn(&mut Sources));
     let channels: [Channel; 9] = [

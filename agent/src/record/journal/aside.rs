@@ -90,9 +90,16 @@ impl Written {
         (had_moved || self.has_moved || changed.oom_plan.is_some()).then_some(changed)
     }
 
-    /// What was to be written is not in the file: all of it is written next time.
+    /// What was to be written is not in the file: all of it is written next time, which comes no sooner for that.
     pub(super) fn forget(&mut self) {
-        *self = Self::default();
+        let known = Aside {
+            at_ns: self.known.at_ns,
+            ..Aside::default()
+        };
+        *self = Self {
+            known,
+            ..Self::default()
+        };
     }
 }
 
@@ -220,6 +227,7 @@ mod tests {
         );
         assert!(!written.is_due(33 * S) && written.is_due(34 * S));
         written.forget();
+        assert!(!written.is_due(33 * S) && written.is_due(34 * S));
         assert!(
             next(&mut written, 35, &[("b", 9)])
                 .unwrap()
