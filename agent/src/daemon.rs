@@ -285,7 +285,15 @@ impl Agent {
             lifecycle_rest_ns: self.lifecycle.rest_at_ns(),
             oom_kills_ns: self.report_oom_kills_at_ns(),
             last_line_kills_ns: self.last_line_kills_at_ns(),
-            last_line_ns: self.last_line.as_ref().map(LastLine::renew_at_ns),
+            last_line_ns: self.last_line.as_ref().map(|line| {
+                // A renewal needs a sample, and the node could not be read.
+                let at_ns = line.renew_at_ns();
+                if self.unanswered.is_pending() {
+                    at_ns.max(self.sample_by_ns)
+                } else {
+                    at_ns
+                }
+            }),
             oom_scores_ns: self.oom.serve_at_ns(),
             storage_ns: self.storage.as_ref().and_then(StorageWork::order_at_ns),
             kubelet_ns: self.kubelet.as_ref().and_then(KubeletWork::at_ns),

@@ -72,7 +72,7 @@ pub fn last_line_charge(_ctx: FEntryContext) -> u32 {
         return 0;
     };
     // Seen while the agent writes it, it may be of either value: then the next charge looks.
-    if *charged < word(slot, line::CHECK_AT_PAGES) || *newest == 0 {
+    if *charged < word(slot, line::CHECK_AT_PAGES) || is_over(slot) {
         return 0;
     }
     if let Some(line) = line_in_force() {
@@ -84,7 +84,12 @@ pub fn last_line_charge(_ctx: FEntryContext) -> u32 {
 /// `mm_vmscan_direct_reclaim_begin(…)`: the task found no free page, and begins to reclaim.
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
 pub fn last_line_reclaim(_ctx: BtfTracePointContext) -> i32 {
-    if let Some(line) = line_in_force() {
+    let slot = LAST_LINE_NEWEST
+        .get(0)
+        .and_then(|newest| LAST_LINE.get_ptr(slot_of(*newest)));
+    if slot.is_some_and(|slot| !is_over(slot))
+        && let Some(line) = line_in_force()
+    {
         note_reclaim(&line);
         look(&line);
     }
@@ -104,6 +109,13 @@ pub fn last_line_retry(ctx: BtfTracePointContext) -> i32 {
         enforce(&line, reason::EXHAUSTED, UNKNOWN_U64, 0);
     }
     0
+}
+
+/// Nothing is in force any more, or nothing was yet: an agent that is gone leaves programs that cost next to nothing.
+#[inline(always)]
+fn is_over(slot: Slot) -> bool {
+    // SAFETY: a helper without arguments.
+    word(slot, line::UNTIL_NS) <= unsafe { bpf_ktime_get_ns() }
 }
 
 /// The first words of what is in force, all of one value.

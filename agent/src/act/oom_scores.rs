@@ -731,9 +731,13 @@ impl CgroupScores {
         self.is_unfinished = false;
         self.compared_ns = now_ns;
         // Only now and then is there a reason that was not there before: a newcomer, and what has come with it.
-        let mut in_doubt = !newcomers.is_empty();
         self.doubtful
             .retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < DOUBT_NS);
+        let mut in_doubt: Vec<u32> = match newcomers.len() {
+            0 => Vec::new(),
+            _ => self.doubtful.iter().map(|(pid, _)| *pid).collect(),
+        };
+        in_doubt.sort_unstable();
         for round in 1..=ROUNDS_MAX {
             let Some(listed) = self.listed(turn) else {
                 return;
@@ -745,9 +749,7 @@ impl CgroupScores {
                     () if newcomers.binary_search(&pid).is_ok() => Seen::First,
                     () if !is_known && !self.established => Seen::First,
                     () if !is_known => Seen::Unknown,
-                    () if in_doubt && self.doubtful.iter().any(|(of, _)| *of == pid) => {
-                        Seen::Unknown
-                    }
+                    () if in_doubt.binary_search(&pid).is_ok() => Seen::Unknown,
                     () if reviewing && self.reviewed_to.is_none_or(|to| pid > to) => Seen::Known,
                     () => continue,
                 };
@@ -770,7 +772,7 @@ impl CgroupScores {
                 return;
             }
             newcomers.clear();
-            in_doubt = false;
+            in_doubt.clear();
             reviewing = false;
             if round == ROUNDS_MAX {
                 // It forks faster than we can read.
@@ -783,6 +785,10 @@ impl CgroupScores {
     fn put_off(&mut self, (done, left): (&[Looked], &[Looked]), listed: &[u32], newcomers: &[u32]) {
         self.known.retain(|pid| listed.binary_search(pid).is_ok());
         self.known.extend(done.iter().map(|(pid, _)| *pid));
+        // Who is in doubt is known; it is to be judged at the next look.
+        let unknown = left.iter().filter(|(_, seen)| *seen == Seen::Unknown);
+        let unknown: BTreeSet<u32> = unknown.map(|(pid, _)| *pid).collect();
+        self.known.retain(|pid| !unknown.contains(pid));
         self.known.sort_unstable();
         self.known.dedup();
         let mut reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);

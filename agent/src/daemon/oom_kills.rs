@@ -92,6 +92,12 @@ impl Folded {
         self.found.insert(cgroup_id, kills);
     }
 
+    /// The totals could not be read to their end: they are read anew at the next look.
+    pub(super) fn failed(&mut self) {
+        self.found.clear();
+        self.missed = u64::MAX;
+    }
+
     /// Hands on what has come since the last report.
     pub(super) fn tell(&mut self, mut f: impl FnMut(u64, u64)) {
         if self.found.is_empty() {

@@ -214,6 +214,10 @@ impl Agent {
                 oom_kills.folded.found(cgroup_id, kills)
             })
         });
+        if let Err(error) = result {
+            oom_kills.folded.failed();
+            return self.warn(error.to_string());
+        }
         oom_kills.folded.tell(|cgroup_id, kills| {
             let uid = pods.by_cgroup_id(cgroup_id);
             if let Some(uid) = uid {
@@ -229,9 +233,6 @@ impl Agent {
                 kills,
             }));
         });
-        if let Err(error) = result {
-            self.warn(error.to_string());
-        }
     }
 
     /// What the pods' limits have cost them since the last time.

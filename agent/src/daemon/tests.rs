@@ -840,6 +840,12 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
         assert_eq!(sampled(&node), before, "nothing is acknowledged");
         let wait_ns = node.agent.sample_by_ns.saturating_sub(now_ns());
         assert!(wait_ns <= 100_000_000, "{wait_ns}");
+        let deadlines = node.agent.deadlines();
+        let renewal_ns = deadlines.last_line_ns.unwrap();
+        assert!(
+            renewal_ns >= node.agent.sample_by_ns,
+            "tried without a pause"
+        );
     }
     fs::write(node.host.procfs("meminfo"), text).unwrap();
     assert!(attend(&mut node).unwrap());

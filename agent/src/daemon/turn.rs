@@ -61,6 +61,13 @@ pub(super) struct Unanswered {
     storage: Option<Arc<StorageReading>>,
 }
 
+impl Unanswered {
+    /// The node could not be read: it is tried again.
+    pub(super) fn is_pending(&self) -> bool {
+        self.cause.is_some()
+    }
+}
+
 /// What has been done and not been written down or said yet: [`Agent::settle`] does that. The buffers keep their room.
 pub(super) struct Unsettled {
     steps: Vec<Step>,

@@ -271,9 +271,18 @@ struct Watched {
     // Dropped first: a descriptor must be deregistered before its source ends.
     fd: AsyncFd<OwnedFd>,
     interest: Interest,
-    /// Takes what has arrived, so that the descriptor can become ready again. Returns whether it has left something to do.
-    take: Box<dyn FnMut() -> Result<bool> + Send>,
-    /// It has, and the descriptor need not be ready for that.
+    /// Takes what has arrived, so that the descriptor can become ready again.
+    take: Box<dyn FnMut() -> Result<Taken> + Send>,
+    /// It has left something to do, and the descriptor need not be ready for that.
+    has_more: bool,
+}
+
+/// What came of taking what has arrived.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    /// The loop is to know of it.
+    is_news: bool,
+    /// Something is left to do.
     has_more: bool,
 }
 
@@ -291,14 +300,18 @@ impl Watched {
         interest: Interest,
         mut take: impl FnMut() -> Result<()> + Send + 'static,
     ) -> Result<Self> {
-        Self::in_parts(fd, interest, move || take().map(|()| false))
+        let all = Taken {
+            is_news: true,
+            has_more: false,
+        };
+        Self::in_parts(fd, interest, move || take().map(|()| all))
     }
 
     /// What has arrived is taken a part at a time.
     fn in_parts(
         fd: BorrowedFd<'_>,
         interest: Interest,
-        take: impl FnMut() -> Result<bool> + Send + 'static,
+        take: impl FnMut() -> Result<Taken> + Send + 'static,
     ) -> Result<Self> {
         // A failure is waited for as well: else its descriptor would be silent for ever.
         let interest = interest.add(Interest::ERROR);
@@ -310,8 +323,8 @@ impl Watched {
         })
     }
 
-    /// Waits until there is something, and takes it.
-    async fn ready(&mut self) -> Result<()> {
+    /// Waits until there is something, and takes it. Returns whether it is news.
+    async fn ready(&mut self) -> Result<bool> {
         if !self.has_more {
             let mut guard = self.fd.ready(self.interest).await?;
             let ready = guard.ready();
@@ -320,8 +333,9 @@ impl Watched {
             anyhow::ensure!(!ready.is_read_closed(), "its descriptor was closed");
             anyhow::ensure!(!ready.is_error(), "its descriptor reports an error");
         }
-        self.has_more = (self.take)()?;
-        Ok(())
+        let taken = (self.take)()?;
+        self.has_more = taken.has_more;
+        Ok(taken.is_news)
     }
 }
 
@@ -351,15 +365,19 @@ impl Source {
         let Some(watched) = &mut self.watched else {
             return std::future::pending().await;
         };
-        if let Some(at) = self.not_before {
-            tokio::time::sleep_until(at).await;
-        }
-        match watched.ready().await {
-            Ok(()) => {
-                self.not_before = (!self.pace.is_zero()).then(|| Instant::now() + self.pace);
-                wake
+        loop {
+            if let Some(at) = self.not_before {
+                tokio::time::sleep_until(at).await;
             }
-            Err(error) => self.lose(&error),
+            match watched.ready().await {
+                Ok(is_news) => {
+                    self.not_before = (!self.pace.is_zero()).then(|| Instant::now() + self.pace);
+                    if is_news {
+                        return wake;
+                    }
+                }
+                Err(error) => return self.lose(&error),
+            }
         }
     }
 
@@ -715,9 +733,14 @@ fn watch_cgroups(
     let has_more = cgroups.has_more();
     // Which cgroup it was does not matter: every wanted pod is rescanned.
     let watched = Watched::in_parts(fd.as_fd(), Interest::READABLE, move || {
-        cgroups.changes()?;
+        let missed = |cgroups: &CgroupWatch| (cgroups.overflows(), cgroups.beyond());
+        let missed_before = missed(&cgroups);
+        let changes = cgroups.changes()?;
         show(&cgroups);
-        Ok(cgroups.has_more())
+        Ok(Taken {
+            is_news: !changes.is_empty() || missed(&cgroups) != missed_before,
+            has_more: cgroups.has_more(),
+        })
     })?;
     Ok(Watched {
         has_more,

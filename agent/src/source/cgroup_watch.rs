@@ -44,6 +44,8 @@ pub const LOOKS_MAX: usize = 64;
 
 /// Subdirectories that one call takes from these lists. A longer list is left open for the next call.
 const NAMES_MAX: usize = 1024;
+/// Directories that one call forgets: one for each event, and as many below those that a walk finds gone.
+const FORGETS_MAX: usize = 2048;
 /// Reads of the queue in one call: a thousand events, or three hundred with the long names of containers.
 const READS_MAX: usize = 2;
 /// Room for several hundred events in one read.
@@ -131,6 +133,8 @@ pub struct CgroupWatch {
     /// Something was missed: a walk is to begin, after the one under way.
     wants_walk: bool,
     is_walks_turn: bool,
+    /// How many may still be forgotten in this call.
+    may_forget: usize,
     /// There may be more in the queue.
     has_unread: bool,
     /// A directory was found when there was no room for it.
@@ -170,6 +174,7 @@ impl CgroupWatch {
             walk: None,
             wants_walk: false,
             is_walks_turn: false,
+            may_forget: KNOWN_MAX,
             has_unread: false,
             has_left_out: false,
             beyond: 0,
@@ -191,6 +196,7 @@ impl CgroupWatch {
     /// [`CgroupWatchError`] when inotify cannot be read, or the root is gone after an overflow.
     pub fn changes(&mut self) -> Result<Vec<CgroupChange>, CgroupWatchError> {
         let mut changes = Vec::new();
+        self.may_forget = FORGETS_MAX;
         self.take_events(&mut changes)?;
         self.go_on(LOOKS_MAX, NAMES_MAX, &mut changes)?;
         if self.has_left_out && self.known.len() < KNOWN_MAX {
@@ -300,11 +306,11 @@ impl CgroupWatch {
     /// Looks at so many directories, and takes so many subdirectories from their lists.
     fn go_on(
         &mut self,
-        looks: usize,
+        directories: usize,
         names: usize,
         changes: &mut Vec<CgroupChange>,
     ) -> Result<(), CgroupWatchError> {
-        let (mut looks, mut names) = (looks, names);
+        let (mut directories, mut names) = (directories, names);
         while names > 0 {
             if let Some(listing) = &mut self.listing {
                 let Some(entry) = listing.names.next() else {
@@ -320,13 +326,13 @@ impl CgroupWatch {
                 }
                 continue;
             }
-            if looks == 0 {
+            if directories == 0 {
                 break;
             }
             let Some(path) = self.next_look() else {
                 break;
             };
-            looks -= 1;
+            directories -= 1;
             self.look(path, changes)?;
         }
         Ok(())
@@ -387,6 +393,7 @@ impl CgroupWatch {
             .and_then(|()| std::fs::read_dir(&full));
         let is_root = path.as_os_str().is_empty();
         match listed {
+            Err(error) if is_of_want(&error) => self.wants_walk = true,
             Err(source) if is_root => {
                 return Err(CgroupWatchError::Root {
                     path: self.root.clone(),
@@ -450,17 +457,23 @@ impl CgroupWatch {
         is_of_path
     }
 
-    /// Drops `path` and everything below, children first.
+    /// Drops `path` and everything below, children first. What this call may not drop any more is found by a walk.
     fn forget(&mut self, path: &Path, changes: &mut Vec<CgroupChange>) {
+        if self.may_forget == 0 {
+            self.wants_walk = true;
+            return;
+        }
         // Paths are ordered by their names from above, so what is below follows at once.
         let from = (Bound::Included(path), Bound::Unbounded);
-        let below: Vec<PathBuf> = self
+        let below: Vec<&PathBuf> = self
             .known
             .range::<Path, _>(from)
             .map(|(known, _)| known)
             .take_while(|known| known.starts_with(path))
-            .cloned()
             .collect();
+        let left = below.len().saturating_sub(self.may_forget);
+        self.wants_walk |= left > 0;
+        self.may_forget -= below.len() - left;
         #[cfg(test)]
         {
             self.compared += below.len() + 1;
@@ -469,7 +482,8 @@ impl CgroupWatch {
         if listing.is_some_and(|listing| listing.path.starts_with(path)) {
             self.listing = None;
         }
-        for path in below.into_iter().rev() {
+        let last: Vec<PathBuf> = below.into_iter().skip(left).cloned().collect();
+        for path in last.into_iter().rev() {
             let Some(known) = self.known.remove(&path) else {
                 continue;
             };
@@ -538,6 +552,12 @@ fn read_batch(fd: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Vec<RawEve
             return Ok(batch);
         }
     }
+}
+
+/// The machine had no memory or no descriptor for a moment: that says nothing of the directory.
+fn is_of_want(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE))
 }
 
 #[cfg(test)]
@@ -685,6 +705,8 @@ mod tests {
         let mut watch = CgroupWatch::open(dir.path()).unwrap();
         std::fs::rename(old, &new).unwrap();
         lose_events(&mut watch);
+        // The new name comes first.
+        watch.is_walks_turn = false;
         assert_eq!(all_changes(&mut watch), [created("new"), removed("old")]);
         create_dir(new.join("c1")).unwrap();
         assert_eq!(all_changes(&mut watch), [created("new/c1")]);
@@ -733,6 +755,22 @@ mod tests {
         let gone = all_changes(&mut watch);
         assert_eq!(gone.len(), NAMES_MAX + 2);
         assert!(gone.iter().all(|it| matches!(it, CgroupChange::Removed(_))));
+    }
+
+    #[test]
+    fn a_tree_that_is_gone_is_forgotten_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod = dir.path().join("pod1");
+        for container in 0..=FORGETS_MAX {
+            create_dir_all(pod.join(container.to_string())).unwrap();
+        }
+        let mut watch = CgroupWatch::open(dir.path()).unwrap();
+        remove_dir_all(pod).unwrap();
+        lose_events(&mut watch);
+        assert_eq!(watch.changes().unwrap().len(), FORGETS_MAX);
+        let left = all_changes(&mut watch);
+        assert_eq!(left, [removed("pod1/0"), removed("pod1")]);
+        assert_eq!((known(&watch).len(), watch.by_watch.len()), (0, 1));
     }
 
     /// Whoever makes the queue overflow all the time does not keep a walk from the last directories, nor the next from the first.

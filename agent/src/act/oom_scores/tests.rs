@@ -125,6 +125,21 @@ impl Fake {
             cgroup.look(&[], now_ns, &mut turn);
         }
     }
+
+    /// A newcomer is served, and one score is all that there is time for.
+    fn serve_with_one_write(&mut self, cgroup: &str, pid: u32, now_ns: u64) {
+        let id = self.id(cgroup);
+        let Self { scores, errors, .. } = self;
+        let pod = scores.pods.get_mut(&PodUid::from("u")).unwrap();
+        let mut turn = Turn {
+            host: &scores.host,
+            counts: &mut scores.counts,
+            budget: &mut Budget::of(u32::MAX, 1, u64::MAX),
+            failed: &mut |error| errors.push(error.to_string()),
+        };
+        let cgroup = pod.cgroup_mut(id).unwrap();
+        cgroup.look(&[pid], now_ns, &mut turn);
+    }
 }
 
 #[test]
@@ -321,6 +336,20 @@ fn a_child_that_is_seen_before_its_parents_record_is_found() {
     fake.scores.came(cgroup, 100_005);
     fake.scores.serve(4 + DOUBT_NS, &mut |_| {});
     assert_eq!([fake.adj(100_004), fake.adj(100_005)], [1000, 900]);
+}
+
+#[test]
+fn who_is_in_doubt_is_judged_later_where_there_is_no_time_now() {
+    let mut fake = Fake::new();
+    fake.look(1, 100);
+    fake.set(100_001, 1000);
+    fake.set(100_002, 1000);
+    fake.procs("main", &[100_001, 100_002]);
+    fake.look(2, 100);
+    fake.serve_with_one_write("main", 100_001, 3);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 1000]);
+    fake.look(4, 100);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 900]);
 }
 
 #[test]
