@@ -77,7 +77,8 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// Containers of one pod whose names the runtime gave. The API lists them soon after.
 const GIVEN_NAMES_MAX: usize = 64;
-/// A record comes this late at most, where the loop's time is scarce: so long it is open whether a higher score was inherited or chosen.
+/// How long it is open whether a process has inherited its higher score or chosen it: the record of the newcomer that has forked it comes no later, also
+/// where the loop's time is scarce.
 const DOUBT_NS: u64 = 10_000_000_000;
 /// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
 const DOUBTFUL_MAX: usize = 256;
@@ -730,14 +731,14 @@ impl CgroupScores {
         let mut reviewing = std::mem::take(&mut self.review_due) && self.established;
         self.is_unfinished = false;
         self.compared_ns = now_ns;
-        // Only now and then is there a reason that was not there before: a newcomer, and what has come with it.
         self.doubtful
             .retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < DOUBT_NS);
-        let mut in_doubt: Vec<u32> = match newcomers.len() {
-            0 => Vec::new(),
-            _ => self.doubtful.iter().map(|(pid, _)| *pid).collect(),
-        };
-        in_doubt.sort_unstable();
+        // Whom to judge again: a newcomer may be who has brought their score.
+        let mut in_doubt = Vec::new();
+        if !newcomers.is_empty() {
+            in_doubt.extend(self.doubtful.iter().map(|(pid, _)| *pid));
+            in_doubt.sort_unstable();
+        }
         for round in 1..=ROUNDS_MAX {
             let Some(listed) = self.listed(turn) else {
                 return;
@@ -783,12 +784,12 @@ impl CgroupScores {
 
     /// The budget did not reach those that are `left`.
     fn put_off(&mut self, (done, left): (&[Looked], &[Looked]), listed: &[u32], newcomers: &[u32]) {
-        self.known.retain(|pid| listed.binary_search(pid).is_ok());
-        self.known.extend(done.iter().map(|(pid, _)| *pid));
-        // Who is in doubt is known; it is to be judged at the next look.
+        // Who is in doubt was known, and is to be judged at the next look.
         let unknown = left.iter().filter(|(_, seen)| *seen == Seen::Unknown);
         let unknown: BTreeSet<u32> = unknown.map(|(pid, _)| *pid).collect();
-        self.known.retain(|pid| !unknown.contains(pid));
+        self.known
+            .retain(|pid| listed.binary_search(pid).is_ok() && !unknown.contains(pid));
+        self.known.extend(done.iter().map(|(pid, _)| *pid));
         self.known.sort_unstable();
         self.known.dedup();
         let mut reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);

@@ -104,8 +104,6 @@ impl Folded {
             return;
         }
         let found = std::mem::take(&mut self.found);
-        let sum: u64 = found.values().sum();
-        let mut left = sum.saturating_sub(self.reported_sum);
         for (cgroup_id, kills) in &found {
             if *cgroup_id == NO_POD {
                 continue;
@@ -116,9 +114,10 @@ impl Folded {
             if new > 0 {
                 f(*cgroup_id, new);
                 self.reported_sum += new;
-                left = left.saturating_sub(new);
             }
         }
+        let sum: u64 = found.values().sum();
+        let left = sum.saturating_sub(self.reported_sum);
         if left > 0 && found.contains_key(&NO_POD) {
             f(NO_POD, left);
             self.reported_sum += left;
@@ -412,18 +411,21 @@ mod tests {
         assert_eq!(found, [(5, 1), (6, 1)]);
     }
 
+    /// What is handed on when these totals are read.
+    fn handed_on(folded: &mut Folded, totals: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        for &(cgroup_id, kills) in totals {
+            folded.found(cgroup_id, kills);
+        }
+        let mut new = Vec::new();
+        folded.tell(|cgroup_id, kills| new.push((cgroup_id, kills)));
+        new
+    }
+
     #[test]
     fn what_was_only_counted_is_told_once() {
         let mut folded = Folded::default();
         assert!(folded.note_missed(5) && !folded.note_missed(5));
-        let mut new = |totals: &[(u64, u64)]| {
-            for &(cgroup_id, kills) in totals {
-                folded.found(cgroup_id, kills);
-            }
-            let mut found = Vec::new();
-            folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
-            found
-        };
+        let mut new = |totals: &[(u64, u64)]| handed_on(&mut folded, totals);
         assert_eq!(new(&[(7, 3), (8, 0)]), [(7, 3)]);
         assert_eq!(new(&[(7, 5), (8, 1)]), [(7, 2), (8, 1)]);
         // Nothing was read: nothing is forgotten.
@@ -439,24 +441,13 @@ mod tests {
             reported_sum: 10,
             ..Folded::default()
         };
-        folded.found(NO_POD, 10);
-        folded.found(7, 2);
-        let mut found = Vec::new();
-        folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
-        assert_eq!(found, [(7, 2)]);
+        assert_eq!(handed_on(&mut folded, &[(NO_POD, 10), (7, 2)]), [(7, 2)]);
     }
 
     #[test]
     fn of_a_cgroup_that_is_gone_what_was_not_told_is_told_in_no_pod() {
         let mut folded = Folded::default();
-        let mut new = |totals: &[(u64, u64)]| {
-            for &(cgroup_id, kills) in totals {
-                folded.found(cgroup_id, kills);
-            }
-            let mut found = Vec::new();
-            folded.tell(|cgroup_id, kills| found.push((cgroup_id, kills)));
-            found
-        };
+        let mut new = |totals: &[(u64, u64)]| handed_on(&mut folded, totals);
         assert_eq!(
             new(&[(NO_POD, 1), (7, 3), (8, 2)]),
             [(7, 3), (8, 2), (NO_POD, 1)]

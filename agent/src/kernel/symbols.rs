@@ -148,7 +148,7 @@ fn instructions(names: &[&CStr]) -> io::Result<Vec<u64>> {
 
 /// Loads a program, runs it once with `context`, and lets it go.
 fn run(instructions: &[u64], context: &mut [Answer]) -> io::Result<()> {
-    let attributes = Load {
+    let mut attributes = Load {
         program_type: uapi::PROG_TYPE_SYSCALL,
         instructions_len: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         instructions: instructions.as_ptr() as u64,
@@ -156,21 +156,8 @@ fn run(instructions: &[u64], context: &mut [Answer]) -> io::Result<()> {
         flags: uapi::F_SLEEPABLE,
         ..Load::default()
     };
-    // SAFETY: the kernel reads `attributes` in its length, and the instructions and the text that it points to, which outlive the call.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            uapi::PROG_LOAD,
-            &raw const attributes,
-            size_of::<Load>(),
-        )
-    };
-    let Ok(fd) = i32::try_from(fd) else {
-        return Err(io::Error::other("a descriptor beyond any"));
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: the kernel reads the instructions in their number and the text to its end; both outlive the call.
+    let fd = unsafe { bpf(uapi::PROG_LOAD, &mut attributes) }?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else has it.
     let program = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut attributes = Run {
@@ -179,20 +166,24 @@ fn run(instructions: &[u64], context: &mut [Answer]) -> io::Result<()> {
         context_in: context.as_mut_ptr() as u64,
         ..Run::default()
     };
-    // SAFETY: the kernel reads `attributes` in its length and writes its result there; it reads `context` in its length, and writes it back when the
-    // program has run. Both are ours alone meanwhile, and every value of their fields is a value.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            uapi::PROG_RUN,
-            &raw mut attributes,
-            size_of::<Run>(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
+    // SAFETY: the kernel reads `context` in its length, and writes it back when the program has run. It is ours alone meanwhile, and every value of its
+    // fields is a value.
+    unsafe { bpf(uapi::PROG_RUN, &mut attributes) }.map(drop)
+}
+
+/// `bpf(2)`. The result of a command that makes a descriptor is that.
+///
+/// # Safety
+/// `attributes` is laid out as the command has it, and what it points to is there as the command uses it.
+unsafe fn bpf<T>(command: u32, attributes: &mut T) -> io::Result<i32> {
+    let bytes = size_of::<T>();
+    // SAFETY: the kernel reads and writes `attributes` within its length; what it points to, the caller vouches for.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, bytes) };
+    match i32::try_from(result) {
+        Ok(result) if result >= 0 => Ok(result),
+        // libc::syscall leaves the error number in this thread's errno.
+        _ => Err(io::Error::last_os_error()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -393,7 +393,7 @@ impl CgroupWatch {
             .and_then(|()| std::fs::read_dir(&full));
         let is_root = path.as_os_str().is_empty();
         match listed {
-            Err(error) if is_of_want(&error) => self.wants_walk = true,
+            Err(error) if is_scarcity(&error) => self.wants_walk = true,
             Err(source) if is_root => {
                 return Err(CgroupWatchError::Root {
                     path: self.root.clone(),
@@ -555,7 +555,7 @@ fn read_batch(fd: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Vec<RawEve
 }
 
 /// The machine had no memory or no descriptor for a moment: that says nothing of the directory.
-fn is_of_want(error: &std::io::Error) -> bool {
+fn is_scarcity(error: &std::io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::NOMEM | Errno::MFILE | Errno::NFILE))
 }

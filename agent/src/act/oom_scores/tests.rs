@@ -114,6 +114,11 @@ impl Fake {
     }
 
     fn look_within(&mut self, now_ns: u64, budget: &mut Budget) {
+        self.look_at(None, now_ns, budget);
+    }
+
+    /// One look at every cgroup, of which one has a newcomer.
+    fn look_at(&mut self, newcomer: Option<Newcomer>, now_ns: u64, budget: &mut Budget) {
         let Self { scores, errors, .. } = self;
         for cgroup in &mut scores.pods.get_mut(&PodUid::from("u")).unwrap().cgroups {
             let mut turn = Turn {
@@ -122,23 +127,10 @@ impl Fake {
                 budget,
                 failed: &mut |error| errors.push(error.to_string()),
             };
-            cgroup.look(&[], now_ns, &mut turn);
+            let of_this = newcomer.filter(|newcomer| newcomer.cgroup_id == cgroup.id);
+            let pids = Vec::from_iter(of_this.map(|newcomer| newcomer.pid));
+            cgroup.look(&pids, now_ns, &mut turn);
         }
-    }
-
-    /// A newcomer is served, and one score is all that there is time for.
-    fn serve_with_one_write(&mut self, cgroup: &str, pid: u32, now_ns: u64) {
-        let id = self.id(cgroup);
-        let Self { scores, errors, .. } = self;
-        let pod = scores.pods.get_mut(&PodUid::from("u")).unwrap();
-        let mut turn = Turn {
-            host: &scores.host,
-            counts: &mut scores.counts,
-            budget: &mut Budget::of(u32::MAX, 1, u64::MAX),
-            failed: &mut |error| errors.push(error.to_string()),
-        };
-        let cgroup = pod.cgroup_mut(id).unwrap();
-        cgroup.look(&[pid], now_ns, &mut turn);
     }
 }
 
@@ -346,7 +338,12 @@ fn who_is_in_doubt_is_judged_later_where_there_is_no_time_now() {
     fake.set(100_002, 1000);
     fake.procs("main", &[100_001, 100_002]);
     fake.look(2, 100);
-    fake.serve_with_one_write("main", 100_001, 3);
+    let newcomer = Newcomer {
+        cgroup_id: fake.id("main"),
+        pid: 100_001,
+    };
+    let one_write = &mut Budget::of(u32::MAX, 1, u64::MAX);
+    fake.look_at(Some(newcomer), 3, one_write);
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 1000]);
     fake.look(4, 100);
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 900]);
