@@ -194,6 +194,13 @@ impl Runtime {
         let mut client = self.containers();
         let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default());
         let sandboxes = call("ListPodSandbox", LIST_WITHIN, sandboxes).await?;
+        // The rest of an answer goes before the next one comes: pods choose how long their annotations are.
+        let ready: BTreeSet<String> = sandboxes
+            .items
+            .into_iter()
+            .filter(|sandbox| sandbox.state == PodSandboxState::SandboxReady as i32)
+            .map(|sandbox| sandbox.id)
+            .collect();
         let listed = client.list_containers(ListContainersRequest::default());
         let listed = call("ListContainers", LIST_WITHIN, listed).await?;
         let listed_images = self.list_images().await?;
@@ -201,12 +208,6 @@ impl Runtime {
         let layers = self.layers().await;
         let directories = self.directories().await;
 
-        let ready: BTreeSet<&str> = sandboxes
-            .items
-            .iter()
-            .filter(|sandbox| sandbox.state == PodSandboxState::SandboxReady as i32)
-            .map(|sandbox| &*sandbox.id)
-            .collect();
         let mut inventory = Inventory {
             directories,
             ..Inventory::default()
@@ -246,8 +247,10 @@ impl Runtime {
         let statuses = self.statuses();
         let mounted = statuses.values().flat_map(|status| &status.mounted);
         let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
+        let used = inventory.containers.iter().flat_map(|one| &one.images);
+        let used: BTreeSet<&str> = used.map(|image| bare(image)).collect();
         for image in listed_images {
-            match read_image(image, sandbox_image.as_deref(), &mounted) {
+            match read_image(image, sandbox_image.as_deref(), &mounted, &used) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
                 _ => inventory.images_left_out += 1,
             }
@@ -526,7 +529,7 @@ fn state(state: i32) -> ContainerState {
 /// `None`: it has no id, or a text that is too long.
 fn read_container(
     container: messages::Container,
-    ready: &BTreeSet<&str>,
+    ready: &BTreeSet<String>,
     layers: &BTreeMap<String, LayerUse>,
 ) -> Option<RuntimeContainer> {
     let label = |name: &str| container.labels.get(name).cloned().unwrap_or_default();
@@ -574,14 +577,16 @@ fn read_container(
     is_sound.then_some(read)
 }
 
-/// An image; `None`: its id is none. Who may start pods decides how many names an image has: of one with too many, or too long ones, the first are kept, and it is never removed, as
-/// a container may use it by another.
+/// An image; `None`: its id is none. Who may start pods decides which names an image has, and how many: of too many, or too long ones, the first are kept, and
+/// it is not removed while a container uses it by any.
 ///
-/// `mounted`: what containers have as volumes, without the names of digests.
+/// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests. They are in `inventory` too: without those
+/// that are left out there, nothing is removed.
 fn read_image(
     image: messages::Image,
     sandbox_image: Option<&str>,
     mounted: &BTreeSet<&str>,
+    used: &BTreeSet<&str>,
 ) -> Option<RuntimeImage> {
     let mut read = RuntimeImage {
         id: image.id,
@@ -590,18 +595,24 @@ fn read_image(
         is_pinned: image.pinned,
         is_mounted: false,
     };
-    let is_mounted = |text: &String| mounted.contains(bare(text));
-    read.is_mounted = is_mounted(&read.id) || read.names.iter().any(is_mounted);
-    read.is_pinned |= sandbox_image.is_some_and(|name| read.is_named(name));
-    read.is_pinned |= read.names.iter().any(|name| is_pause(name));
+    let is_in = |texts: &BTreeSet<&str>| {
+        let mut all = read.names.iter().chain([&read.id]);
+        all.any(|text| texts.contains(bare(text)))
+    };
+    let is_used = is_in(used);
+    read.is_mounted = is_in(mounted);
+    read.is_pinned |= match sandbox_image {
+        Some(name) => read.is_named(name),
+        None => read.names.iter().any(|name| is_pause(name)),
+    };
     let names = read.names.len();
     read.names.retain(|name| is_short(name));
     read.names.truncate(NAMES_MAX);
-    read.is_pinned |= read.names.len() < names;
+    read.is_pinned |= is_used && read.names.len() < names;
     (!read.id.is_empty() && is_short(&read.id)).then_some(read)
 }
 
-/// Sandboxes are made of an image of this name, wherever it comes from.
+/// Where a runtime does not say which image its sandboxes have, it is one of this name, wherever it comes from. Anybody can give an image that name.
 fn is_pause(name: &str) -> bool {
     let repository = name.rsplit('/').next().unwrap_or(name);
     let end = repository.find([':', '@']).unwrap_or(repository.len());

@@ -273,11 +273,15 @@ async fn entries_that_cannot_be_read_are_counted() {
             })
         }
         "ListImages" => {
-            let mut many = image("a", "x");
-            many.repo_digests = vec!["y".to_owned(); NAMES_MAX];
+            let named = |id: &str, last: &str| {
+                let mut many = image(id, "x");
+                many.repo_digests = vec!["y".to_owned(); NAMES_MAX];
+                many.repo_digests.push(last.to_owned());
+                many
+            };
             let mut nameless = image("b", "x");
             nameless.id.clear();
-            let images = vec![many, nameless];
+            let images = vec![named("a", "app:1"), named("c", "z"), nameless];
             sound(&messages::ListImagesResponse { images })
         }
         _ => node(path),
@@ -285,10 +289,13 @@ async fn entries_that_cannot_be_read_are_counted() {
     let runtime = Runtime::open(stand_in.socket()).await.unwrap();
     let inventory = runtime.inventory().await.unwrap();
     assert_eq!((inventory.containers.len(), inventory.left_out), (1, 2));
-    assert_eq!((inventory.images.len(), inventory.images_left_out), (1, 1));
-    // One with many names is there, and stays.
-    let many = &inventory.images[0];
-    assert_eq!((many.names.len(), many.is_pinned), (NAMES_MAX, true));
+    assert_eq!((inventory.images.len(), inventory.images_left_out), (2, 1));
+    // Those with many names are there, and what a container uses by a name that is left out stays.
+    let many = inventory.images.iter();
+    let many: Vec<_> = many
+        .map(|image| (image.names.len(), image.is_pinned))
+        .collect();
+    assert_eq!(many, [(NAMES_MAX, true), (NAMES_MAX, false)]);
 }
 
 #[tokio::test]
@@ -327,7 +334,7 @@ async fn only_a_container_that_has_ended_is_removed_and_what_is_gone_is_no_error
 }
 
 #[test]
-fn an_image_for_sandboxes_is_known_by_its_name_too() {
+fn an_image_for_sandboxes_is_known_by_its_name_where_the_runtime_does_not_name_it() {
     for (name, is) in [
         ("registry.example/pause:3.9", true),
         ("pause@sha256:aa", true),
@@ -335,6 +342,14 @@ fn an_image_for_sandboxes_is_known_by_its_name_too() {
         ("example.com/pause/app:1", false),
         ("example.com:5000/pauser:1", false),
     ] {
-        assert_eq!(is_pause(name), is, "{name}");
+        let pinned = |sandbox_image| {
+            let none = BTreeSet::new();
+            let read = read_image(image("a", name), sandbox_image, &none, &none);
+            read.unwrap().is_pinned
+        };
+        assert_eq!(pinned(None), is, "{name}");
+        // Anybody can have an image of that name.
+        assert!(!pinned(Some("registry.example/sandbox:1")), "{name}");
+        assert!(pinned(Some(name)), "{name}");
     }
 }
