@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 use plimsoll_core::kube::cluster_link::NodeConditionReport;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
@@ -105,7 +105,7 @@ impl KubeletWork {
         let at_ns = now_ns();
         let mut evicted: BTreeMap<PodUid, Evicted> = BTreeMap::new();
         for uid in left.unsettled {
-            // On v1 nothing holds it: what runs in it now was started again.
+            // Where nothing holds it, what runs in it now was started again.
             let is_killed = left.killed.contains(&uid);
             evicted.entry(uid).or_default().is_killed = is_killed;
         }

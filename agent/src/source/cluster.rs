@@ -31,8 +31,8 @@ use plimsoll_core::kube::cluster_link::{
     EvictionIntent, NodeConditionReport, PROTOCOL, Settled, ToAgent, ToCluster,
 };
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Overused;
-use plimsoll_core::model::units::PodUid;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -142,6 +142,7 @@ enum Report {
     Evicted(Box<EvictionIntent>),
     Withdrawn(PodUid),
     CgroupGone(PodUid),
+    LetGo(PodUid),
     Conditions(Vec<NodeConditionReport>),
     Withheld(u64),
 }
@@ -232,7 +233,7 @@ pub struct ClusterLink {
 pub struct LeftBehind {
     /// Pods whose eviction is not settled.
     pub unsettled: BTreeSet<PodUid>,
-    /// Those of them that were killed without grace.
+    /// Those of them that were killed without grace, and not let go since.
     pub killed: BTreeSet<PodUid>,
     /// Pods that the API server said are critical.
     pub critical: BTreeSet<PodUid>,
@@ -253,13 +254,13 @@ impl ClusterLink {
         let intents =
             Intents::open(path.clone()).map_err(|source| ClusterError::Intents { path, source })?;
         let critical = CriticalPods::open(settings.state_dir.join(CRITICAL_FILE));
-        let uids = |is_counted: fn(&EvictionIntent) -> bool| {
-            let counted = intents.iter().filter(|intent| is_counted(intent));
+        let uids = |is_counted: fn(&Intents, &EvictionIntent) -> bool| {
+            let counted = intents.iter().filter(|intent| is_counted(&intents, intent));
             counted.map(|intent| intent.uid.clone()).collect()
         };
         let left = LeftBehind {
-            unsettled: uids(|_| true),
-            killed: uids(|intent| intent.grace_s == 0),
+            unsettled: uids(|_, _| true),
+            killed: uids(|all, intent| intent.grace_s == 0 && !all.is_let_go(&intent.uid)),
             critical: critical.uids().clone(),
         };
         let failed = |what: &'static str| {
@@ -334,6 +335,11 @@ impl ClusterLink {
     /// The cgroup of an evicted pod has gone.
     pub fn cgroup_gone(&self, uid: PodUid) -> bool {
         self.send(Report::CgroupGone(uid))
+    }
+
+    /// An evicted pod may run again although the API server has not shown its end.
+    pub fn let_go(&self, uid: PodUid) -> bool {
+        self.send(Report::LetGo(uid))
     }
 
     /// The conditions of this node are these now.
@@ -489,7 +495,15 @@ impl Work {
                     self.count();
                     ToCluster::Withdrawn { uid }
                 }
-                Report::CgroupGone(uid) => ToCluster::CgroupGone { uid },
+                Report::CgroupGone(uid) => {
+                    self.intents.note_gone(&uid);
+                    ToCluster::CgroupGone { uid }
+                }
+                Report::LetGo(uid) => {
+                    self.intents.let_go(&uid);
+                    self.tell_of_disk();
+                    continue; // it is nothing to the API server
+                }
                 Report::Conditions(conditions) => {
                     self.conditions.clone_from(&conditions);
                     ToCluster::Conditions { conditions }
@@ -499,10 +513,14 @@ impl Work {
                     ToCluster::Withheld { memory_bytes }
                 }
             };
-            if let Some(error) = self.intents.take_error() {
-                tracing::error!(%error, "evictions are reported, but after a restart of the agent they would be forgotten");
-            }
+            self.tell_of_disk();
             self.send(&message);
+        }
+    }
+
+    fn tell_of_disk(&mut self) {
+        if let Some(error) = self.intents.take_error() {
+            tracing::error!(%error, "evictions are reported, but after a restart of the agent they would be forgotten");
         }
     }
 
@@ -730,6 +748,10 @@ impl Work {
         for intent in waiting {
             let intent = Box::new(intent);
             self.send(&ToCluster::Evicted { intent });
+        }
+        let gone: Vec<PodUid> = self.intents.gone().cloned().collect();
+        for uid in gone {
+            self.send(&ToCluster::CgroupGone { uid });
         }
         // Nothing withheld is what it takes for granted.
         let memory_bytes = self.withheld_bytes;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use plimsoll_core::kube::cluster_link::Settled;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::EventKind;
-use plimsoll_core::model::units::PodUid;
 
 use crate::daemon::{Agent, now_ns};
 use crate::source::cluster::{ClusterChange, ClusterEvent};
@@ -33,8 +33,11 @@ impl Agent {
             }
             ClusterEvent::Change(change) => self.cluster_change(change)?,
             ClusterEvent::Api { is_reachable } => {
-                work.is_api_reachable = is_reachable;
-                work.api_answered_ns = at_ns;
+                let was_reachable = std::mem::replace(&mut work.is_api_reachable, is_reachable);
+                // That it does not answer is no answer: `plimsoll-cluster` begins with it, however often it is started.
+                if is_reachable || was_reachable {
+                    work.api_answered_ns = at_ns;
+                }
             }
             ClusterEvent::Node { kubelet_version } => {
                 tracing::info!(kubelet_version, "the kubelet of this node");

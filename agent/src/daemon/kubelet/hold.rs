@@ -1,6 +1,6 @@
 //! Pods that are held, from the kill until they may run again.
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use super::{ACKNOWLEDGE_NS, Evicted, HELD_AT_ONCE, HOLD_MAX_NS, LIFT_AGAIN_NS};
 
@@ -98,6 +98,10 @@ impl Agent {
         let over = work.evicted.iter().filter(|(_, pod)| is_over(pod));
         let over: Vec<PodUid> = over.map(|(uid, _)| uid.clone()).collect();
         for uid in over {
+            // First: an agent that starts must not kill it for this eviction.
+            if let Some(link) = self.kubelet.as_ref().and_then(|work| work.link.as_ref()) {
+                link.let_go(uid.clone());
+            }
             self.lift(&uid);
             self.warn_of_pod(
                 &uid,

@@ -3,10 +3,10 @@
 use plimsoll_core::explain::{ContainerUse, RunnerUp, StatusMessage};
 use plimsoll_core::kube::cluster_link::{EvictionIntent, NodeConditionReport, PlimsollCondition};
 use plimsoll_core::kube::pod::{Container, Pod};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::thresholds::withheld_bytes;
 
 use super::{ACKNOWLEDGE_NS, Evicted, WITHHELD_EVERY_NS};

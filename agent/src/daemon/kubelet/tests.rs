@@ -290,8 +290,12 @@ fn holds_end_by_the_time_since_the_api_server_last_answered() {
     node.agent.cluster_event(lost()).unwrap();
     let answered_ns = work(&mut node).api_answered_ns;
     assert!(answered_ns >= began_ns && !work(&mut node).is_api_reachable);
-    // It was away already.
+    // It was away already, and whoever connects next says so.
     node.agent.cluster_event(lost()).unwrap();
+    let event = ClusterEvent::Api {
+        is_reachable: false,
+    };
+    node.agent.cluster_event(event).unwrap();
     assert_eq!(work(&mut node).api_answered_ns, answered_ns);
 }
 

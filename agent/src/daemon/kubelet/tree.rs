@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use plimsoll_core::kube::pod::{Pod, SYSTEM_CRITICAL_PRIORITY};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::score::GUARANTEED_ADJ;
 
 use super::{NAMES_WITHIN_NS, PODS_MAX};

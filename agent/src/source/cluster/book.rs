@@ -9,8 +9,8 @@ use plimsoll_core::kube::cluster_link::{
     PODS_BYTES_MAX, PODS_MAX, ToAgent,
 };
 use plimsoll_core::kube::pod::{CONFIG_HASH_ANNOTATION, Pod, UNNAMED_ANNOTATION};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Overused;
-use plimsoll_core::model::units::PodUid;
 
 use super::{ClusterChange, ClusterPod};
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use serde::{Deserialize, Serialize};
 
 use super::ClusterChange;

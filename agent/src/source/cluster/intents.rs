@@ -2,14 +2,17 @@
 //!
 //! Idempotent by UID: the first one counts, with its time. Bounded: of too many the oldest becomes a count. A torn last line is an eviction that the
 //! agent died over; the pod is then killed by the next agent, or shows as what it is. The file is replaced when most of its lines are struck.
+//!
+//! Beside an eviction it is kept that the pod may run again although the API server has not shown its end (on disk: an agent that starts must not kill it
+//! for an eviction that is over), and that its cgroup has gone (for whoever connects next).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 
 use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use serde::{Deserialize, Serialize};
 
 use crate::host::state_dir;
@@ -27,6 +30,7 @@ const FOREIGN_BYTES_MAX: usize = 16 << 10;
 enum Line {
     Evicted(Box<EvictionIntent>),
     Struck(PodUid),
+    LetGo(PodUid),
 }
 
 /// The file, and what of it counts.
@@ -35,6 +39,10 @@ pub(super) struct Intents {
     path: PathBuf,
     waiting: BTreeMap<u64, EvictionIntent>,
     by_uid: BTreeMap<PodUid, u64>,
+    /// Those of them that may run again.
+    let_go: BTreeSet<PodUid>,
+    /// Those of them whose cgroup has gone.
+    gone: BTreeSet<PodUid>,
     next: u64,
     /// Lines of the file.
     lines: usize,
@@ -62,6 +70,8 @@ impl Intents {
             path,
             waiting: BTreeMap::new(),
             by_uid: BTreeMap::new(),
+            let_go: BTreeSet::new(),
+            gone: BTreeSet::new(),
             next: 0,
             lines: 0,
             merged: 0,
@@ -77,6 +87,9 @@ impl Intents {
                 }
                 Ok(Line::Struck(uid)) => {
                     intents.drop_of(&uid);
+                }
+                Ok(Line::LetGo(uid)) => {
+                    intents.let_go.extend(intents.contains(&uid).then_some(uid));
                 }
                 Err(error) => {
                     let is_whole = line.ends_with(b"\n") && line.len() <= FOREIGN_BYTES_MAX;
@@ -109,6 +122,30 @@ impl Intents {
         self.waiting.values()
     }
 
+    /// Whether the pod may run again although its eviction is not settled.
+    pub(super) fn is_let_go(&self, uid: &PodUid) -> bool {
+        self.let_go.contains(uid)
+    }
+
+    /// Those whose cgroup has gone.
+    pub(super) fn gone(&self) -> impl Iterator<Item = &PodUid> {
+        self.gone.iter()
+    }
+
+    /// The pod may run again, and its eviction is still to be reported.
+    pub(super) fn let_go(&mut self, uid: &PodUid) {
+        if self.contains(uid) && self.let_go.insert(uid.clone()) {
+            self.append(&Line::LetGo(uid.clone()));
+        }
+    }
+
+    /// The pod's cgroup has gone.
+    pub(super) fn note_gone(&mut self, uid: &PodUid) {
+        if self.contains(uid) {
+            self.gone.insert(uid.clone());
+        }
+    }
+
     /// Whether it is new. It counts also where it cannot be written: see [`Intents::take_error`].
     pub(super) fn add(&mut self, intent: &EvictionIntent) -> bool {
         if !self.keep(intent.clone()) {
@@ -123,7 +160,7 @@ impl Intents {
         if !self.drop_of(uid) {
             return false;
         }
-        if self.lines > self.waiting.len() + self.foreign.len() + STRUCK_MAX {
+        if self.lines > self.needed_lines() + STRUCK_MAX {
             self.replace();
         } else {
             self.append(&Line::Struck(uid.clone()));
@@ -149,6 +186,8 @@ impl Intents {
             && let Some((_, oldest)) = self.waiting.pop_first()
         {
             self.by_uid.remove(&oldest.uid);
+            self.let_go.remove(&oldest.uid);
+            self.gone.remove(&oldest.uid);
             self.merged += 1;
         }
         self.by_uid.insert(intent.uid.clone(), self.next);
@@ -157,7 +196,14 @@ impl Intents {
         true
     }
 
+    /// Lines of a file without what is struck.
+    fn needed_lines(&self) -> usize {
+        self.foreign.len() + self.waiting.len() + self.let_go.len()
+    }
+
     fn drop_of(&mut self, uid: &PodUid) -> bool {
+        self.let_go.remove(uid);
+        self.gone.remove(uid);
         let number = self.by_uid.remove(uid);
         number.is_some_and(|number| self.waiting.remove(&number).is_some())
     }
@@ -172,7 +218,7 @@ impl Intents {
     }
 
     fn replace(&mut self) {
-        self.lines = self.waiting.len() + self.foreign.len();
+        self.lines = self.needed_lines();
         let new = state_dir::new_beside(&self.path);
         let written = state_dir::create_new(&new).and_then(|mut file| {
             for line in &self.foreign {
@@ -180,6 +226,9 @@ impl Intents {
             }
             for intent in self.waiting.values() {
                 file.write_all(&text_of(&Line::Evicted(Box::new(intent.clone())))?)?;
+            }
+            for uid in &self.let_go {
+                file.write_all(&text_of(&Line::LetGo(uid.clone()))?)?;
             }
             std::fs::rename(&new, &self.path)
         });
@@ -238,6 +287,32 @@ mod tests {
         );
         intents.strike(&"b".into());
         assert_eq!(uids(&Intents::open(path).unwrap()), ["a"]);
+    }
+
+    #[test]
+    fn a_pod_that_was_let_go_is_let_go_after_a_restart_until_its_eviction_is_settled() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("intents.jsonl");
+        let mut intents = Intents::open(path.clone()).unwrap();
+        intents.add(&intent("a", 1));
+        intents.let_go(&"a".into());
+        intents.note_gone(&"a".into());
+        intents.let_go(&"never evicted".into());
+        // The second is from a file that was replaced.
+        for _ in 0..2 {
+            intents = Intents::open(path.clone()).unwrap();
+            assert!(intents.is_let_go(&"a".into()) && !intents.is_let_go(&"never evicted".into()));
+            assert_eq!(uids(&intents), ["a"], "it is still to be reported");
+        }
+        intents.note_gone(&"a".into());
+        assert_eq!(intents.gone().count(), 1);
+        intents.strike(&"a".into());
+        assert_eq!(intents.gone().count(), 0);
+        intents.add(&intent("a", 2));
+        assert!(
+            !Intents::open(path).unwrap().is_let_go(&"a".into()),
+            "evicted again"
+        );
     }
 
     #[test]
