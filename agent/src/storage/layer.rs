@@ -41,7 +41,9 @@ pub enum LayerUnknown {
     )]
     UserNamespace,
     /// It lives, and shows nothing.
-    #[error("its first process shows neither its mounts nor its root, though it runs")]
+    #[error(
+        "its first process runs and does not show its mounts or its root; where the agent lacks CAP_SYS_PTRACE, the kernel hides them"
+    )]
     NotShown,
     /// Its root is something else than it says.
     #[error("its first process has another root than its mounts show")]

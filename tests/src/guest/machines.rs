@@ -334,6 +334,7 @@ mod tests {
             test("oldest", On::Once(Machine::V6_1)),
             test("numa", On::These(&[Machine::Numa2])),
             test("weekly", On::Weekly(Machine::V7_2)),
+            test("first", On::First(&[Machine::V7_2, Machine::Numa2])),
         ];
         let of = |name: &str, all: bool| {
             let guests = plan(&tests, all);
@@ -344,17 +345,24 @@ mod tests {
         assert_eq!(of("6.1-cpu1", false), some(&["each", "oldest"]));
         assert_eq!(of("6.1-cpu1", true), some(&["each", "oldest"]));
         assert_eq!(of("6.1", false), some(&[]));
-        assert_eq!(of("6.1", true), some(&["once", "each", "oldest", "weekly"]));
-        assert_eq!(of("7.2", false), some(&["once", "each"]));
-        assert_eq!(of("7.2", true), some(&["once", "each", "oldest", "weekly"]));
+        assert_eq!(
+            of("6.1", true),
+            some(&["once", "each", "oldest", "weekly", "first"])
+        );
+        assert_eq!(of("7.2", false), some(&["once", "each", "first"]));
+        assert_eq!(
+            of("7.2", true),
+            some(&["once", "each", "oldest", "weekly", "first"])
+        );
         assert_eq!(of("6.1-hybrid-cpu1", false), some(&[]));
         assert_eq!(of("6.1-hybrid", false), None);
         assert_eq!(
             of("6.1-hybrid", true),
-            some(&["once", "each", "oldest", "weekly"])
+            some(&["once", "each", "oldest", "weekly", "first"])
         );
         assert_eq!(of("6.1-cgroup1", false), None);
-        assert_eq!(of("6.12-numa2", true), some(&["numa"]));
+        assert_eq!(of("6.12-numa2", true), some(&["numa", "first"]));
+        assert_eq!(of("7.2-numa2", false), some(&["numa"]));
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub enum On {
     EachKernel,
     /// The same, and with memory on cgroup v1.
     EachKernelAndHybrid,
+    /// On the first of these; on all of them with `--all`. The kernel or the hierarchy has a small part in it, and what is shown by other tests on the others
+    /// each time is most of that.
+    First(&'static [Machine]),
     /// On these.
     These(&'static [Machine]),
     /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides it, each time. `FILE::FUNCTION`.
@@ -50,6 +53,7 @@ impl On {
     pub fn machines(self) -> Vec<Machine> {
         match self {
             Self::WithAll(..) | Self::Weekly(_) => Vec::new(),
+            Self::First(machines) => machines.first().copied().into_iter().collect(),
             _ => self.machines_with_all(),
         }
     }
@@ -64,7 +68,7 @@ impl On {
             }
             Self::EachKernel => vec![V6_1, V6_12, V7_2],
             Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
-            Self::These(machines) => machines.to_vec(),
+            Self::First(machines) | Self::These(machines) => machines.to_vec(),
         }
     }
 }

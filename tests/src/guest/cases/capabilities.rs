@@ -28,12 +28,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "capabilities::unprivileged_bpf_disabled_is_no_matter",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: unprivileged_bpf_disabled,
     },
     Test {
         name: "capabilities::each_one_that_is_missing_is_named",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: each_is_named,
     },
     Test {

@@ -68,7 +68,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "eviction::it_works_when_memory_is_gone",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::V7_2, Machine::Hybrid]),
         run: memory_is_gone,
     },
 ];

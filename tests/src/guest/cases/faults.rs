@@ -26,7 +26,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "faults::a_killed_agent_leaves_nothing_behind",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: killed_agent,
     },
     Test {

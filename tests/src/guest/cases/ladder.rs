@@ -28,7 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::without_fentry",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: || {
             evicts(
                 Some("fentry"),
@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::without_bpf_and_psi",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::First(&[Machine::V6_12, Machine::Hybrid]),
         run: || {
             evicts(
                 Some("bpf,psi"),
@@ -58,7 +58,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_without_btf",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             let _hidden = Hidden::below_nothing(Path::new("/sys/kernel/btf"))?;
             evicts(None, &by(Mechanism::Psi, "the kernel has no BTF"))
@@ -66,12 +66,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_that_calls_the_function_something_else",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: function_is_missing,
     },
     Test {
         name: "ladder::tracefs_is_not_mounted",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V6_12]),
         run: no_tracefs,
     },
 ];

@@ -23,7 +23,7 @@ use super::{go, oom_kills};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "last_line::a_frozen_agent_is_not_needed_to_end_the_condemned",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::V7_2, Machine::Hybrid]),
         run: || frozen(None, LastLineReason::Unacknowledged),
     },
     Test {
@@ -43,12 +43,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_was_killed",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: || slow_leak(Signal::KILL),
     },
     Test {
         name: "last_line::a_pod_does_not_escape_by_nested_cgroups",
-        on: On::These(&[Machine::Hybrid, Machine::V7_2]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: nested,
     },
     Test {

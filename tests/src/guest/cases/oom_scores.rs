@@ -1,4 +1,4 @@
-//! Whom the kernel's OOM killer takes: `oom_score_adj` of processes that appear later, and its order made that of eviction.
+//! What the kernel's OOM killer chooses: `oom_score_adj` of processes that appear later, and its order made that of eviction.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use super::super::process::{Guard, program};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "oom_scores::children_forked_meanwhile_get_it_too",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: forked_meanwhile,
     },
     Test {
@@ -38,7 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::a_process_put_into_a_container_gets_its_score",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::V7_2, Machine::Hybrid]),
         run: || {
             put_into_containers(
                 &Options::hard("memory.available<1Mi").on_tracepoints(),
@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::so_it_does_without_bpf",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::First(&[Machine::V6_12, Machine::Hybrid]),
         run: || {
             let options = Options::hard("memory.available<1Mi").flag("--without", "bpf");
             put_into_containers(&options, false)

@@ -29,7 +29,7 @@ use super::whole_tree;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "restart::what_happens_without_an_agent_is_read_by_the_next",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: crossing_without_an_agent,
     },
     Test {
@@ -44,7 +44,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "restart::uninstall_leaves_the_machine_as_it_was",
-        on: On::These(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::First(&[Machine::V6_12, Machine::Hybrid]),
         run: uninstall,
     },
 ];
