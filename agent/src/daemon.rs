@@ -6,7 +6,6 @@
 //!
 //! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
 
-pub mod beside;
 pub mod limits;
 pub mod observer;
 pub mod pod_meters;
@@ -44,8 +43,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Sample;
-use plimsoll_core::model::units::PodUid;
 use tokio::sync::oneshot;
 
 use crate::act::kubepods::Kubepods;
@@ -137,10 +136,10 @@ pub struct Agent {
     pods_changed: bool,
     keeps_programs: bool,
     /// The ring of urgent records is not waited for any more: charges are as good as not counted.
-    has_lost_records: bool,
+    has_lost_ring: bool,
     heartbeat: Arc<Heartbeat>,
-    /// What came of answering urgent records before the turn: whether a sample was taken.
-    answered: Option<Result<bool>>,
+    /// What came of attending to urgent records before the turn: whether a sample was taken.
+    attended: Option<Result<bool>>,
     /// Not said yet: the manifests have not been read.
     announcement: Option<Announcement>,
 }
@@ -199,14 +198,14 @@ impl Agent {
             rescans: Rescans::new(Duration::ZERO),
             pods_changed: false,
             keeps_programs: false,
-            has_lost_records: false,
+            has_lost_ring: false,
             heartbeat: Arc::default(),
-            answered: None,
+            attended: None,
             announcement: None,
         }
     }
 
-    /// Also says whom the kernel's OOM killer is to take.
+    /// Also keeps the order in which the kernel's OOM killer chooses.
     pub fn with_oom(mut self, oom: OomWork) -> Self {
         self.oom = oom;
         self
@@ -268,7 +267,7 @@ impl Agent {
         self.rescans = Rescans::new(sources.rescan_period);
         loop {
             let deadlines = self.deadlines();
-            let urgent = || self.answer_urgent();
+            let urgent = || self.attend_urgent();
             let wake = sources.next(&deadlines, &mut stop, urgent).await;
             match wake {
                 Wake::Stop => return Ok(()),
@@ -303,7 +302,7 @@ impl Agent {
     /// A source has failed: that costs what it was there for, and a warning.
     fn source_lost(&mut self, lost: Lost, sources: &mut Sources) {
         self.tally.sources_lost += 1;
-        self.has_lost_records |= lost.name == wake::SourceName::CriticalRing;
+        self.has_lost_ring |= lost.name == wake::SourceName::CriticalRing;
         sources.without(lost.name);
         self.rescans.set_period(sources.rescan_period);
         self.rescans.note_all();

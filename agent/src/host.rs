@@ -25,7 +25,6 @@ pub(crate) mod fnv;
 pub mod handover;
 pub mod irq;
 pub mod knobs;
-pub mod lock;
 pub mod meminfo;
 #[cfg(test)]
 pub(crate) mod mounted;
@@ -35,6 +34,7 @@ pub mod processes;
 pub mod program;
 pub mod protect;
 pub mod state_dir;
+pub mod state_lock;
 pub mod stop;
 pub mod supervisor;
 pub mod swap;

@@ -1,7 +1,7 @@
 //! The BPF programs, from this side: loading, attaching, arming, reading.
 //!
 //! Problem: a host may allow all, some or none of what the programs need, and the agent must work in each case and say what
-//! it lost. Approach: policy first ([`BpfError`] when nothing at all can work), then one do-nothing program per program
+//! it lost. Approach: what the host forbids first ([`BpfError`] when nothing at all can work), then one do-nothing program per program
 //! type, then hook by hook, each with its own outcome ([`HookReport`]). After loading, nothing here allocates or opens a file
 //! on the path from a record to a decision: reading a ring and arming a threshold are a few system calls on descriptors that are
 //! open.
@@ -28,12 +28,12 @@ mod hooks;
 mod identity;
 mod layout;
 mod lifetime;
-pub mod load;
 mod loader;
+mod lockdown;
 mod log;
 mod manifest;
 mod pins;
-mod policy;
+pub mod programs;
 mod ring;
 mod symbols;
 mod totals;

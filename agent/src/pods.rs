@@ -1,11 +1,11 @@
 //! Pods on this node: who they are, their cgroups, and how they are ended.
 
 pub mod cgroup;
+pub mod cgroup_worker;
 pub mod directories;
 pub mod kill;
 pub mod names;
 pub mod registry;
-pub mod removal;
 pub mod sandbox;
 pub mod stage_files;
 

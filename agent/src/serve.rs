@@ -1,4 +1,4 @@
-//! Who asks is answered: the control socket, metrics, health and statistics.
+//! What the agent serves: the control socket, metrics, health and statistics.
 
 pub mod control;
 pub mod explained;

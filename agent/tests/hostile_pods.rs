@@ -419,8 +419,8 @@ fn on_v1_the_rest_of_a_pod_is_ended_too() {
     fs::write(node.freezer.join("freezer.state"), "FROZEN").unwrap();
     pod.kill().unwrap();
     assert!(pod.is_populated().unwrap());
-    let rest = pod.rest().unwrap();
-    let ended = rest
+    let sweep = pod.needed_sweep().unwrap();
+    let ended = sweep
         .end(&mut |_| {
             std::thread::yield_now();
             true

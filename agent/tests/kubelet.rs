@@ -23,8 +23,8 @@ use plimsoll::host::cpuset::fill_from_above;
 use plimsoll::pods::kill::HOLD_FILE;
 use plimsoll::pods::names::{Driver, KubeletTree};
 use plimsoll_core::kube::cluster_link::PROTOCOL;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use serde_json::{Value, json};
 

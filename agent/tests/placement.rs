@@ -25,7 +25,7 @@ use plimsoll::pods;
 use plimsoll::pods::kill::PodKill;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings};
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::Block;

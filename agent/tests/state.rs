@@ -12,8 +12,8 @@ use std::process::{Child, Command, Stdio};
 use plimsoll::act::placement::checkpoint::{LOCK_PATIENCE, PlacementLock};
 use plimsoll::host::HostRoot;
 use plimsoll::host::knobs::{AGENT_LEDGER, Ledger, PODS_LEDGER};
-use plimsoll::host::lock::{LockError, StateLock};
 use plimsoll::host::shown::Show as _;
+use plimsoll::host::state_lock::{LockError, StateLock};
 
 mod notes;
 
@@ -177,8 +177,8 @@ fn an_agent_that_runs_keeps_its_lock() {
 fn a_journal_goes_on_when_its_disk_has_room_again() {
     use plimsoll::record::journal::Journal;
     use plimsoll_core::engine::{Engine, EngineConfig};
+    use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::event::{Event, EventKind};
-    use plimsoll_core::model::units::PodUid;
 
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::options::{EvictionOptions, Foresight, Victims};
 use plimsoll_core::model::threshold::{ThresholdSettings, for_layout};
-use plimsoll_core::model::units::PodUid;
 use serde_json::json;
 
 const PODS: u64 = 250;

@@ -11,12 +11,12 @@ mod mutate;
 use std::panic::AssertUnwindSafe;
 
 use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::bandwidth::CpuKnob;
 use plimsoll_core::model::decision::{Decision, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::options::Victims;
 use plimsoll_core::model::state::NodeState;
-use plimsoll_core::model::units::PodUid;
 
 /// Steps of one history.
 const STEPS: u32 = 200;

@@ -51,7 +51,7 @@ pub(crate) struct DemoArgs {
     /// The same story with the agent off: what happens today
     #[arg(long)]
     without: bool,
-    /// Tell it so often, a line each, and print medians
+    /// Number of runs; with more than 1, print a line for each run, then medians
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Growth of the leaking pod, MB a second

@@ -110,7 +110,7 @@ enum Command {
         /// target, Miri, dependencies; hours
         #[arg(long, conflicts_with = "quick")]
         all: bool,
-        /// Only those on a node with containerd and a kubelet (1.20.2, built from Debian's source the first time), in a machine of their own; no root, no emulator
+        /// Run only the tests on a node with containerd and a kubelet (1.20.2, built from Debian's source the first time), in a machine of their own; no root, no emulator
         #[arg(long, conflicts_with_all = ["quick", "all"])]
         cluster: bool,
     },

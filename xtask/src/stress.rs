@@ -30,7 +30,7 @@ pub(crate) struct StressArgs {
     /// Seconds of each stressor, of the guest's time; real time is several times as long
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Only these
+    /// Stressors to run [default: all]
     #[arg(value_name = "STRESSOR")]
     stressors: Vec<String>,
 }

@@ -3,7 +3,7 @@
 //! Questions that change nothing are functions of the policies: whether a pod may be resized ([`may_resize`](placement::may_resize)), what is withheld from the
 //! scheduler, how the kernel's OOM killer is to choose and what the last line is to do.
 //!
-//! Problem: what a node does about memory must be explainable and repeatable, and must take microseconds.
+//! Problem: what a node does about a shortage must be explainable and repeatable, and must take microseconds.
 //! Approach: [`Engine::step`] is a function of the state and one event. It reads no clock (time is in the event), no file and
 //! no random number, and iterates in orders that are fixed by the data. The same events give the same decisions, byte for
 //! byte; that is what `plimsoll replay` checks.

@@ -1,4 +1,5 @@
-//! The decision core of Plimsoll: what a node does about memory, as pure functions.
+//! The decision core of Plimsoll, as pure functions: what a node does about shortages of memory, disk and CPU, and who gets what (placement,
+//! admission, shares of a cluster).
 //!
 //! Events go into [`engine::Engine::step`], decisions come out. Nothing here does I/O, reads a clock, draws a random number,
 //! logs, or iterates in an order that is not fixed by the data.

@@ -19,5 +19,4 @@ pub mod state;
 pub mod swap;
 pub mod telling;
 pub mod threshold;
-pub mod units;
 pub mod unread;

@@ -19,8 +19,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::bandwidth::{CpuKnob, CpuReading, WaitSource};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use tokio::sync::mpsc;
 

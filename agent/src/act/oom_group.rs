@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::cgroup::{CgroupMounts, Controller, Version};
 use crate::host::file::{FileError, read_text, write_text};

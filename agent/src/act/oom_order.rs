@@ -9,9 +9,9 @@
 use std::num::NonZeroU64;
 use std::path::Path;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::resources::MEMORY;
 use plimsoll_core::model::state::NodeState;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::{OomContainer, OomNode, OomPlan, OomPod, oom_plan};
 
 use crate::act::oom_scores::OomScores;

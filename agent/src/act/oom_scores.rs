@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

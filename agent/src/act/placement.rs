@@ -34,7 +34,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
@@ -92,7 +92,7 @@ pub enum PlacementError {
     /// Another file.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The kubelet's own state, by which it would be known what is its own.
+    /// The kubelet's state file, which says which containers it has placed.
     #[error("{path}: {source}; memory nodes of containers stay as they are until it can be read", path = path.shown())]
     KubeletState {
         /// Its file.
@@ -105,7 +105,9 @@ pub enum PlacementError {
     #[error("{dir}: {0}; plimsoll tries again", dir = kubelet_state::FOR_KUBELET)]
     ForKubelet(#[source] std::io::Error),
     /// A list of CPUs, or of NUMA nodes.
-    #[error("{path}: cannot be read: {source}")]
+    #[error(
+        "{path}: is not a list of CPUs or NUMA nodes: {source}; please report it with the kernel's version"
+    )]
     List {
         /// The file.
         path: String,

@@ -23,9 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::RemedyReport;
 use plimsoll_core::model::remedy::Remedy;
-use plimsoll_core::model::units::PodUid;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 

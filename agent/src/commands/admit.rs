@@ -40,7 +40,7 @@ pub struct AdmitArgs {
     /// Also show where each default comes from, and what each quota counts
     #[arg(long)]
     pub why: bool,
-    /// Whether the API server's known defects are kept
+    /// Answer as API servers do, or as their documentation says
     #[arg(long, value_enum, default_value_t)]
     pub admission: Defects,
     #[command(flatten)]

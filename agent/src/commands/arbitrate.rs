@@ -1,6 +1,6 @@
 //! `plimsoll arbitrate`: who may have how much of a cluster and who gives it back, from files. No cluster, no agent, no root.
 //!
-//! Objects are read as `kubectl get … -o yaml` prints them ([`crate::input::snapshot`]); what is computed is one cycle of the arbitrator
+//! Objects are read as `kubectl get … -o yaml` prints them ([`crate::input::cluster`]); what is computed is one cycle of the arbitrator
 //! ([`plimsoll_core::arbitration`]), whose rules docs/reference/arbitrator.md has in plain words.
 
 mod what_if;
@@ -19,9 +19,9 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::wall;
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
+use crate::input::cluster::{self, seconds_since_1970};
 use crate::input::error::InputError;
 use crate::input::manifests::STDIN;
-use crate::input::snapshot::{self, seconds_since_1970};
 use crate::show::arbitrate::{Answer, svg};
 use what_if::{Change, WhatIfError};
 
@@ -131,14 +131,14 @@ fn answer(
     {
         return Err(InputError::StdinTwice.into());
     }
-    let snapshot = snapshot::read(&args.files, stdin, now_s)
+    let files = cluster::read(&args.files, stdin, now_s)
         .map_err(|errors| InputError::invalid("nothing is computed", &errors))?;
-    let left_out: Vec<String> = snapshot
+    let left_out: Vec<String> = files
         .left_out
         .iter()
         .map(|(kind, count)| format!("{count} {}", kind.shown()))
         .collect();
-    let mut original: Objects = snapshot.objects;
+    let mut original: Objects = files.objects;
     let is_nothing = original.nodes.is_empty()
         && original.pods.is_empty()
         && original.namespaces.is_empty()

@@ -61,7 +61,7 @@ pub enum CompletedShell {
 #[derive(Debug, thiserror::Error)]
 pub enum ManualError {
     /// A page, or its directory.
-    #[error("{path}: cannot be written: {source}", path = path.shown())]
+    #[error("{path}: cannot be written: {source}; name another directory", path = path.shown())]
     Write {
         /// The file.
         path: PathBuf,

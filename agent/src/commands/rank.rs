@@ -15,11 +15,11 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use plimsoll_core::explain::{Candidate, ExplainedRanking, Place};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ use crate::host::shown::page;
 use crate::input::error::InputError;
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
 use crate::input::usage::{UsageError, Usages};
-use crate::show::rank::ranking_table;
+use crate::show::ranking_table::ranking_table;
 use crate::show::table::bytes;
 
 /// Show the order in which pods would be evicted, from files

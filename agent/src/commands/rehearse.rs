@@ -19,10 +19,10 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::{now_ns, wall};
 use crate::host::output::{Drawing, OutputArgs, Style};
 use crate::host::shown::page;
+use crate::input::cluster;
 use crate::input::error::InputError;
 use crate::input::load::{self, Load};
 use crate::input::manifests::{ManifestError, STDIN};
-use crate::input::snapshot;
 use crate::show::rehearse::{Run, Shown, name, svg};
 
 /// Pods that come, at most.
@@ -51,15 +51,15 @@ and namespace are needed; count (1), priority (0), from and to (hours of the day
   - {namespace: batch, every: 20m, count: 4, runs: 2h, requests: {cpu: 1, memory: 2Gi}}
   - {namespace: web, every: 5m, runs: 1h, requests: {cpu: 500m, memory: 1Gi}, priority: 100, from: 8h, to: 20h}
 
-Pods of the snapshot run until they are evicted. Who is evicted comes back as a pending pod and starts over. Nothing is changed anywhere.")]
+Pods of the files run until they are evicted. Who is evicted comes back as a pending pod and starts over. Nothing is changed anywhere.")]
 pub struct RehearseArgs {
     /// Objects as kubectl prints them, YAML or JSON: a file, or - for standard input; may be repeated
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub files: Vec<PathBuf>,
-    /// What comes: a file, or - for standard input
+    /// Pods that arrive over time: a load file as below, or - for standard input
     #[arg(long, value_name = "PATH")]
     pub load: PathBuf,
-    /// Instead of the load's seed
+    /// Random seed [default: the load file's]
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
     #[command(flatten)]
@@ -80,8 +80,8 @@ pub enum RehearseError {
     TooManyPods,
     /// More to decide than can be rehearsed in a bearable time.
     #[error(
-        "nothing is rehearsed: {pods} pods over {turns} turns, with those of the snapshot, are {pod_turns} decisions or more for each policy, at most {POD_TURNS_MAX} are possible; \
-         lengthen turn or every, shorten runs, take fewer days or a part of the snapshot"
+        "nothing is rehearsed: {pods} pods over {turns} turns, with those of the files, are {pod_turns} decisions or more for each policy, at most {POD_TURNS_MAX} are possible; \
+         lengthen turn or every, shorten runs, take fewer days or a part of the files"
     )]
     TooMuchWork {
         /// That come.
@@ -144,8 +144,8 @@ fn answer(
         return Err(InputError::StdinTwice.into());
     }
     let load = load::read(&args.load, &mut stdin).map_err(|errors| invalid(&errors))?;
-    let snapshot = snapshot::read(&args.files, stdin, now_s).map_err(|errors| invalid(&errors))?;
-    let (resolved, streams) = resolve(snapshot.objects, &load)?;
+    let files = cluster::read(&args.files, stdin, now_s).map_err(|errors| invalid(&errors))?;
+    let (resolved, streams) = resolve(files.objects, &load)?;
     let seed = args.seed.unwrap_or(load.seed);
     let terms = Terms {
         seconds: load.days * DAY_S,
@@ -233,7 +233,7 @@ fn play(
 
 /// Looks up the names of a cluster and of a load together.
 fn resolve(mut objects: Objects, load: &Load) -> Result<(Resolved, Vec<Stream>), TooManyResources> {
-    let of_the_snapshot = objects.pods.len();
+    let of_the_files = objects.pods.len();
     for (at, stream) in load.streams.iter().enumerate() {
         objects.namespaces.insert(stream.namespace.clone());
         // A colon is in no pod's name.
@@ -254,7 +254,7 @@ fn resolve(mut objects: Objects, load: &Load) -> Result<(Resolved, Vec<Stream>),
     }
     objects.keep_from_nodes_without();
     let mut resolved = objects.resolve()?;
-    let pods = resolved.cluster.pods.split_off(of_the_snapshot);
+    let pods = resolved.cluster.pods.split_off(of_the_files);
     let streams = load.streams.iter().zip(pods).map(|(stream, pod)| Stream {
         pod,
         every: stream.every_s,

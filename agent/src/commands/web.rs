@@ -29,7 +29,7 @@ use crate::serve::control::AgentArgs;
 use crate::serve::control::client::{AskError, ask_overview};
 use crate::serve::http::{self, Bounds, ListenError, Server};
 use crate::serve::overview::Overview;
-use crate::show::ranking::{candidates, reason, signal_text};
+use crate::show::pod_words::{candidates, reason, signal_text};
 
 /// Serve a page for browsers: pods by pressure, memory against thresholds, who goes next and why
 #[derive(Debug, Clone, Args)]

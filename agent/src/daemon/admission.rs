@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use super::Agent;
 use super::wake::Sources;

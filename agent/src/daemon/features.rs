@@ -1,10 +1,14 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** Twelve parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
+//! **Problem.** These parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
 //! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
 //! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
+//!
+//! What has to have its turn at one place of the loop is called there, in `turn`: kills of the last line before a sample is judged
+//! (`take_in_last_line_kills`); OOM scores, newcomers first (`serve_newcomers`, `order_oom_scores`), then the runtime's answers again, once pods were
+//! rescanned (`send_answers`).
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use super::Agent;
 use super::wake::Sources;
@@ -59,7 +63,7 @@ const FEATURES: [Feature; 11] = [
         end: Agent::end_kubelet,
         ..NOTHING
     },
-    // Whom the kernel's OOM killer takes.
+    // The order in which the kernel's OOM killer chooses.
     Feature {
         rescan_pod: Agent::keep_oom,
         rescan: |agent| agent.oom.retain(&agent.pods),

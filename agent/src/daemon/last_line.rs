@@ -8,9 +8,9 @@
 //!
 //! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::oom::last_line`]).
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{EventKind, LastLineKill, LastLineReason};
 use plimsoll_core::model::options;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::last_line::{LastLinePlan, plan};
 
 use super::telling::Said;

@@ -10,8 +10,8 @@
 //! [`Rescans`]: super::rescan::Rescans
 
 use plimsoll_abi::Kind;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Cause;
-use plimsoll_core::model::units::PodUid;
 
 use super::found::Found;
 use super::rescan::Rescans;
@@ -165,7 +165,7 @@ pub(super) struct Asks {
 }
 
 /// Takes in one record.
-pub(super) fn note_record(
+pub(super) fn note_lifecycle_record(
     record: &Record<'_>,
     pods: &Pods,
     oom_scores: Option<&mut OomScores>,
@@ -227,7 +227,7 @@ impl Agent {
         }
         let mut asks = Asks::default();
         let taken = bpf.drain_lifecycle(PORTION, |record| {
-            note_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
+            note_lifecycle_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
         });
         let Asks {
             has_flipped,

@@ -10,11 +10,12 @@
 //! count; of a cgroup that appears later everything does.
 
 mod counted;
+mod report;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use rustix::io::Errno;
 
 use super::telling::Said;

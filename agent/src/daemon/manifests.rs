@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::EventKind;
-use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::host::shown::Show as _;

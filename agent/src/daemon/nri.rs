@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::runtime_link::{FromNri, PodAnswers};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::placement::MadeContainer;

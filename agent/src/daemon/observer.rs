@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::reading::{NumaMemory, PressureReading, ProcessReading};
 use plimsoll_core::model::signal::{Resource, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::sampling::PROCESSES_INTERVAL_MIN_NS;
 
 use crate::host::HostRoot;

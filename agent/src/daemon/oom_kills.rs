@@ -11,12 +11,14 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_abi::NO_POD;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_abi::{Kind, NO_POD};
+use plimsoll_core::kube::pod_uid::PodUid;
 
+use super::{Agent, now_ns};
 use crate::kernel::decode::Record;
 use crate::kernel::{Bpf, BpfError};
 use crate::pods::registry::Pods;
+use crate::record::lines::{KernelOomKill, Line};
 
 /// Kills kept at most.
 const KILLS_MAX: usize = 64;
@@ -60,7 +62,7 @@ pub(super) struct Folded {
 }
 
 /// Kills of the kernel's OOM killer that got no record, by cgroup.
-pub(super) fn folded_kills(bpf: &Bpf, mut f: impl FnMut(u64, u64)) -> Result<(), BpfError> {
+fn folded_kills(bpf: &Bpf, mut f: impl FnMut(u64, u64)) -> Result<(), BpfError> {
     let names_victims = bpf.is_attached("mark_victim");
     bpf.drain_oom_kills(|totals| {
         let kills = if names_victims {
@@ -296,6 +298,108 @@ impl OomKills {
         self.kills.clear();
         self.arrival = None;
         std::mem::take(&mut self.unreported)
+    }
+}
+
+impl Agent {
+    /// When there is a kill to tell, if any.
+    pub(super) fn report_oom_kills_at_ns(&self) -> Option<u64> {
+        let report_at_ns = self.oom_kills.report_at_ns()?;
+        Some(report_at_ns.max(self.listed_at_ns()))
+    }
+
+    /// Tells the kernel's OOM kills whose last victim has been named, a kill at a time.
+    pub(super) fn report_oom_kills(&mut self, now_ns: u64) {
+        let Some(report_at_ns) = self.report_oom_kills_at_ns() else {
+            return;
+        };
+        if now_ns < self.listed_at_ns() {
+            return;
+        }
+        for kill in &mut self.oom_kills.kills {
+            kill.look_up(&self.pods);
+        }
+        if now_ns < report_at_ns {
+            return;
+        }
+        let mut index = 0;
+        while let Some(kill) = self.oom_kills.kills.get(index) {
+            let pod = kill.pod();
+            let mut kills = kill.victims();
+            index += 1;
+            // Where the choice is not known, victims of one pod at one time are one kill.
+            while let Some(next) = self.oom_kills.kills.get(index)
+                && !(kill.is_choice || next.is_choice)
+                && pod.is_some()
+                && pod == next.pod()
+            {
+                kills += next.victims();
+                index += 1;
+            }
+            self.tally.oom_kills.add(pod.is_some(), kills);
+            if let Some(uid) = kill.uid() {
+                self.limits.oom_killed(uid, now_ns, kills);
+            }
+            let comm = String::from_utf8_lossy(&kill.comm);
+            self.reporter.say(&Line::KernelOomKill(KernelOomKill {
+                at_ns: kill.at_ns,
+                pod,
+                tgid: Some(kill.tgid),
+                comm: Some(comm.trim_end_matches('\0')),
+                kills,
+            }));
+        }
+        let unreported = self.oom_kills.take_unreported();
+        self.tally.oom_kills.unknown += unreported;
+        if unreported > 0 {
+            self.warn(format!(
+                "the kernel's OOM killer killed {unreported} more times than can be listed"
+            ));
+        }
+    }
+
+    /// Kills that the kernel has only counted, because one cgroup had so many of them.
+    pub(super) fn report_folded_oom_kills(&mut self) {
+        let Self {
+            bpf: Some(bpf),
+            oom_kills,
+            pods,
+            reporter,
+            tally,
+            limits,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let at_ns = now_ns();
+        let result = bpf.missed(Kind::OomKill).and_then(|missed| {
+            if !oom_kills.folded.note_missed(missed) {
+                return Ok(());
+            }
+            folded_kills(bpf, |cgroup_id, kills| {
+                oom_kills.folded.found(cgroup_id, kills)
+            })
+        });
+        if let Err(error) = result {
+            oom_kills.folded.failed();
+            return self.warn(error.to_string());
+        }
+        oom_kills.folded.tell(|cgroup_id, kills| {
+            let uid = pods.by_cgroup_id(cgroup_id);
+            if let Some(uid) = uid {
+                limits.oom_killed(uid, at_ns, kills);
+            }
+            let pod = uid.map(|uid| pods.name(uid));
+            tally.oom_kills.add(pod.is_some(), kills);
+            reporter.say(&Line::KernelOomKill(KernelOomKill {
+                at_ns,
+                pod: pod.as_deref(),
+                tgid: None,
+                comm: None,
+                kills,
+            }));
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! The `oom_score_adj` of the pods' processes, and whether the kernel's OOM killer takes processes, containers or pods.
 
 use anyhow::Result;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
 use super::{Agent, now_ns};
@@ -10,7 +10,7 @@ use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::pods::registry::Pods;
 
-/// Whom the kernel's OOM killer is to take.
+/// The order in which the kernel's OOM killer chooses: scores, and groups that go as a whole.
 #[derive(Debug, Default)]
 pub struct OomWork {
     /// `None`: the scores of processes are left as they are.

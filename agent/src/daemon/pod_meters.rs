@@ -9,10 +9,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::reading::{NumaPods, PodLoad, PodLoads, PodOnNode};
 use plimsoll_core::model::signal::{Resource, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError, parse_u64};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 /// Warnings about one pod in a row.
 const AT_HAND_MAX: u32 = 16;

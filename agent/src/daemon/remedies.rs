@@ -1,9 +1,9 @@
 //! Remedies: what is tried before an eviction, by a thread or by a signal.
 
 use plimsoll_core::kube::pod::PressureSignal;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{Event, EventKind, RemedyReport};
 use plimsoll_core::model::remedy::Remedy;
-use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::act::remedies::{Busy, Remedies, Report, Reports};

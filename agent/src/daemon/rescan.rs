@@ -12,14 +12,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Result;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::state::PodState;
-use plimsoll_core::model::units::PodUid;
 
 use super::{Agent, now_ns};
 use crate::host::clock::rest_until_ns;
+use crate::pods::cgroup_worker::{Done, Report};
 use crate::pods::kill::{CGROUP_PATH_BYTES_MAX, CGROUPS_PER_POD_MAX};
 use crate::pods::registry::Pods;
-use crate::pods::removal::{Done, Report};
 use crate::record::journal::Journal;
 
 /// Routine looks in which each pod has its turn: a minute, as often as its scores are reviewed.

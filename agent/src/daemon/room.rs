@@ -116,8 +116,8 @@ mod tests {
     use super::*;
     use crate::host::HostRoot;
     use crate::host::knobs::Ledger;
-    use crate::host::lock::StateLock;
     use crate::host::mounted::Mounted;
+    use crate::host::state_lock::StateLock;
 
     /// As a `/run` that any user has filled.
     #[test]

@@ -1,10 +1,10 @@
 //! Reads the node and its pods into the engine's sample, without allocating.
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::swap::CompressedSwap;
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 
 use crate::daemon::observer::NodeObserver;

@@ -30,12 +30,12 @@ use crate::act::placement::NodePaths;
 use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
-use crate::daemon::beside::{conflicts, running_config};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Observables};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
+use crate::daemon::start::kubelet::{conflicts, running_config};
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
     Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, Placing, Sources, StorageWork,
@@ -48,12 +48,12 @@ use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::devices;
 use crate::input::manifests::admission::Ground;
-use crate::kernel::load::{Programs, load_pinned};
+use crate::kernel::programs::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinError, PinOwner};
+use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::kill::KillThread;
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
-use crate::pods::removal::CgroupWorker;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
 use crate::probe::report::Report;
 use crate::record::journal::Journal;
@@ -69,6 +69,7 @@ use crate::storage::reclaim::LeftToKubelet;
 use crate::storage::{Storage, StorageSettings, runtime};
 
 mod args;
+pub mod kubelet;
 mod ledgers;
 mod plan;
 

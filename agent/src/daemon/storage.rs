@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind};
 use plimsoll_core::model::reading::StorageReading;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::disk::node_reclaim::Targets;
 
 use super::Agent;

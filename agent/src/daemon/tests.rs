@@ -18,15 +18,15 @@ use std::sync::{Arc, Mutex};
 
 use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind, PlacementStart};
 use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
-use plimsoll_core::model::units::PodUid;
 use zerocopy::IntoBytes as _;
 
 use super::found::Found;
-use super::turn::note_record;
+use super::turn::note_critical_record;
 use super::wake::SourceName;
 use super::*;
 use crate::act::holds::{HOLDS_LEDGER, Holds};
@@ -305,9 +305,9 @@ impl Node {
                 let (_, record) = decode(record).unwrap();
                 let last_line = agent.last_line.as_mut();
                 let newest = Generation(ARMING);
-                note_record(&record, newest, &mut found, last_line, &mut agent.oom_kills);
+                note_critical_record(&record, newest, &mut found, last_line, &mut agent.oom_kills);
             }
-            agent.respond(&mut found).unwrap();
+            agent.react_if_asked(&mut found).unwrap();
         });
         agent.after_sample();
         agent.settle();
@@ -489,7 +489,7 @@ fn nothing_is_allocated(cgroup: Cgroup) {
         let Agent {
             pods, oom, rescans, ..
         } = &mut node.agent;
-        lifecycle::note_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
+        lifecycle::note_lifecycle_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
     }
     let mut found = Found::default();
     let reading = StorageEvent::Reading(Arc::new(StorageReading {
@@ -805,7 +805,7 @@ async fn an_agent_that_loses_every_source_goes_on() {
         assert_eq!(node.agent.tally.sources_lost, lost as u64 + 1);
     }
     assert!(!sources.reports_cgroups, "cgroups are rescanned instead");
-    assert!(node.agent.has_lost_records);
+    assert!(node.agent.has_lost_ring);
     let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
     Cgroup::V2.set_usage(&victim_dir, 2 * GIB);
     set_available(&host, 40 * MIB);

@@ -1,10 +1,10 @@
 //! One turn of the loop: react first, everything else afterwards.
 //!
 //! From a record of the kernel to the signal, in order:
-//! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::answer_urgent`] before it gives up waiting for everything else;
+//! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::attend_urgent`] before it gives up waiting for everything else;
 //!    the rest of the turn ([`Agent::turn`]) follows.
-//! 2. [`Agent::attend`] drains the ring: [`note_record`] says what each record means and keeps the most telling cause.
-//! 3. [`Agent::react`] reads the node (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each;
+//! 2. [`Agent::attend`] drains the ring: [`note_critical_record`] says what each record means and keeps the most telling cause.
+//! 3. [`Agent::react_if_asked`] asks whether that calls for a sample. If so, [`Agent::react`] reads the node (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each;
 //!    asks for the pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
 //! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
@@ -16,12 +16,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::state::PodState;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use plimsoll_core::policy::memory::leaving;
 
@@ -133,10 +133,10 @@ impl Agent {
         deadlines: &Deadlines,
         sources: &mut Sources,
     ) -> Result<()> {
-        if self.answered.is_none() {
+        if self.attended.is_none() {
             self.heartbeat.begin(now_ns());
         }
-        let result = self.answer(wake, deadlines, sources);
+        let result = self.answer_wake(wake, deadlines, sources);
         // While nobody waits for it.
         self.engine.prepare();
         self.tally.turns.add(self.heartbeat.end(now_ns()));
@@ -144,13 +144,18 @@ impl Agent {
     }
 
     /// What the ring of urgent records has woken the loop for, before anything else is looked at. The rest of the turn follows.
-    pub(super) fn answer_urgent(&mut self) {
+    pub(super) fn attend_urgent(&mut self) {
         self.heartbeat.begin(now_ns());
-        let answered = self.attend(&mut Found::default());
-        self.answered = Some(answered);
+        let attended = self.attend(&mut Found::default());
+        self.attended = Some(attended);
     }
 
-    fn answer(&mut self, wake: Wake, deadlines: &Deadlines, sources: &mut Sources) -> Result<()> {
+    fn answer_wake(
+        &mut self,
+        wake: Wake,
+        deadlines: &Deadlines,
+        sources: &mut Sources,
+    ) -> Result<()> {
         let mut found = Found::default();
         match &wake {
             Wake::Sample(cause) => found.by(*cause),
@@ -158,7 +163,7 @@ impl Agent {
             Wake::Deadline if deadlines.is_sample_due(now_ns()) => found.by(Cause::Timer),
             _ => {}
         }
-        let mut has_sampled = self.answered.take().unwrap_or(Ok(false))?;
+        let mut has_sampled = self.attended.take().unwrap_or(Ok(false))?;
         has_sampled |= self.attend(&mut found)?;
         self.heartbeat.enter(Part::Message);
         self.take_message(wake, &mut found, sources)?;
@@ -238,7 +243,7 @@ impl Agent {
         }
         // What has changed since.
         self.send_answers();
-        sources.rest_lifecycle_until(self.lifecycle.not_before_ns());
+        sources.pause_lifecycle_until(self.lifecycle.not_before_ns());
         self.hurry |= std::mem::take(&mut self.pods_changed);
         Ok(())
     }
@@ -251,7 +256,7 @@ impl Agent {
         let part = self.heartbeat.enter(Part::Attend);
         self.drain_critical(found);
         let is_asked = self.hurry || found.cause.is_some();
-        let responded = self.respond(found);
+        let responded = self.react_if_asked(found);
         if matches!(responded, Ok(Some(_))) {
             self.after_sample();
         }
@@ -269,7 +274,7 @@ impl Agent {
     }
 
     /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates nothing: see [`Agent::react`].
-    pub(super) fn respond(&mut self, found: &mut Found) -> Result<Option<Cause>> {
+    pub(super) fn react_if_asked(&mut self, found: &mut Found) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
             found.by(Cause::Timer);
         }
@@ -292,7 +297,7 @@ impl Agent {
         let newest = bpf.newest_arming();
         let (last_line, oom_kills) = (&mut self.last_line, &mut self.oom_kills);
         let taken = bpf.drain_critical(RECORDS_PER_TURN, |record| {
-            note_record(&record, newest, found, last_line.as_mut(), oom_kills);
+            note_critical_record(&record, newest, found, last_line.as_mut(), oom_kills);
         });
         if taken == RECORDS_PER_TURN {
             // There may be more, and the descriptor has been marked as read: come back at once.
@@ -310,7 +315,7 @@ impl Agent {
         let received_ns = now_ns();
         self.hops = Hops::default();
         let has_ended = self.find_empty_pods(received_ns);
-        let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_records);
+        let counts_charges = self.bpf.as_ref().filter(|_| !self.has_lost_ring);
         let charged_bytes = crossing.map(|crossing| crossing.charged_bytes);
         let charged_bytes = charged_bytes.or_else(|| counts_charges.and_then(Bpf::charged_bytes));
         // What an ended pod has freed is not in it yet.
@@ -647,7 +652,7 @@ impl Agent {
 }
 
 /// What one record means for the loop. `newest`: the newest arming of the charge threshold.
-pub(super) fn note_record(
+pub(super) fn note_critical_record(
     record: &Record<'_>,
     newest: Generation,
     found: &mut Found,

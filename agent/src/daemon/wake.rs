@@ -486,7 +486,7 @@ impl Sources {
     }
 
     /// The lifecycle ring is not read before this.
-    pub(super) fn rest_lifecycle_until(&mut self, at_ns: u64) {
+    pub(super) fn pause_lifecycle_until(&mut self, at_ns: u64) {
         self.lifecycle.rest_until(at_ns);
     }
 

@@ -38,7 +38,7 @@ pub enum FileError {
         source: Errno,
     },
     /// The kernel refused to open it for writing, or refused the value.
-    #[error("{path}: cannot be written: {source}", path = path.shown())]
+    #[error("{path}: cannot be written: {source}; check that plimsoll runs as root and that the file system is writable", path = path.shown())]
     Unwritable {
         /// Which file.
         path: Arc<Path>,

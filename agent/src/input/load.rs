@@ -8,8 +8,8 @@ use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Spread};
 use plimsoll_core::kube::duration;
 
+use super::cluster::{in_canonical_units, quantities};
 use super::manifests::{ManifestError, read_or_stdin};
-use super::snapshot::{in_canonical_units, quantities};
 use super::yaml::{self, Limits, Node, Value};
 
 /// Bytes of the file.

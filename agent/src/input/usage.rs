@@ -20,9 +20,9 @@ use std::sync::Arc;
 
 use plimsoll_core::explain::PodUsage;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::reading::{ContainerStorage, Used, VolumeStorage};
-use plimsoll_core::model::units::PodUid;
 
 use crate::host::shown::Show as _;
 use crate::input::manifests::{Bounds, ManifestError, at};

@@ -33,7 +33,7 @@ pub enum BtfError {
     /// Ends inside the header, a section or a record.
     #[error("BTF ends in the middle of its {part}, at byte {at}")]
     Truncated {
-        /// Of what.
+        /// The part.
         part: &'static str,
         /// Where.
         at: usize,

@@ -12,7 +12,7 @@ pub enum BpfError {
     #[error(transparent)]
     Pins(#[from] super::PinError),
     /// The kernel does not say how many CPUs there can be.
-    #[error("{path}: cannot be read: {source}")]
+    #[error("{path}: cannot be read: {source}; check that the host's /sys is mounted")]
     Cpus {
         /// The file.
         path: String,
@@ -41,7 +41,7 @@ pub enum BpfError {
         source: io::Error,
     },
     /// The kernel's type information cannot be read.
-    #[error("{path}: cannot be read: {source}")]
+    #[error("{path}: cannot be read: {source}; please report it with the kernel's version")]
     Btf {
         /// The file.
         path: &'static str,

@@ -329,8 +329,8 @@ pub fn uid_text(uid: &[u8]) -> &str {
 #[cfg(test)]
 mod tests {
     use plimsoll_abi::last_line::{self, Seen, goes_before};
+    use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::rank_row::{Nanos, RankRow};
-    use plimsoll_core::model::units::PodUid;
     use plimsoll_core::policy::memory::rank::Ranking;
     use plimsoll_core::policy::oom::last_line::Standing;
     use proptest::prelude::*;

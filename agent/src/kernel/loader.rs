@@ -15,7 +15,7 @@ use super::hooks::{HOOKS, Hook};
 use super::layout::{self, Resolved};
 use super::{
     BpfError, BpfOptions, Counts, Family, HookKind, HookReport, HookState, Unavailable, consumed,
-    policy,
+    lockdown,
 };
 use crate::host::cgroup_paths::hierarchy_number;
 use crate::host::file::read_text;
@@ -112,7 +112,7 @@ pub(super) fn load(
     options: &BpfOptions,
     machine: &Machine,
 ) -> Result<Loaded, BpfError> {
-    policy::check()?;
+    lockdown::check()?;
     let bytes = kernel_types()?;
     let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
         path: VMLINUX,

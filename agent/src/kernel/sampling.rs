@@ -25,7 +25,7 @@ use super::btf::Btf;
 use super::error::{map_error, reason};
 use super::lifetime::take_map;
 use super::loader::{Machine, VMLINUX, kernel_types};
-use super::{BpfError, layout, policy};
+use super::{BpfError, layout, lockdown};
 use crate::kernel::sample::{Sample, SampleError, decode};
 
 /// The most samples per second and CPU that are asked for: beyond, the machine is busy with being looked at.
@@ -100,7 +100,7 @@ impl Sampler {
     /// When nothing can be sampled at all: policy, capabilities, no BTF, or every event is refused. Less is in
     /// [`Sampler::events`].
     pub fn start(object: &[u8], options: &SamplingOptions) -> Result<Sampler, BpfError> {
-        policy::check()?;
+        lockdown::check()?;
         check_rate(options.frequency)?;
         let machine = Machine::probe()?;
         let bytes = kernel_types()?;

@@ -16,8 +16,8 @@ mod limits;
 
 use std::path::{Path, PathBuf};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::units::PodUid;
 
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version, cgroup_id,

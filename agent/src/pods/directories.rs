@@ -1,7 +1,7 @@
 //! Where pods have files on disk: their containers' writable layers, logs and volumes.
 
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::pods::paths::container_path;

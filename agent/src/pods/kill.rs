@@ -21,7 +21,7 @@
 //! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
 //!
 //! **What is reached.** On v2 with `cgroup.kill`: every process, however deep. By signals: 256 in the known cgroups, at most
-//! [`CGROUPS_PER_POD_MAX`], at once; further ones, and those in other cgroups, by [`Rest::end`], on a thread that may allocate, which walks the whole tree until a walk finds
+//! [`CGROUPS_PER_POD_MAX`], at once; further ones, and those in other cgroups, by [`Sweep::end`], on a thread that may allocate, which walks the whole tree until a walk finds
 //! no process. A process that keeps moving from cgroups not yet walked to others that were can outlive that; the pod then ends as stuck.
 
 mod containers;
@@ -29,8 +29,8 @@ mod count;
 mod freezer;
 mod member;
 pub mod release;
-mod rest;
 mod spared;
+mod sweep;
 mod thread;
 mod tree;
 
@@ -48,7 +48,7 @@ use containers::Containers;
 pub use containers::HOLD_FILE;
 use freezer::Thaw;
 use member::{FirstProcess, Member, SeenPids};
-pub use rest::{Rest, RestEnded, RestState};
+pub use sweep::{Sweep, SweepEnded, SweepState};
 use thread::Files;
 pub(crate) use thread::What;
 pub use thread::{HELD, KillThread, WriteTimes};
@@ -96,7 +96,7 @@ pub struct Killed {
     pub processes: u32,
     /// Rounds of signals; 0 by `cgroup.kill` alone.
     pub rounds: u32,
-    /// Processes were left to [`Rest::end`].
+    /// Processes were left to [`Sweep::end`].
     pub leaves_some: bool,
 }
 
@@ -117,7 +117,7 @@ pub struct PodKill {
     tasks: Option<ControlFile>,
     /// On v1: what a frozen process needs before it can die.
     freezer: Option<Tree<Thaw>>,
-    rest: Rest,
+    sweep: Sweep,
     /// `None`: no kubelet runs it.
     beside: Option<Containers>,
 }
@@ -164,7 +164,7 @@ impl PodKill {
             events,
             is_unified,
             tasks: if_there(tasks)?,
-            rest: Rest::of(&dir, freezer.as_deref()),
+            sweep: Sweep::of(&dir, freezer.as_deref()),
             members: Tree::new(dir),
             freezer: freezer.map(Tree::new),
             beside: None,
@@ -191,8 +191,8 @@ impl PodKill {
 
     /// Continues with what is known of the cgroups beyond the bound, from an earlier [`PodKill`] of the same cgroup.
     #[must_use]
-    pub fn with_rest_state(mut self, state: Arc<RestState>) -> Self {
-        self.rest.state = state;
+    pub fn with_sweep_state(mut self, state: Arc<SweepState>) -> Self {
+        self.sweep.state = state;
         self
     }
 
@@ -218,11 +218,11 @@ impl PodKill {
                 _ => {}
             }
         }
-        let was_empty = self.rest.state.is_empty();
+        let was_empty = self.sweep.state.is_empty();
         let is_populated = self.is_populated()?;
         if was_empty && is_populated {
             // Processes have come since; where they go is not followed.
-            self.rest.state.forget();
+            self.sweep.state.forget();
         }
         Ok(is_populated)
     }
@@ -232,16 +232,16 @@ impl PodKill {
         self.members.is_cut()
     }
 
-    /// All processes of the pod, for a thread that may allocate ([`Rest::end`]): for what [`PodKill::kill`] has left ([`Killed::leaves_some`]).
-    pub fn all(&self) -> &Rest {
-        &self.rest
+    /// All processes of the pod, for a thread that may allocate ([`Sweep::end`]): for what [`PodKill::kill`] has left ([`Killed::leaves_some`]).
+    pub fn sweep(&self) -> &Sweep {
+        &self.sweep
     }
 
     /// Cgroups that [`PodKill::kill`] does not reach by itself; `None` when it reaches all.
-    pub fn rest(&self) -> Option<&Rest> {
+    pub fn needed_sweep(&self) -> Option<&Sweep> {
         let is_cut = self.members.is_cut() || self.freezer.as_ref().is_some_and(Tree::is_cut);
         let reaches_all = self.is_unified && self.cgroup_kill.is_some();
-        (is_cut && !reaches_all).then_some(&self.rest)
+        (is_cut && !reaches_all).then_some(&self.sweep)
     }
 
     /// The pod's cgroup and those below it, as of the last refresh: directory, and id in its hierarchy.
@@ -340,7 +340,7 @@ impl PodKill {
     }
 
     /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where it has to signal them one by one, it takes 256 of
-    /// them: [`Killed::leaves_some`] says whether [`Rest::end`] is to follow.
+    /// them: [`Killed::leaves_some`] says whether [`Sweep::end`] is to follow.
     ///
     /// The first processes first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes cgroups takes (200 ms were measured).
     /// On v1 the pod's known cgroups are thawed before and after: a frozen process takes SIGKILL when it is thawed, not before.
@@ -393,7 +393,7 @@ impl PodKill {
                 how: KillMethod::CgroupKill,
                 processes: 0,
                 rounds: 0,
-                leaves_some: self.rest().is_some(),
+                leaves_some: self.needed_sweep().is_some(),
             });
         }
         let how = if is_killed {
@@ -405,7 +405,7 @@ impl PodKill {
             how,
             processes: 0,
             rounds: 0,
-            leaves_some: self.rest().is_some(),
+            leaves_some: self.needed_sweep().is_some(),
         };
         let mut seen = SeenPids::new();
         let mut procs_error = None;
@@ -445,13 +445,13 @@ impl PodKill {
 
     /// The pod's cgroup, in the hierarchy that accounts memory.
     pub fn directory(&self) -> &Arc<Path> {
-        self.rest.directory()
+        self.sweep.directory()
     }
 
     /// Whether any process is left in the pod's cgroups. Allocates nothing.
     ///
     /// On cgroup v2 the kernel's own answer, which no depth or number of cgroups can hide from: `populated` of the pod's `cgroup.events`. On v1,
-    /// which has none, the known cgroups are read; a pod with more than [`CGROUPS_PER_POD_MAX`] counts as populated until [`Rest::end`]
+    /// which has none, the known cgroups are read; a pod with more than [`CGROUPS_PER_POD_MAX`] counts as populated until [`Sweep::end`]
     /// has found all of them empty, or they are gone.
     ///
     /// # Errors
@@ -479,7 +479,7 @@ impl PodKill {
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.members.is_cut() && !self.rest.state.is_empty())
+        Ok(self.members.is_cut() && !self.sweep.state.is_empty())
     }
 }
 

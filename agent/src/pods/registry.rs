@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
 use plimsoll_core::kube::pod::{Pod, PressureSignal};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use self::memory::Stat;
 use crate::host::HostRoot;
@@ -27,10 +27,10 @@ use crate::host::shown::Show as _;
 use crate::host::worker::NotTaken;
 use crate::pods;
 use crate::pods::cgroup::ApplyError;
+use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::directories::PodDirs;
-use crate::pods::kill::{KillThread, PodKill, RestState, WriteTimes};
+use crate::pods::kill::{KillThread, PodKill, SweepState, WriteTimes};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
-use crate::pods::removal::CgroupWorker;
 use crate::pods::sandbox::sandbox;
 use crate::pods::stage_files::StageFiles;
 
@@ -45,7 +45,7 @@ struct Entry {
     removed: bool,
     open: Option<Open>,
     /// What is known of the cgroups that are not kept, of the cgroup with this id: also while nothing is open.
-    rest: Option<(u64, Arc<RestState>)>,
+    sweep: Option<(u64, Arc<SweepState>)>,
 }
 
 /// What is open for a pod with a cgroup.
@@ -285,7 +285,7 @@ impl Pods {
                         path,
                         removed: false,
                         open: None,
-                        rest: None,
+                        sweep: None,
                     },
                 );
             }
@@ -577,7 +577,7 @@ impl Pods {
         // What goes wrong with signals here may go right there.
         let leaves_some = killed.as_ref().map_or(true, |killed| killed.leaves_some);
         if let Some(worker) = self.worker.as_ref().filter(|_| leaves_some) {
-            worker.end_rest(uid, open.kill.all());
+            worker.end_unreached(uid, open.kill.sweep());
         }
         killed.map(|_| ())
     }
@@ -770,12 +770,12 @@ fn open_or_refresh(
             Ok(false)
         }
         stale => {
-            let known = entry.rest.take().filter(|(id, _)| *id == cgroup_id);
-            let (_, rest) = entry
-                .rest
+            let known = entry.sweep.take().filter(|(id, _)| *id == cgroup_id);
+            let (_, sweep) = entry
+                .sweep
                 .insert(known.unwrap_or((cgroup_id, Arc::default())));
             let mut kill =
-                PodKill::open(host, mounts, &entry.path)?.with_rest_state(Arc::clone(rest));
+                PodKill::open(host, mounts, &entry.path)?.with_sweep_state(Arc::clone(sweep));
             if wants.containers {
                 kill = kill.beside_kubelet(mounts, &entry.path)?;
                 spare_sandbox(&mut kill, &entry.pod)?;

@@ -18,7 +18,7 @@ const LEVELS_MAX: usize = 256;
 pub(crate) enum Step<'walk> {
     /// A directory that was not entered before.
     Entered {
-        /// It.
+        /// The directory.
         dir: BorrowedFd<'walk>,
         /// The name in the first one of the directory that this is, or is below; `None` for the first one itself.
         top: Option<&'walk CStr>,

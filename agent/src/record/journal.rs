@@ -28,10 +28,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::state::NodeState;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
 use crate::host::shown::Show as _;
@@ -485,8 +485,8 @@ fn set_aside(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::event::EventKind;
-    use plimsoll_core::model::units::PodUid;
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
 
     fn engine() -> Engine {

@@ -26,8 +26,7 @@ pub struct LimitCounts {
     /// Reclaimed from although below `memory.low`. 0 on cgroup v1, and on kernels before 7.2 where BPF counts the others: nothing
     /// tells of it there but the file.
     pub low: u64,
-    /// Processes killed by an OOM killer. Of what is told line by line only those of which nothing tells which they were; of
-    /// [`LimitTotals`] all.
+    /// Processes killed by an OOM killer. In lines of output: only kills of which no record names the process. In [`LimitTotals`]: all.
     pub oom_kills: u64,
     /// For how long tasks were held up for lack of memory, nanoseconds: each task by itself where BPF counts, else the time in which
     /// any was. 0 on cgroup v1 without BPF. The next three are parts of it.

@@ -292,10 +292,10 @@ mod tests {
     use crate::record::journal::Journal;
     use crate::record::limit_counts::LimitTotals;
     use plimsoll_core::engine::EngineConfig;
+    use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::event::{Event, EventKind, NodeMemory, Sample};
     use plimsoll_core::model::signal::Signal;
     use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
-    use plimsoll_core::model::units::PodUid;
 
     const STEPS: u64 = 300;
 

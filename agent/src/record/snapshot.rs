@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::state::NodeState;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 
 use crate::kernel::AccountReport;

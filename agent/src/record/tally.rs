@@ -255,8 +255,8 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::decision::KillReason;
-    use plimsoll_core::model::units::PodUid;
 
     #[test]
     fn a_latency_is_in_the_first_bucket_that_holds_it() {

@@ -2,11 +2,11 @@
 //!
 //! All times are CLOCK_MONOTONIC nanoseconds; the kernel stamps its records with the same clock, so they can be subtracted.
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Ending};
 use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::units::PodUid;
 use serde::Serialize;
 
 /// Evictions followed at one time. One is under way at a time, so more are pods that are stuck; the oldest is given up.

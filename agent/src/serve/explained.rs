@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::explain::{ExplainError, NoSuchPod, ThrottlingExplanation, find_pod, placement};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::numa_mask::NumaMask;
 use serde::{Deserialize, Serialize};
 

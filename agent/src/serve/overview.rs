@@ -14,12 +14,12 @@ use plimsoll_core::explain::{
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, pod_config};
 use plimsoll_core::kube::pod::{Exemption, Pod};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{CPU, MEMORY, Scope, eviction_request, pod_limits};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::{Signal, Unit};
 use plimsoll_core::model::state::{NodeState, PodState};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use serde::{Deserialize, Serialize};
 

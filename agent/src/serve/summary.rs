@@ -20,11 +20,11 @@ mod shape;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used,
 };
 use plimsoll_core::model::state::{NodeState, PodState};
-use plimsoll_core::model::units::PodUid;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};

@@ -17,7 +17,7 @@ use ratatui::text::{Line, Span};
 use crate::host::shown::line;
 use crate::record::limit_counts::LimitCounts;
 use crate::serve::overview::{Overview, PodOverview, PodStatus};
-use crate::show::ranking::{candidates, facts, fate, or_dash, reason, share, signal_text, size};
+use crate::show::pod_words::{candidates, facts, fate, or_dash, reason, share, signal_text, size};
 use crate::show::table::{bytes, span};
 use crate::show::top::model::{Feed, Model, Page, Sort, rate};
 

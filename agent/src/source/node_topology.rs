@@ -278,7 +278,7 @@ impl Work {
         }
     }
 
-    /// Of what the kubelet said before nobody knows whether it still holds.
+    /// The kubelet did not answer: its last answer may be out of date, and is withdrawn.
     fn fail(&mut self, why: String) {
         self.say_failure(Some(why));
         self.send_devices(None);

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::runtime_link::RuntimeContainer;
 use plimsoll_core::model::reading::Used;
-use plimsoll_core::model::units::PodUid;
 
 use crate::host::HostRoot;
 use crate::pods::directories::VolumePlugin;

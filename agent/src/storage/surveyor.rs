@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TryS
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 

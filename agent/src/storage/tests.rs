@@ -2,8 +2,8 @@ use std::path::Path;
 
 use super::*;
 use crate::pods::directories::{ContainerDirs, PodDirs, VolumeDir, VolumePlugin};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::file_system::ImageFsLayout;
-use plimsoll_core::model::units::PodUid;
 
 struct Machine {
     dir: tempfile::TempDir,

@@ -21,8 +21,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
-use plimsoll_core::model::units::PodUid;
 use rustix::fs::{CWD, Mode, StatxAttributes, openat};
 use rustix::io::Errno;
 

@@ -18,7 +18,7 @@ use plimsoll::host::{HostRoot, Ledger};
 use plimsoll::pods;
 use plimsoll::pods::names::KubeletTree;
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::node::{CpuManagerPolicy, NodePlacement, PlacementSettings};

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};

@@ -18,7 +18,7 @@ use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
 use plimsoll::act::placement::kubelet_state::{CpuManagerState, MemoryManagerState};
-use plimsoll::daemon::beside;
+use plimsoll::daemon::start::kubelet;
 use plimsoll::host::capabilities::Capabilities;
 use plimsoll::host::cgroup::PodMemoryFiles;
 use plimsoll::host::cgroup_paths::hierarchy_number;
@@ -35,7 +35,7 @@ use plimsoll::host::{
 use plimsoll::input::config::{ConfigFile, Effective, EvictionFlags};
 use plimsoll::input::manifests::ManifestDir;
 use plimsoll::input::manifests::admission::{ADMITTED, Ground};
-use plimsoll::input::{devices, machine, manifests, snapshot, usage};
+use plimsoll::input::{cluster, devices, machine, manifests, usage};
 use plimsoll::kernel::btf::Btf;
 use plimsoll::kernel::{decode, sample};
 use plimsoll::pods::names;
@@ -199,11 +199,11 @@ pub fn admission(bytes: &[u8]) {
     forget(ADMITTED);
 }
 
-/// [`snapshot::read`], up to who gives back.
+/// [`cluster::read`], up to who gives back.
 pub fn arbitration(bytes: &[u8]) {
     let stdin = [PathBuf::from(manifests::STDIN)];
-    if let Ok(snapshot) = snapshot::read(&stdin, bytes, 1_795_000_000)
-        && let Ok(resolved) = snapshot.objects.resolve()
+    if let Ok(files) = cluster::read(&stdin, bytes, 1_795_000_000)
+        && let Ok(resolved) = files.objects.resolve()
     {
         arbitrate(&resolved.cluster);
     }
@@ -211,7 +211,7 @@ pub fn arbitration(bytes: &[u8]) {
 
 /// [`kubelet_config`].
 pub fn kubelet_config(bytes: &[u8]) {
-    beside::kubelet_config(&file("kubelet.yaml", bytes)).ok();
+    kubelet::kubelet_config(&file("kubelet.yaml", bytes)).ok();
 }
 
 /// What a process calls itself, in its `stat`; and the path of a cgroup, by which pods and containers are told apart.

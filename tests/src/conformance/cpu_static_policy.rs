@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::pod::{Container, Pod};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::cpu_set::{CPUS_MAX, CpuSet, CpuSetError};
 use plimsoll_core::placement::cpu_static::{

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::pod::{Container, Pod};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::TopologyHint;
 use plimsoll_core::placement::hints::{HintSet, ProviderHints};
 use plimsoll_core::placement::memory::{

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::file_system::{FileSystem, ImageFsLayout};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::Used;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::rank::{DiskScope, RankRow, Ranking};
 use serde::Deserialize;
 use serde_json::Value;

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason, ReclaimSource};
 use plimsoll_core::model::event::{Cause, Event, EventKind};
 use plimsoll_core::model::reading::{PodProcesses, ProcessReading, StorageReading};
 use plimsoll_core::model::signal::{NodeCondition, Observation, Observations, Signal};
 use plimsoll_core::model::state::ThresholdState;
 use plimsoll_core::model::threshold::for_layout;
-use plimsoll_core::model::units::PodUid;
 use serde::Deserialize;
 use serde_json::Value;
 

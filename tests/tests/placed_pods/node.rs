@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::kube::pod::{Container, Pod};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpu_static::exclusive_cpus;

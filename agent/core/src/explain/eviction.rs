@@ -10,13 +10,13 @@ use crate::explain::ranking::{Candidate, ExplainedRanking, NotRanked, NotRankedR
 use crate::kube::admission::object::LimitRange;
 use crate::kube::admission::standing::QuotaUse;
 use crate::kube::cluster_link::OverusedNamespace;
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::LocalStorageReason;
 use crate::model::options::EvictionOptions;
 use crate::model::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
 use crate::model::state::{NodeState, PodState, ThresholdState};
 use crate::model::threshold::{Operator, Passes, Threshold};
-use crate::model::units::PodUid;
 use crate::policy::memory::candidates;
 use crate::policy::memory::foresight;
 use crate::policy::memory::local_storage;

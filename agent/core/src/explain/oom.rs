@@ -1,4 +1,4 @@
-//! Whom the kernel's OOM killer would take, by the scores that containers have.
+//! The order in which the kernel's OOM killer would choose, by the scores that containers have.
 //!
 //! Rule of the kernel (mm/oom_kill.c, `oom_badness`): a process's points are its resident memory, swap and page tables, plus
 //! `oom_score_adj` thousandths of all memory and swap; the kernel kills the highest, and never one at -1000. What is known here is a pod's working set, not what
@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::explain::NoSuchPod;
 use crate::explain::pod::find;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::config::EngineConfig;
 use crate::model::options::OomOrder;
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::policy::oom::order::{OomPlace, OomPlan, Tier};
 use crate::policy::oom::score::{self, Score, ScoreRule};
 

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use crate::explain::limit_defaults::LimitDefaults;
 use crate::explain::ranking::{Candidate, ExplainedRanking, NotRankedReason, Place, Standing};
 use crate::kube::pod::Exemption;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::rank_row::{Comparator, Nanos, RankRow};
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::policy::memory::rank::Ranking;
 
 /// No pod, or more than one, has the name that was asked for.

@@ -5,10 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::Exemption;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::rank_row::{Comparator, RankRow};
 use crate::model::state::PodState;
-use crate::model::units::PodUid;
 use crate::policy::memory::rank::Ranking;
 
 /// A pod to be ranked.

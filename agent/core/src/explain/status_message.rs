@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 
 use crate::kube::pod::Pod;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::quantity::{Format, Quantity};
 use crate::kube::resources::MEMORY;
 use crate::model::amount::In;
@@ -15,7 +16,6 @@ use crate::model::decision::{Limited, LocalStorageReason, Reason, ThresholdReaso
 use crate::model::rank_row::Comparator;
 use crate::model::signal::{Resource, Signal, Unit};
 use crate::model::state::NodeState;
-use crate::model::units::PodUid;
 use crate::policy::memory::verdict;
 use crate::policy::memory::view::View;
 

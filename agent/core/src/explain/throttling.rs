@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::pod::{NoSuchPod, find};
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::bandwidth::{CpuWhy, WaitSource, Waiter};
 use crate::model::config::EngineConfig;
@@ -12,7 +13,6 @@ use crate::model::decision::In;
 use crate::model::options::CpuOptions;
 use crate::model::signal::Unit;
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::policy::cpu::burst::{PATIENCE_NS, SETTLE_NS};
 use crate::policy::cpu::suppress::{self, Suppression};
 use crate::policy::cpu::{CgroupState, PodCpuState, comes_first};

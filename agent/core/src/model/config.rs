@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::file_system::ImageFsLayout;
 use crate::model::options::{CpuOptions, EvictionOptions, NamespaceShare};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::Threshold;
-use crate::model::units::PodUid;
 
 /// The configuration of the engine. Part of every journal's header.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

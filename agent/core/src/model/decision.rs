@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::PressureSignal;
+use crate::kube::pod_uid::PodUid;
 pub use crate::model::amount::In;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
 use crate::model::event::LastLineReason;
@@ -18,7 +19,6 @@ use crate::model::rank_row::Comparator;
 use crate::model::remedy::Remedy;
 pub use crate::model::remedy::RemedyEnd;
 use crate::model::signal::{NodeCondition, Operator, Signal};
-use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::node::Note;
 

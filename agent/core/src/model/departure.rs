@@ -1,7 +1,7 @@
 //! What a decision says of a pod's leaving: the one match on all decisions for that.
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::decision::{Decision, Ending};
-use crate::model::units::PodUid;
 
 /// What a decision says of a pod's leaving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cluster_link::{EXCESS_MAX, OverusedNamespace};
 use crate::kube::pod::Pod;
+use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::{CpuKnob, CpuReading};
 use crate::model::options::Availability;
 use crate::model::reading::{
@@ -18,7 +19,6 @@ use crate::model::reading::{
 };
 use crate::model::remedy::Remedy;
 use crate::model::swap::CompressedSwap;
-use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::device::ListedDevices;
 use crate::placement::machine::Machine;

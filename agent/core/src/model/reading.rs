@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::units::PodUid;
+use crate::kube::pod_uid::PodUid;
 
 /// The node's file systems and what each pod has on them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

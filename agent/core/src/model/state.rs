@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
 use crate::kube::pod::{Exemption, Pod, PressureSignal};
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::cpu_state::CpuState;
 use crate::model::event::{Action, Event, EventKind, NodeMemory, Overused, Sample};
@@ -17,7 +18,6 @@ use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
 use crate::model::remedy::{Remedy, RemedyState};
 use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
-use crate::model::units::PodUid;
 use crate::model::unread::PodReading;
 use crate::placement::node::NodePlacement;
 

@@ -4,11 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::CpuWhy;
 use crate::model::decision::{
     Decision, Ending, KillReason, Limited, NoVictimReason, Reason, RemedyEnd,
 };
-use crate::model::units::PodUid;
 
 /// How much something matters to a person.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -17,6 +17,7 @@ pub mod suppress;
 use std::sync::Arc;
 
 use self::around::Around;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, eviction_request};
 use crate::model::bandwidth::{CgroupCpu, CpuReading, CpuWhy, PodCpu, Waiter};
@@ -25,7 +26,6 @@ pub use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState, WHOLE};
 use crate::model::decision::Decision;
 use crate::model::event::{Event, EventKind};
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 
 impl PodCpuState {
     /// Whether one of its limits throttled it since the reading before.

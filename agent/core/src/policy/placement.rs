@@ -23,13 +23,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::kube::pod::{Container, Pod};
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending};
 use crate::model::departure::Departure;
 use crate::model::event::{Event, EventKind, PlacementStart};
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::placement::assignments::Assignments;
 use crate::placement::device::{GivenDevices, ListedDevices};
 use crate::placement::node::{NodePlacement, Placed};

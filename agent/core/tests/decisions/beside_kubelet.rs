@@ -5,6 +5,7 @@ use std::sync::Arc;
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::explain::RunnerUp;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, KillReason};
 use plimsoll_core::model::event::{EventKind, Sample};
@@ -12,7 +13,6 @@ use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::{PodStorage, StorageReading, Used, VolumeStorage};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use serde_json::json;
 
 use crate::node::{MI, Node, S, hard, names};

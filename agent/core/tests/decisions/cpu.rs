@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, CpuWhy, PodCpu, SharedCpus, WaitSource,
 };
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, PlacementStart};
 use plimsoll_core::model::options::{CpuBurst, CpuOptions, CpuSuppress};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};

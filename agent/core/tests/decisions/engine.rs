@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::{Amount, Threshold};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use plimsoll_core::policy::memory::leaving::{
     LINGER_AFTER_EMPTY_NS, OVERDUE_AFTER_KILL_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::kube::pod::Exemption;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, NoVictimReason};
 use plimsoll_core::model::event::{EventKind, LastLineKill, LastLineReason, Sample};
 use plimsoll_core::model::options::{
@@ -14,7 +15,6 @@ use plimsoll_core::model::reading::{
     VolumeStorage,
 };
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::last_line;
 use proptest::prelude::*;
 use serde_json::json;

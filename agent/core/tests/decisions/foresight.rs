@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::{Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::{EvictionOptions, Foresight};
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::model::units::PodUid;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Cause, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use plimsoll_core::policy::memory::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 use proptest::prelude::*;

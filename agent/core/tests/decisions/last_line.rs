@@ -5,6 +5,7 @@ use std::sync::Arc;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, KillReason};
 use plimsoll_core::model::event::{
@@ -13,7 +14,6 @@ use plimsoll_core::model::event::{
 use plimsoll_core::model::options::{EvictionOptions, LastLine};
 use plimsoll_core::model::signal::{Resource, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::oom::last_line::{CONDEMNED_MAX, LastLinePlan, plan};
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason};
 use plimsoll_core::model::event::{
     Cause, CgroupMemory, EventKind, NodeMemory, Overused, PodMemory, Sample,
@@ -13,7 +14,6 @@ use plimsoll_core::model::event::{
 use plimsoll_core::model::options::{Availability, Breaker, EvictionOptions, OveruseRanking};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use plimsoll_core::policy::memory::usage_bounds::STAT_AGE_MAX_MS;
 use proptest::prelude::*;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{
     Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample,
@@ -16,7 +17,6 @@ use plimsoll_core::model::reading::{
 };
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::PODS_AGE_MAX_NS;
 use plimsoll_core::policy::oom::last_line;
 use proptest::prelude::*;

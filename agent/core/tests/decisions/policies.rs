@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Disruption, ThresholdReason};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::options::{Availability, EvictionOptions, Victims};
@@ -11,7 +12,6 @@ use plimsoll_core::model::reading::{
 };
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::freshness::Stale;
 use proptest::prelude::*;
 use serde_json::{Value, json};

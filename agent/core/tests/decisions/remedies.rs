@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{
     Cause, Event, EventKind, NodeMemory, PodMemory, RemedyReport, Sample,
@@ -13,7 +14,6 @@ use plimsoll_core::model::options::{EvictionOptions, Remedies};
 use plimsoll_core::model::remedy::{Episode, Remedy};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::remedies::{
     CLEAR_RETRY_NS, COOL_DOWN_NS, LOOK_EVERY_NS, THROTTLE_COOL_DOWN_NS, THROTTLE_MAX_NS,
 };

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
 };
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::bandwidth::Bandwidth;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use plimsoll_core::kube::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED};
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::PlacementError;

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use plimsoll_core::placement::memory::Block as MemoryBlock;

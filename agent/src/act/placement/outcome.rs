@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::numa_mask::NumaMask;

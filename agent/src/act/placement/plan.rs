@@ -1,6 +1,6 @@
 //! What a turn needs to know before it writes.
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::cpuset_order::Cpus;

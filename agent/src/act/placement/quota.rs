@@ -14,7 +14,7 @@ use plimsoll_core::kube::cgroup_config::{
     CgroupConfig, NodeCapacity, QosSettings, container_config, pod_config,
 };
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{FileError, read_text, write_text};

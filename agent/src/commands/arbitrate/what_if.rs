@@ -10,7 +10,7 @@ use plimsoll_core::arbitration::named::{
 use plimsoll_core::kube::quantity::Quantity;
 
 use crate::host::shown::Show as _;
-use crate::input::snapshot::in_canonical_units;
+use crate::input::cluster::in_canonical_units;
 
 /// Pods that one change adds, at most.
 const PODS_MAX: u64 = 100_000;

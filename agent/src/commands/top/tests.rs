@@ -54,7 +54,7 @@ fn overview(available_mib: u64) -> Overview {
         ("hog", 0, 600, 12.3),
         ("dns", 0, 0, 0.0),
     ] {
-        let uid = plimsoll_core::model::units::PodUid::of_name("default", pod);
+        let uid = plimsoll_core::kube::pod_uid::PodUid::of_name("default", pod);
         let counts = LimitCounts {
             throttled: throttled_ms / 50,
             throttled_ns: throttled_ms * 1_000_000,
@@ -383,7 +383,7 @@ fn the_selection_stays_with_its_pod() {
         .map(|index| {
             let mut pod = pod.clone();
             pod.pod = format!("default/p{index:04}");
-            pod.uid = plimsoll_core::model::units::PodUid::from(pod.pod.as_str());
+            pod.uid = plimsoll_core::kube::pod_uid::PodUid::from(pod.pod.as_str());
             pod
         })
         .collect();

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::runtime_link::ContainerPlace;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::CpuSet;
 

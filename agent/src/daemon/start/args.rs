@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use plimsoll_core::kube::runtime_link::NRI_SOCKET;
 
-use crate::daemon::beside::KubeletArgs;
+use crate::daemon::start::kubelet::KubeletArgs;
 use crate::host::output::OutputArgs;
 use crate::input::config::EvictionFlags;
 use crate::probe::mechanism::WithoutArgs;

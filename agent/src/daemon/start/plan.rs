@@ -10,13 +10,13 @@ use anyhow::{Context as _, Result};
 use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
-use crate::daemon::beside::{KUBELET_CONFIG, alignment};
+use crate::daemon::start::kubelet::{KUBELET_CONFIG, alignment};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{KnobError, Ledger};
-use crate::host::lock::{LockError, StateLock};
 use crate::host::shown::Show as _;
 use crate::host::state_dir::{has_no_room, try_room};
+use crate::host::state_lock::{LockError, StateLock};
 use crate::input::config::{Config, ConfigFile, Effective};
 use crate::pods;
 use crate::pods::names::KubeletTree;

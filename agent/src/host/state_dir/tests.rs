@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::super::HostRoot;
 use super::super::knobs::Ledger;
-use super::super::lock::StateLock;
+use super::super::state_lock::StateLock;
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777

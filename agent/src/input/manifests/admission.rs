@@ -34,7 +34,7 @@ use plimsoll_core::kube::admission::resource_quota::configuration::Configuration
 use plimsoll_core::kube::admission::resource_quota::validate as quota_rules;
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use serde::Deserialize as _;
 
 use super::limits::{LimitKey, LimitKind, ManifestLimit};

@@ -23,10 +23,10 @@ use crate::input::error::InputError;
 /// The API server's known defects (decision 0036).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Defects {
-    /// Kept: as a cluster answers
+    /// With the known defects of API servers
     #[default]
     Upstream,
-    /// Left out: as the documentation says
+    /// Without them
     Corrected,
 }
 

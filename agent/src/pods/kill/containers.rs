@@ -243,14 +243,14 @@ impl super::PodKill {
         let members = self.members.iter();
         let dirs = members.map(Member::place).filter(|place| place.depth == 1);
         containers.refresh(dirs.map(|place| (&*place.path, place.id)))?;
-        self.spare_in_rest();
+        self.spare_in_sweep();
         Ok(())
     }
 
-    /// Who signals the rest leaves the same alone.
-    fn spare_in_rest(&mut self) {
+    /// A sweep leaves the same alone.
+    fn spare_in_sweep(&mut self) {
         let containers = self.beside.as_ref().filter(|one| one.is_by_container());
-        self.rest.spared = containers.map(|one| Arc::clone(&one.spared));
+        self.sweep.spared = containers.map(|one| Arc::clone(&one.spared));
     }
 
     /// The cgroups in the pod's, as of the last refresh: name and id; none for a pod that no kubelet runs.
@@ -262,7 +262,7 @@ impl super::PodKill {
     pub fn spare(&mut self, name: Option<&OsStr>) {
         if let Some(containers) = &mut self.beside {
             containers.spare(name);
-            self.spare_in_rest();
+            self.spare_in_sweep();
         }
     }
 

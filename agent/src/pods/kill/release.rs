@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::member::Processes;
-use super::rest::each_below;
+use super::sweep::each_below;
 use crate::host::HostRoot;
 use crate::host::file::FileError;
 use crate::host::protect::RELEASE_PRIORITY;

@@ -140,7 +140,7 @@ fn more_processes_than_a_batch_are_left_to_the_thread() {
     assert!(killed.leaves_some && killed.rounds == 1, "{killed:?}");
     assert_eq!(killed.processes as usize, BATCH);
     let ended = pod_kill
-        .all()
+        .sweep()
         .end(&mut |is_walk_over| !is_walk_over)
         .unwrap();
     assert_eq!(ended.walks, 1);
@@ -388,8 +388,8 @@ fn a_cgroup_without_a_path_hides_no_pod() {
         let killed = pod_kill.kill().unwrap();
         assert_eq!(killed.processes, 1 + u32::from(is_kept));
         assert_eq!(signal_of(first), Some(9));
-        if let Some(rest) = pod_kill.rest() {
-            let ended = rest.end(&mut |is_walk_over| !is_walk_over).unwrap();
+        if let Some(sweep) = pod_kill.needed_sweep() {
+            let ended = sweep.end(&mut |is_walk_over| !is_walk_over).unwrap();
             assert!(ended.signals >= 1, "{ended:?}");
         }
         assert_eq!(signal_of(hidden), Some(9), "{path_bytes}");
@@ -472,9 +472,9 @@ fn a_v1_pod_with_too_many_cgroups_counts_as_populated_until_all_were_seen_empty(
         .find(|dir| pod_kill.cgroups().all(|(known, _)| known != dir));
     let hidden = hidden.unwrap();
     list(&hidden, &[&child]);
-    let rest = pod_kill.rest().unwrap().clone();
+    let sweep = pod_kill.needed_sweep().unwrap().clone();
     let mut walks = 0;
-    let ended = rest
+    let ended = sweep
         .end(&mut |is_walk_over| {
             if is_walk_over {
                 walks += 1;
@@ -490,7 +490,7 @@ fn a_v1_pod_with_too_many_cgroups_counts_as_populated_until_all_were_seen_empty(
     // Opened anew, it does not seem to run again.
     let again = PodKill::open(&host, &mounts, &pod).unwrap();
     assert!(again.is_populated().unwrap());
-    let again = again.with_rest_state(Arc::clone(rest.state()));
+    let again = again.with_sweep_state(Arc::clone(sweep.state()));
     assert!(!again.is_populated().unwrap());
     // It does when a container has a process.
     let child = sleeper();

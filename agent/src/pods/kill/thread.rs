@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::rest::Rest;
+use super::sweep::Sweep;
 use crate::host::file::{ControlFile, FileError};
 use crate::host::handover::Handover;
 use crate::host::protect::RELEASE_PRIORITY;
@@ -240,7 +240,7 @@ fn signal_instead(shared: &Shared, file: &ControlFile, error: &FileError) {
         return;
     };
     let until = Instant::now() + SIGNALS_WITHIN;
-    let ended = Rest::of(dir, None).end(&mut |is_walk_over| {
+    let ended = Sweep::of(dir, None).end(&mut |is_walk_over| {
         if is_walk_over {
             std::thread::sleep(WALK_PAUSE);
         }

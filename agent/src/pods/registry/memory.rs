@@ -3,9 +3,9 @@
 //! Usage is read for every pod in every sample that needs all pods, one system call each. `memory.stat`, much dearer, is read again
 //! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
 
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
-use plimsoll_core::model::units::PodUid;
 use plimsoll_core::policy::memory::usage_bounds::STALE_BYTES;
 
 use super::{Open, Pods};

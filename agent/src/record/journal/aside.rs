@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::engine::Engine;
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::policy::oom::order::OomPlan;
 use serde::{Deserialize, Serialize, Serializer};
 

@@ -31,7 +31,7 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<String>,
     },
-    /// Whom the kernel's OOM killer would take.
+    /// The order in which the kernel's OOM killer would choose.
     ExplainOom {
         /// A pod to look at, as above.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,7 @@ use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
 
 use crate::host::output::Style;
-use crate::show::rank::ranking_table;
+use crate::show::ranking_table::ranking_table;
 use crate::show::table::{Table, Tone, amount, percent, span};
 
 pub(super) fn eviction(explained: &EvictionExplanation, style: Style) -> String {

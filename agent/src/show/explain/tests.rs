@@ -334,7 +334,7 @@ fn with_totals() -> Snapshot {
     ] {
         let mut totals = LimitTotals::default();
         (totals.all, totals.recent, totals.recent_ns) = (all, recent, 5_000_000_000);
-        let uid = plimsoll_core::model::units::PodUid::of_name("default", pod);
+        let uid = plimsoll_core::kube::pod_uid::PodUid::of_name("default", pod);
         snapshot.limits.insert(uid, totals);
     }
     snapshot

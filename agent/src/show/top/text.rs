@@ -5,7 +5,7 @@ use plimsoll_core::explain::Standing;
 use crate::host::output::Style;
 use crate::host::shown::line;
 use crate::serve::overview::{Overview, PodStatus};
-use crate::show::ranking::{candidates, reason, signal_text};
+use crate::show::pod_words::{candidates, reason, signal_text};
 use crate::show::table::{Table, Tone, bytes};
 use crate::show::top::COLUMNS;
 

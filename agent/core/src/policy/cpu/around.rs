@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::state::PodState;
-use crate::model::units::PodUid;
 use crate::placement::node::NodePlacement;
 
 /// What both policies look at beside [`CpuState`].

@@ -24,12 +24,12 @@
 //! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
 
 use super::around::Around;
+use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
 use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState};
 pub use crate::model::cpu_state::{Grant, PATIENCE_NS};
 use crate::model::decision::Decision;
 use crate::model::options::CpuBurst;
-use crate::model::units::PodUid;
 
 /// A step of a quota, per cent of the limit.
 pub const STEP_PERCENT: u32 = 25;

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::around::Around;
+use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
 pub use crate::model::cpu_state::Suppression;
@@ -25,7 +26,6 @@ use crate::model::cpu_state::{CpuState, PodCpuState};
 use crate::model::decision::Decision;
 use crate::model::options::CpuSuppress;
 use crate::model::state::PodState;
-use crate::model::units::PodUid;
 
 /// What a step leaves of a quota, per cent.
 pub const LOWER_PERCENT: u64 = 70;

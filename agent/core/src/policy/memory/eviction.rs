@@ -14,6 +14,7 @@
 //! - While the memory of an evicted pod does not come back, others are evicted slowly ([`breaker`](crate::policy::memory::breaker)).
 //! - With [`Victims::Targeted`] as many pods are evicted at once as are needed ([`target`](crate::policy::memory::target)).
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, KillReason, NoVictimReason, Reason, ThresholdReason};
 use crate::model::event::Cause;
@@ -22,7 +23,6 @@ use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observations, Resource};
 use crate::model::state::{NodeReclaim, NodeState};
 use crate::model::threshold::Threshold;
-use crate::model::units::PodUid;
 use crate::policy::memory::foresight::{self, Shortage};
 use crate::policy::memory::local_storage;
 use crate::policy::memory::thresholds::{self, Met};

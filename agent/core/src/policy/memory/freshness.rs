@@ -13,10 +13,10 @@
 //! there are bounds ([`unread`](crate::model::unread)).
 //! What a pod uses at least and at most is in [`usage_bounds`](crate::policy::memory::usage_bounds).
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::event::{PodMemory, Sample};
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::policy::memory::rank::{RankRow, Ranking};
 use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::usage_bounds::{is_stale, is_stale_pod, least_used_bytes};

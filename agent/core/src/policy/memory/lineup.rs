@@ -9,11 +9,11 @@
 
 use std::cmp::Ordering;
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::event::{Overused, Sample};
 use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::state::{NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::model::unread::{Charged, Unread};
 use crate::policy::memory::share;
 use crate::policy::memory::usage_bounds::most_used_bytes;

@@ -66,8 +66,8 @@ mod tests {
 
     use super::*;
     use crate::engine::EngineConfig;
+    use crate::kube::pod_uid::PodUid;
     use crate::model::reading::{NumaPods, PodOnNode};
-    use crate::model::units::PodUid;
 
     #[test]
     fn a_request_counts_by_the_share_that_is_on_the_node() {

@@ -24,6 +24,7 @@
 //!
 //! The kubelet has no such stages: it evicts as soon as a threshold is met.
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
 use crate::model::event::{Event, EventKind, NodeMemory, RemedyReport};
@@ -33,7 +34,6 @@ use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::{Operator, Threshold};
-use crate::model::units::PodUid;
 use crate::policy::memory::candidates;
 use crate::policy::memory::rank::Ranking;
 use crate::policy::memory::thresholds::{self, Met};

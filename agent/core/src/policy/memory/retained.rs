@@ -1,10 +1,10 @@
 //! Memory that is still there when the pod that used it has gone. What follows from it: [`breaker`](crate::policy::memory::breaker).
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::Ending;
 use crate::model::signal::Resource;
 use crate::model::state::{Hold, Leaving, Retained};
-use crate::model::units::PodUid;
 
 /// An eviction failed if less than one part in so many came back.
 pub(crate) const FREED_PART: u64 = 5;

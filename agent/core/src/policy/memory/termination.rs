@@ -1,12 +1,12 @@
 //! How pods begin and end to leave: an eviction, a manifest that was removed, a kubelet that ends them, the last line's kill. What a moment makes of
 //! one that leaves is in [`leaving`].
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Ending, KillReason, Reason};
 use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::Resource;
 use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
-use crate::model::units::PodUid;
 use crate::policy::memory::view::View;
 use crate::policy::memory::{leaving, remedies, retained};
 

@@ -7,6 +7,7 @@
 //!
 //! A sample ahead is one of memory. Readings of file systems come with samples that have no old figure.
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::Ending;
 use crate::model::event::{PodMemory, Sample};
@@ -14,7 +15,6 @@ use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
 use crate::model::state::{Hold, Leaving, NodeState, PodState};
-use crate::model::units::PodUid;
 use crate::model::unread::Unread;
 use crate::policy::memory::usage_bounds::most_used_bytes;
 use crate::policy::memory::{leaving, retained, swap};

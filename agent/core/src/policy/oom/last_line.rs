@@ -16,10 +16,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
-use crate::model::units::PodUid;
 use crate::policy::memory::candidates;
 use crate::policy::memory::disruption::Budgeting;
 use crate::policy::memory::rank::{RankRow, Ranking};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason, ThresholdReason};
 use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::EvictionOptions;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::model::units::PodUid;
 use serde_json::{Value, json};
 
 pub(crate) const MI: u64 = 1 << 20;

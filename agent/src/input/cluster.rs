@@ -44,7 +44,7 @@ const WITHHELD_FOR_S: u64 = 60;
 
 /// What the files have.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct ClusterFiles {
     /// What the arbitrator judges.
     pub objects: Objects,
     /// Objects of kinds that are not used, by kind.
@@ -59,13 +59,13 @@ pub fn read(
     paths: &[PathBuf],
     mut stdin: impl Read,
     now_s: u64,
-) -> Result<Snapshot, Vec<ManifestError>> {
+) -> Result<ClusterFiles, Vec<ManifestError>> {
     let mut reader = Reader {
         now_s,
         newest_s: 0,
         file: Arc::from(Path::new("")),
         errors: Vec::new(),
-        snapshot: Snapshot::default(),
+        files: ClusterFiles::default(),
         labels: BTreeMap::new(),
         pods: Vec::new(),
         budgets: BTreeMap::new(),
@@ -87,7 +87,7 @@ struct Reader {
     newest_s: u64,
     file: Arc<Path>,
     errors: Vec<ManifestError>,
-    snapshot: Snapshot,
+    files: ClusterFiles,
     /// Of the nodes.
     labels: BTreeMap<String, BTreeMap<String, String>>,
     pods: Vec<FoundPod>,
@@ -177,12 +177,12 @@ impl Reader {
         match kind {
             "Node" => self.node(document, name),
             "Namespace" => {
-                self.snapshot.objects.namespaces.insert(name.to_owned());
+                self.files.objects.namespaces.insert(name.to_owned());
             }
             "Pod" => self.pod(document, name),
             "PodDisruptionBudget" => self.budget(document),
             "Consumer" => self.consumer(document, name),
-            other => *self.snapshot.left_out.entry(other.to_owned()).or_default() += 1,
+            other => *self.files.left_out.entry(other.to_owned()).or_default() += 1,
         }
     }
 
@@ -231,7 +231,7 @@ impl Reader {
             name.to_owned(),
             texts(metadata.and_then(|metadata| metadata.get("labels"))),
         );
-        self.snapshot.objects.nodes.push(node);
+        self.files.objects.nodes.push(node);
     }
 
     /// The node's annotation, which is JSON in a text.
@@ -310,7 +310,7 @@ impl Reader {
                 _ => self.wrong(key.line, &field, "no field of a Consumer; known are namespace, parent, weight, hard, reserved, unlimited and reclaim"),
             }
         }
-        self.snapshot.objects.consumers.push(consumer);
+        self.files.objects.consumers.push(consumer);
     }
 
     fn text_of(&mut self, value: &Node, field: &str) -> Option<String> {
@@ -465,11 +465,11 @@ impl Reader {
     }
 
     /// Looks up which nodes and budgets pods mean.
-    fn finish(mut self) -> Result<Snapshot, Vec<ManifestError>> {
+    fn finish(mut self) -> Result<ClusterFiles, Vec<ManifestError>> {
         if !self.errors.is_empty() {
             return Err(self.errors);
         }
-        let objects = &mut self.snapshot.objects;
+        let objects = &mut self.files.objects;
         for (namespace, budgets) in &self.budgets {
             for budget in budgets {
                 let allowed = budget
@@ -523,7 +523,7 @@ impl Reader {
             }
             objects.pods.push(named);
         }
-        Ok(self.snapshot)
+        Ok(self.files)
     }
 }
 
@@ -615,7 +615,7 @@ mod tests {
         }
     }
 
-    fn read_text(text: &str) -> Result<Snapshot, String> {
+    fn read_text(text: &str) -> Result<ClusterFiles, String> {
         let read = read(&["-".into()], text.as_bytes(), 1_000_000);
         read.map_err(|errors| {
             errors
@@ -628,7 +628,7 @@ mod tests {
 
     #[test]
     fn objects_as_kubectl_prints_them() {
-        let snapshot = read_text(
+        let files = read_text(
             r#"
 apiVersion: v1
 kind: List
@@ -657,7 +657,7 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
 "#,
         )
         .unwrap();
-        let objects = &snapshot.objects;
+        let objects = &files.objects;
         let node = &objects.nodes[0];
         assert_eq!(
             (node.state, node.allocatable["cpu"], node.withheld["memory"]),
@@ -687,7 +687,7 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
             ),
             (Some(2), 6000)
         );
-        assert_eq!(snapshot.left_out["Service"], 1);
+        assert_eq!(files.left_out["Service"], 1);
     }
 
     #[test]
@@ -698,7 +698,7 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
             ("13:45:40", "True", None, NodeState::Cordoned),
             ("13:48:00", "False", None, NodeState::Ready),
         ] {
-            let snapshot = read_text(&format!(
+            let files = read_text(&format!(
                 r#"
 kind: Node
 metadata: {{name: n1, annotations: {{plimsoll.dev/withheld: '{{"at":"1970-01-12T{at}Z","memory":"4096"}}'}}}}
@@ -710,13 +710,13 @@ spec: {{schedulingGates: [{{name: x}}], containers: [{{name: c}}]}}
 "#
             ))
             .unwrap();
-            let node = &snapshot.objects.nodes[0];
+            let node = &files.objects.nodes[0];
             assert_eq!(
                 (node.withheld.get("memory").copied(), node.state),
                 (withheld, state),
                 "{at}"
             );
-            assert!(snapshot.objects.pods.is_empty());
+            assert!(files.objects.pods.is_empty());
         }
     }
 

@@ -117,10 +117,10 @@ fn the_end_finishes_what_is_queued() {
 fn each_end_is_reported_or_counted() {
     let dir = tempfile::tempdir().unwrap();
     let worker = CgroupWorker::start().unwrap();
-    let rest = Rest::of(&dir.path().join("gone"), None);
+    let sweep = Sweep::of(&dir.path().join("gone"), None);
     let asked = ENDS_MAX as u64 * 4;
     for number in 0..asked {
-        worker.end_rest(&PodUid::new(number.to_string()), &rest);
+        worker.end_unreached(&PodUid::new(number.to_string()), &sweep);
     }
     let taken = usize::try_from(asked - worker.dropped()).unwrap();
     assert!(taken >= ENDS_MAX);

@@ -1,7 +1,7 @@
 //! The start beside a kubelet: what is asked for, and what the agent then does without.
 
 use std::cell::Cell;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -81,10 +81,10 @@ pub(super) fn running_config(
     };
     let command = CommandLine::read(&host.procfs(format!("{pid}/cmdline")))?;
     let path = match &command.config {
-        // As it sees it: the agent's own container has another root.
         Some(path) => {
-            let path = path.strip_prefix("/").unwrap_or(path);
-            host.procfs(format!("{pid}/root")).join(path)
+            let as_kubelet = as_seen_by(host, pid, path);
+            let looked = std::fs::metadata(&as_kubelet).map_err(|error| error.kind());
+            readable(as_kubelet, looked.map(|_| ()), path, kubelet_dir)
         }
         None => usual,
     };
@@ -95,6 +95,28 @@ pub(super) fn running_config(
         configuration(&path, &command.flags)?
     };
     Ok(Some((config, command.config_dir)))
+}
+
+/// A file as a process sees it: the agent's container has another root.
+fn as_seen_by(host: &HostRoot, process: u32, path: &Path) -> PathBuf {
+    let path = path.strip_prefix("/").unwrap_or(path);
+    host.procfs(format!("{process}/root")).join(path)
+}
+
+/// The kubelet's file as the kubelet sees it, unless that cannot be looked at: without CAP_SYS_PTRACE the kernel does not let the agent through
+/// `/proc/PID/root`. Then the same path counts, if it is in the kubelet's directory, which is mounted where the kubelet has it.
+fn readable(
+    as_kubelet: PathBuf,
+    looked: Result<(), ErrorKind>,
+    path: &Path,
+    kubelet_dir: &Path,
+) -> PathBuf {
+    let is_hidden = looked == Err(ErrorKind::PermissionDenied);
+    if is_hidden && path.starts_with(kubelet_dir) {
+        path.to_owned()
+    } else {
+        as_kubelet
+    }
 }
 
 /// What a kubelet's command line says of its configuration.
@@ -298,6 +320,29 @@ mod tests {
         std::fs::remove_file(kubelet_dir.join(KUBELET_CONFIG)).unwrap();
         std::fs::write(process.join("cmdline"), "kubelet\0").unwrap();
         assert_eq!(hard(), Some((Some(100), None)));
+    }
+
+    #[test]
+    fn what_the_kernel_hides_behind_the_kubelets_root_is_read_in_its_directory() {
+        let file_of = |looked, path| {
+            let kubelet_dir = Path::new("/var/lib/kubelet");
+            readable(
+                "/proc/7/root/x".into(),
+                looked,
+                Path::new(path),
+                kubelet_dir,
+            )
+        };
+        let (inside, outside) = ("/var/lib/kubelet/config.yaml", "/etc/kubelet.yaml");
+        let denied = Err(ErrorKind::PermissionDenied);
+        assert_eq!(file_of(denied, inside), Path::new(inside));
+        for (looked, path) in [
+            (Ok(()), inside),
+            (Err(ErrorKind::NotFound), inside),
+            (denied, outside),
+        ] {
+            assert_eq!(file_of(looked, path), Path::new("/proc/7/root/x"));
+        }
     }
 
     #[test]

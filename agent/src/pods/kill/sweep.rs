@@ -1,8 +1,8 @@
 //! Processes in cgroups beyond those that are kept, where nothing but signals ends them (cgroup v1, or a kernel before 5.14).
 //!
 //! **Problem.** A pod may hide processes in its three hundredth cgroup. To walk all of its cgroups takes long, and memory. **Approach.** A thread
-//! that may take both does it ([`Rest::end`]): it thaws and kills what it finds, and walks again until a walk finds no process. What it has found
-//! out is shared with the loop ([`RestState`]).
+//! that may take both does it ([`Sweep::end`]): it thaws and kills what it finds, and walks again until a walk finds no process. What it has found
+//! out is shared with the loop ([`SweepState`]).
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -25,9 +25,9 @@ const WALKS_MAX: u32 = 3000;
 
 /// Whether the cgroups beyond the bound are known to be empty.
 #[derive(Debug, Default)]
-pub struct RestState(AtomicBool);
+pub struct SweepState(AtomicBool);
 
-impl RestState {
+impl SweepState {
     pub(super) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -41,19 +41,19 @@ impl RestState {
     }
 }
 
-/// All cgroups of a pod, whatever their number. A copy shares everything and allocates nothing.
+/// All cgroups of a pod, whatever their number, to be walked and emptied. A copy shares everything and allocates nothing.
 #[derive(Debug, Clone)]
-pub struct Rest {
+pub struct Sweep {
     dir: Arc<Path>,
     freezer: Option<Arc<Path>>,
     /// What lives on; `None`: nothing.
     pub(super) spared: Option<Arc<Spared>>,
-    pub(super) state: Arc<RestState>,
+    pub(super) state: Arc<SweepState>,
 }
 
-/// How [`Rest::end`] ended.
+/// How [`Sweep::end`] ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RestEnded {
+pub struct SweepEnded {
     /// Whether the last walk found no process. Else they outlived every walk, or it was to stop.
     pub is_empty: bool,
     /// Walks.
@@ -62,7 +62,7 @@ pub struct RestEnded {
     pub signals: u64,
 }
 
-impl Rest {
+impl Sweep {
     pub(in crate::pods) fn of(dir: &Path, freezer: Option<&Path>) -> Self {
         Self {
             dir: Arc::from(dir),
@@ -78,7 +78,7 @@ impl Rest {
     }
 
     /// What is known of it.
-    pub fn state(&self) -> &Arc<RestState> {
+    pub fn state(&self) -> &Arc<SweepState> {
         &self.state
     }
 
@@ -87,8 +87,8 @@ impl Rest {
     ///
     /// # Errors
     /// When processes can neither be read nor signalled, in the last walk. A cgroup that is gone is empty.
-    pub fn end(&self, pause: &mut dyn FnMut(bool) -> bool) -> Result<RestEnded, FileError> {
-        let mut ended = RestEnded {
+    pub fn end(&self, pause: &mut dyn FnMut(bool) -> bool) -> Result<SweepEnded, FileError> {
+        let mut ended = SweepEnded {
             is_empty: false,
             walks: 0,
             signals: 0,

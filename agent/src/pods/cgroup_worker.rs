@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::units::PodUid;
+use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::file::FileError;
 use crate::host::handover::Handover;
 use crate::host::worker::{NotTaken, WorkerThread};
-use crate::pods::kill::{Rest, RestEnded};
+use crate::pods::kill::{Sweep, SweepEnded};
 use crate::pods::remove_tree::{Removal, SLICE};
 
 /// After each slice.
@@ -33,7 +33,7 @@ const ENDS_MAX: usize = 8;
 /// Reports that were not taken.
 const REPORTS_MAX: usize = 64;
 /// The end of the processes of one pod may take this long. The engine asks again while the pod lives.
-const END_REST_WITHIN: Duration = Duration::from_secs(5);
+const SWEEP_WITHIN: Duration = Duration::from_secs(5);
 /// At the end of the agent, what is queued may take this long.
 const END_WITHIN: Duration = Duration::from_millis(500);
 const STACK_BYTES: usize = 256 << 10;
@@ -56,7 +56,7 @@ struct Left {
 #[derive(Debug)]
 struct Unreached {
     uid: PodUid,
-    rest: Rest,
+    sweep: Sweep,
 }
 
 type Ends = Handover<Unreached, ENDS_MAX>;
@@ -81,7 +81,7 @@ pub enum Done {
         failure: Option<FileError>,
     },
     /// The processes in the cgroups of a pod that are not kept.
-    Ended(Result<RestEnded, FileError>),
+    Ended(Result<SweepEnded, FileError>),
 }
 
 /// The thread, its queue and its reports.
@@ -135,9 +135,9 @@ impl CgroupWorker {
     }
 
     /// Has the processes ended that a kill has not reached. Without a place for them they live on, and are counted. Does not wait or allocate.
-    pub(super) fn end_rest(&self, uid: &PodUid, rest: &Rest) {
-        let (uid, rest) = (uid.clone(), rest.clone());
-        let job = Unreached { uid, rest };
+    pub(super) fn end_unreached(&self, uid: &PodUid, sweep: &Sweep) {
+        let (uid, sweep) = (uid.clone(), sweep.clone());
+        let job = Unreached { uid, sweep };
         self.handed_over(self.ends.put_once(job, |one, other| one.uid == other.uid));
     }
 
@@ -194,8 +194,8 @@ struct PodRemoval {
 impl Worker {
     fn work(mut self) {
         loop {
-            if let Some(Unreached { uid, rest }) = self.ends.take() {
-                let ended = self.end(&rest);
+            if let Some(Unreached { uid, sweep }) = self.ends.take() {
+                let ended = self.end(&sweep);
                 self.report(uid, Done::Ended(ended));
                 continue;
             }
@@ -265,10 +265,10 @@ impl Worker {
         }
     }
 
-    fn end(&self, rest: &Rest) -> Result<RestEnded, FileError> {
+    fn end(&self, sweep: &Sweep) -> Result<SweepEnded, FileError> {
         // Other pods wait meanwhile, and the size of the tree is the pod's choice.
-        let until = Instant::now() + END_REST_WITHIN;
-        rest.end(&mut |is_walk_over| {
+        let until = Instant::now() + SWEEP_WITHIN;
+        sweep.end(&mut |is_walk_over| {
             if is_walk_over {
                 std::thread::sleep(WALK_PAUSE);
             }
