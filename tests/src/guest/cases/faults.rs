@@ -125,7 +125,7 @@ fn evicts_and_adds_up(mut agent: Agent, hog: &Running, leaky: &Pod) -> anyhow::R
 
 /// Cgroups vanish between the agent's look at the tree and its look at their files.
 fn pods_come_and_go() -> Outcome {
-    const PODS: u32 = 40;
+    const PODS: u32 = 16;
     let node = Node::new()?;
     let leaky = Pod::burstable("leaky", "32Mi");
     let hog = leak(&node, &leaky, 192, "")?;

@@ -63,7 +63,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::nobody_is_killed_while_memory_is_available",
-        on: On::Once(Machine::V6_1),
+        on: On::WithAll(
+            Machine::V6_1,
+            "ebpf/abi/src/last_line.rs::nobody_is_killed_while_memory_is_available",
+        ),
         run: churn,
     },
 ];

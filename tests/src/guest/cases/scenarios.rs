@@ -31,7 +31,10 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "scenarios::page_cache_in_use_evicts_nobody_where_it_counts_as_available",
-        on: On::Once(Machine::V6_12),
+        on: On::WithAll(
+            Machine::V6_12,
+            "agent/core/tests/decisions/policies.rs::page_cache_is_neither_used_nor_anyones_fault",
+        ),
         run: || with_active_page_cache(cache_in_use),
     },
     Test {
