@@ -400,6 +400,13 @@ enum Zero {
     Refused,
 }
 
+/// Whether Go reads a number that Rust reads (`strconv.ParseFloat`): one that is too large is an error there, and NaN has no sign.
+fn is_number_to_go(text: &str, number: f32) -> bool {
+    let is_too_large = number.is_infinite() && text.contains(|it: char| it.is_ascii_digit());
+    let is_signed_nan = number.is_nan() && text.starts_with(['+', '-']);
+    !is_too_large && !is_signed_nan
+}
+
 fn amount(
     field: &'static str,
     signal: Signal,
@@ -414,10 +421,12 @@ fn amount(
     };
     if text.ends_with('%') {
         // All of them (strings.TrimRight): "5%%" is 5 % to the kubelet.
+        let text = text.trim_end_matches('%');
         let percent: f32 = text
-            .trim_end_matches('%')
             .parse()
-            .map_err(|_| bad("is not a percentage such as 5%".into()))?;
+            .ok()
+            .filter(|percent| is_number_to_go(text, *percent))
+            .ok_or_else(|| bad("is not a percentage such as 5%".into()))?;
         let fraction = percent / 100.0;
         // Not a number passes both of the kubelet's tests, and then the threshold is never met.
         let (below, above) = (fraction < 0.0, fraction > 1.0);
@@ -522,6 +531,19 @@ mod tests {
         let thresholds = parse(&hard(&[("memory.available", "18.3%")])).unwrap();
         assert_eq!(thresholds[0].value, Amount::Fraction(1_044_079_706));
         assert_eq!(Amount::Fraction(1_022_739_087).of(101), 3);
+    }
+
+    /// `strconv.ParseFloat`, which reads what it reads in tests/vectors, and has an error for these.
+    #[test]
+    fn what_go_reads_as_no_number_is_no_percentage() {
+        for text in ["1e39%", "-1e39%", "+nan%", "-NaN%", "%", "x%"] {
+            let settings = ThresholdSettings {
+                minimum_reclaim: map(&[("memory.available", text)]),
+                ..hard(&[("memory.available", "1Mi")])
+            };
+            assert!(parse(&settings).is_err(), "{text}");
+        }
+        assert!(parse(&hard(&[("memory.available", "NaN%")])).is_ok());
     }
 
     /// As `Value` of 1.36 rounds. An observation is a whole number, so that it is below the one if it is below the other.

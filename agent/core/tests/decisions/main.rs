@@ -12,6 +12,7 @@ mod foresight;
 mod freshness;
 mod last_line;
 mod leaders;
+mod local_storage;
 mod node;
 mod node_first;
 mod overuse;

@@ -8,10 +8,9 @@
 
 use std::fmt;
 
-use super::{
-    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page,
-    is_pod_level_resource,
-};
+use super::{CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page, is_pod_level_resource};
+use crate::kube::admission::names::{is_extended, may_overcommit};
+use crate::kube::admission::resource_rules::container_name_errors;
 use crate::kube::pod::{Pod, Resources};
 use crate::kube::quantity::Quantity;
 
@@ -124,18 +123,10 @@ pub fn validate(pod: &Pod) -> Vec<ResourceError> {
     errors.0
 }
 
-/// Names with a domain other than Kubernetes' own; they are counted in whole pieces and never overcommitted.
-fn is_extended(name: &str) -> bool {
-    name.split_once('/')
-        .is_some_and(|(domain, _)| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
-}
-
 fn is_container_resource(name: &str) -> bool {
-    name.contains('/') || matches!(name, CPU | MEMORY | EPHEMERAL_STORAGE) || is_huge_pages(name)
-}
-
-fn may_overcommit(name: &str) -> bool {
-    !is_extended(name) && !is_huge_pages(name)
+    let mut errors = Vec::new();
+    container_name_errors(name, "", &mut errors);
+    errors.is_empty()
 }
 
 fn is_whole(quantity: &Quantity) -> bool {
@@ -284,6 +275,30 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect()
+    }
+
+    /// `IsNativeResource` looks for the domain anywhere in the name; `validateContainerResourceName` for what an extended resource may be called.
+    #[test]
+    fn a_name_with_a_domain_is_not_enough() {
+        let of = |name: &str, amount: &str, list: &str| {
+            errors(&format!(
+                r#"{{"containers":[{{"name":"c","resources":{{"{list}":{{"{name}":"{amount}"}}}}}}]}}"#
+            ))
+        };
+        assert_eq!(of("xkubernetes.io/foo", "1500m", "requests"), [""; 0]);
+        for name in [
+            "requests.example.com/gpu",
+            "a/b/c",
+            "UPPER.example.com/Gpu",
+            "nvidia.com/",
+        ] {
+            assert_eq!(
+                of(name, "1", "limits").len(),
+                2,
+                "{name}: limits, and requests by default"
+            );
+        }
+        assert_eq!(of("nvidia.com/gpu", "1", "limits"), [""; 0]);
     }
 
     #[test]

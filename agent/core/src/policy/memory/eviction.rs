@@ -6,6 +6,7 @@
 //! exempt is evicted. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and the pod's grace period.
 //!
 //! Differences, each on purpose:
+//! - A pod over a local storage limit does not put off the choice for a threshold (the kubelet ends its pass there): memory does not wait for a disk.
 //! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the kubelet
 //!   waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a hard memory threshold is used up too, the victim's grace period ends.
 //! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will soon have no memory left.

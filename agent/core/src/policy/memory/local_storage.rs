@@ -2,8 +2,9 @@
 //!
 //! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every pod over
 //! one of its limits is evicted, whatever the node's state, before any threshold is checked. In this order: an `emptyDir`
-//! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits; a container over its
-//! own. Writable layers count only where images share the node's file system. Critical pods stay.
+//! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits, also if that is 0; a container over its
+//! own. Writable layers count in the pod's sum (`calcEphemeralStorage` in pkg/kubelet/stats/helper.go), and in that of a container only where images share the
+//! node's file system. Critical pods stay.
 
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};
@@ -15,6 +16,9 @@ use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::rank::DiskScope;
 use crate::policy::memory::termination;
+
+/// In one byte: how fine a quantity is.
+const NANOS: i128 = 1_000_000_000;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
@@ -52,18 +56,18 @@ pub(crate) fn offence(
     used: &PodStorage,
 ) -> Option<LocalStorageReason> {
     empty_dir(pod, used)
-        .or_else(|| whole_pod(config, pod, used))
+        .or_else(|| whole_pod(pod, used))
         .or_else(|| container(config, pod, used))
 }
 
 fn exceeded(limited: Limited, usage: u64, limit: &Quantity) -> Option<LocalStorageReason> {
-    let limit = u64::try_from(limit.value())
-        .ok()
-        .filter(|limit| *limit > 0)?;
-    (usage > limit).then_some(LocalStorageReason {
+    // A pod's containers together may have 0; for a volume or a container that is no limit.
+    let is_limit = limit.sign() > 0 || limited == Limited::Pod;
+    let is_above = i128::from(usage) * NANOS > limit.nanos();
+    (is_limit && is_above).then_some(LocalStorageReason {
         limited,
         usage,
-        limit,
+        limit: u64::try_from(limit.value()).unwrap_or(0),
     })
 }
 
@@ -82,15 +86,11 @@ fn empty_dir(pod: &PodState, used: &PodStorage) -> Option<LocalStorageReason> {
     })
 }
 
-fn whole_pod(
-    config: &EngineConfig,
-    pod: &PodState,
-    used: &PodStorage,
-) -> Option<LocalStorageReason> {
+fn whole_pod(pod: &PodState, used: &PodStorage) -> Option<LocalStorageReason> {
     let limits = resources::pod_limits(&pod.pod, Scope::ALL);
     let limit = limits.get(EPHEMERAL_STORAGE)?;
     let scope = DiskScope {
-        rootfs: layers_on_nodefs(config),
+        rootfs: true,
         logs: true,
         local_volumes: true,
     };
