@@ -292,6 +292,8 @@ pub struct Kubepods {
     ledger: Ledger,
     /// [`Pods::generation`] of what is written; `None`: nothing is, or a limit is held above its value by what is used.
     written: Option<u64>,
+    /// The last error, said already.
+    said: Option<String>,
 }
 
 impl Kubepods {
@@ -335,6 +337,7 @@ impl Kubepods {
             node: node_allocatable::cgroup_config(&list, Limited::All),
             ledger,
             written: None,
+            said: None,
         };
         let written = kubepods
             .write(&[])
@@ -361,13 +364,29 @@ impl Kubepods {
         if self.written == Some(pods.generation()) {
             return Ok(());
         }
-        // Also if it fails: the same error every second helps nobody.
+        let was_held = self.written.is_none();
         self.written = Some(pods.generation());
         let pods: Vec<&Pod> = pods.iter().map(AsRef::as_ref).collect();
-        if self.write(&pods)? {
-            self.written = None;
+        match self.write(&pods) {
+            Ok(is_held) => {
+                if is_held {
+                    self.written = None;
+                }
+                self.said = None;
+                Ok(())
+            }
+            Err(error) => {
+                // A limit that was held above its value is to follow what is used, also after an error.
+                if was_held {
+                    self.written = None;
+                }
+                // The same error every second helps nobody.
+                let text = error.to_string();
+                let is_said = self.said.as_ref() == Some(&text);
+                self.said = Some(text);
+                if is_said { Ok(()) } else { Err(error) }
+            }
         }
-        Ok(())
     }
 
     /// Returns whether a limit is held above its value.

@@ -417,18 +417,20 @@ impl Worker {
 
     /// Puts back what the ledger has, if anything, and empties it.
     fn restore(&mut self) {
+        let overdue_ns = u64::try_from(OVERDUE.as_nanos()).unwrap_or(u64::MAX);
+        let again_ns = now_ns().saturating_add(overdue_ns);
         let restored: Result<_, KnobError> = self.ledger.restore();
         match restored {
             Ok(restoration) => {
                 for remark in restoration.remarks() {
                     tracing::warn!("{remark}");
                 }
-                self.overdue_ns = None;
+                // What could not be done for now, as without a file descriptor, is done later.
+                self.overdue_ns = restoration.busy().map(|_| again_ns);
             }
             Err(error) => {
                 tracing::error!(%error, "memory.high of a pod may still be plimsoll's; it is restored when the queue has room");
-                let again_ns = u64::try_from(OVERDUE.as_nanos()).unwrap_or(u64::MAX);
-                self.overdue_ns = Some(now_ns().saturating_add(again_ns));
+                self.overdue_ns = Some(again_ns);
             }
         }
     }

@@ -6,8 +6,8 @@
 //! `kill -9` at the next start.
 //!
 //! Interrupts of one CPU and those whose queues the kernel spreads itself (managed affinity) refuse with EIO (Documentation/core-api/irq/irq-affinity.rst,
-//! kernel/irq/proc.c `write_irq_affinity`): they are counted. irqbalance would undo this: tell it the same CPUs
-//! (IRQBALANCE_BANNED_CPULIST), or stop it.
+//! kernel/irq/proc.c `write_irq_affinity`): they are counted, and not asked again for the same. What somebody else writes meanwhile is what an interrupt has from
+//! then on, less the exclusive CPUs. irqbalance would undo this: tell it the same CPUs (IRQBALANCE_BANNED_CPULIST), or stop it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -44,10 +44,30 @@ pub struct Moved {
 pub struct IrqAffinity {
     host: HostRoot,
     ledger: Ledger,
-    /// What each had when it was first seen.
-    before: BTreeMap<u32, CpuSet>,
-    /// The same of the default, as its text.
-    default: Option<String>,
+    known: BTreeMap<u32, Known>,
+    /// What the default is without us, and what was last left there.
+    default: Option<[String; 2]>,
+}
+
+/// An interrupt.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// The CPUs that it has without us.
+    before: CpuSet,
+    /// What it was last left with.
+    left: CpuSet,
+    /// What it refuses, as long as it has what it has.
+    refuses: Option<CpuSet>,
+}
+
+impl Known {
+    fn of(now: CpuSet) -> Self {
+        Self {
+            before: now,
+            left: now,
+            refuses: None,
+        }
+    }
 }
 
 impl IrqAffinity {
@@ -60,7 +80,7 @@ impl IrqAffinity {
         let irqs = Self {
             host: host.clone(),
             ledger,
-            before: BTreeMap::new(),
+            known: BTreeMap::new(),
             default: None,
         };
         Ok((irqs, restoration))
@@ -81,7 +101,11 @@ impl IrqAffinity {
             let Some(now) = read_list(&path) else {
                 continue;
             };
-            let before = *self.before.entry(irq).or_insert(now);
+            let known = self.known.entry(irq).or_insert(Known::of(now));
+            if now != known.left {
+                *known = Known::of(now);
+            }
+            let before = known.before;
             let wanted = (before & online) - exclusive;
             let wanted = match (wanted.is_empty(), exclusive.is_disjoint(&before)) {
                 (_, true) => before,
@@ -91,13 +115,26 @@ impl IrqAffinity {
             if wanted == now {
                 continue;
             }
+            let mut stays = || {
+                moved.refused += 1;
+                moved.interrupted |= now & exclusive;
+            };
+            if known.refuses == Some(wanted) {
+                stays();
+                continue;
+            }
             match self.ledger.write(&path, &wanted.to_string()) {
-                Ok(()) => moved.moved += 1,
+                Ok(()) => {
+                    known.left = read_list(&path).unwrap_or(wanted);
+                    moved.moved += 1;
+                }
                 Err(error) if error.is_vanished() => {}
                 Err(error) if is_bound(&error) => {
-                    moved.refused += 1;
-                    moved.interrupted |= now & exclusive;
+                    known.refuses = Some(wanted);
+                    stays();
                 }
+                // No vector is free on those CPUs now.
+                Err(error) if is_refused(&error, &[Errno::NOSPC]) => stays(),
                 Err(error) => {
                     moved.failed.get_or_insert(error.to_string());
                 }
@@ -112,7 +149,11 @@ impl IrqAffinity {
         let Ok(text) = read_text(&path) else {
             return;
         };
-        let before = self.default.get_or_insert_with(|| text.trim().to_owned());
+        let text = text.trim();
+        let [before, left] = match &mut self.default {
+            Some(default) if default[1] == text => default,
+            default => default.insert([text.to_owned(), text.to_owned()]),
+        };
         let Some(mask) = without(before, exclusive) else {
             let text = before.clone();
             moved
@@ -121,10 +162,11 @@ impl IrqAffinity {
             return;
         };
         match self.ledger.write(&path, &mask) {
-            Err(error) if !error.is_vanished() => {
+            Ok(()) => *left = mask,
+            Err(error) if error.is_vanished() => {}
+            Err(error) => {
                 moved.failed.get_or_insert(error.to_string());
             }
-            _ => {}
         }
     }
 
@@ -133,7 +175,7 @@ impl IrqAffinity {
     /// # Errors
     /// [`KnobError::Ledger`].
     pub fn restore(&mut self) -> Result<Restoration, KnobError> {
-        self.before.clear();
+        self.known.clear();
         self.default = None;
         self.ledger.restore()
     }
@@ -154,7 +196,7 @@ impl IrqAffinity {
             .collect();
         irqs.sort_unstable();
         // A number may come again as another device's.
-        self.before.retain(|irq, _| irqs.binary_search(irq).is_ok());
+        self.known.retain(|irq, _| irqs.binary_search(irq).is_ok());
         Ok(irqs)
     }
 }
@@ -164,13 +206,11 @@ fn read_list(path: &std::path::Path) -> Option<CpuSet> {
 }
 
 fn is_bound(error: &KnobError) -> bool {
-    matches!(
-        error,
-        KnobError::Knob(FileError::Unwritable {
-            source: Errno::IO | Errno::PERM | Errno::ACCESS | Errno::NOSPC,
-            ..
-        })
-    )
+    is_refused(error, &[Errno::IO, Errno::PERM, Errno::ACCESS])
+}
+
+fn is_refused(error: &KnobError, by: &[Errno]) -> bool {
+    matches!(error, KnobError::Knob(FileError::Unwritable { source, .. }) if by.contains(source))
 }
 
 /// A mask as the kernel prints it (`%*pb`: 32 bits between commas, highest first) without some CPUs; all of them, if none would be left. As many
@@ -255,6 +295,22 @@ mod tests {
             irqs.keep_off(cpus("0-3"), cpus("0-3")).unwrap(),
             Moved::default()
         );
+    }
+
+    #[test]
+    fn what_somebody_else_sets_stays_less_the_exclusive_cpus() {
+        let (_dir, host) = host(&[(1, "0-3"), (2, "3")]);
+        let mut irqs = open(&host);
+        irqs.keep_off(cpus("3"), cpus("0-3")).unwrap();
+        assert_eq!(now(&host), ["0-2", "0-2", "7"]);
+        let set = |file: &str, text: &str| std::fs::write(host.procfs(file), text).unwrap();
+        set("irq/1/smp_affinity_list", "1\n");
+        set("irq/2/smp_affinity_list", "2-3\n");
+        set("irq/default_smp_affinity", "a\n");
+        irqs.keep_off(cpus("3"), cpus("0-3")).unwrap();
+        assert_eq!(now(&host), ["1", "2", "2"]);
+        irqs.keep_off(CpuSet::EMPTY, cpus("0-3")).unwrap();
+        assert_eq!(now(&host), ["1", "2-3", "a"]);
     }
 
     #[test]

@@ -168,9 +168,12 @@ impl Bandwidth {
         knob: CpuKnob,
     ) -> Result<Vec<String>, KnobError> {
         let path = self.dir.join(file_name(self.version, knob));
-        let remarks = ledger.restore_file(&path)?.remarks();
-        *self.ours(knob) = None;
-        Ok(remarks)
+        let restoration = ledger.restore_file(&path)?;
+        // Else it is ours still, and must not be taken for what was configured.
+        if restoration.busy().is_none() {
+            *self.ours(knob) = None;
+        }
+        Ok(restoration.remarks())
     }
 
     /// Whether anything of it is ours.

@@ -254,7 +254,15 @@ impl Look<'_> {
             }
             if wants_waits || !read.has_usage {
                 let list = pod.dir.join(&**name).join(self.task_list());
-                let times = cgroup.tasks.read(self.host, &list)?;
+                let times = match cgroup.tasks.read(self.host, &list) {
+                    Ok(times) => times,
+                    // Since the line above. Forgetting the whole pod would take what was written in its other cgroups for their own.
+                    Err(error) if error.is_vanished() && !name.is_empty() => {
+                        gone.push(Arc::clone(name));
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
                 ran_us += times.ran_ns / 1000;
                 waited_us += times.waited_ns / 1000;
                 if !read.has_usage {

@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::act::cpu_time::CPU_LEDGER;
 use crate::act::holds::HOLDS_LEDGER;
 use crate::act::remedies::REMEDIES_LEDGER;
+use crate::host::irq::IRQ_LEDGER;
 use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
 
 use super::plan::Plan;
@@ -26,7 +27,9 @@ impl Ledgers {
         let mut restored = 0;
         // Beside a kubelet, evicted pods stay held over a restart.
         let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
-        for name in [REMEDIES_LEDGER, CPU_LEDGER].into_iter().chain(holds) {
+        // Interrupts here, whoever places from now on.
+        let own = [REMEDIES_LEDGER, CPU_LEDGER, IRQ_LEDGER];
+        for name in own.into_iter().chain(holds) {
             restored += restore(&mut plan.ledger(name)?)?;
         }
         let mut ledgers = Self {

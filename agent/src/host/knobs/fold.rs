@@ -1,4 +1,5 @@
-//! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go.
+//! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go, or one that the kernel refuses to
+//! change.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,7 +7,8 @@ use std::path::PathBuf;
 use super::{Change, Line};
 
 /// Joins writes of one file into the first of them, where each found what the one before had written. The last write of a file stays as it
-/// is: it may not have been made yet, and then the one before it has to be undone.
+/// is: it may not have been made yet, and then the one before it has to be undone. A write that was refused is tried with the same line again: one of them
+/// undoes all.
 pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
     let mut folded: Vec<Line> = Vec::with_capacity(lines.len());
     // Places in `folded` of a file's joined writes, and of its last one.
@@ -27,6 +29,9 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
             folded.push(line);
             continue;
         };
+        if folded[last] == line {
+            continue;
+        }
         let found = written_by(&folded[last]).is_some_and(|before| before == old);
         match (found && folded[last].boot_id == line.boot_id, first == last) {
             (false, _) => {
@@ -99,6 +104,13 @@ mod tests {
             ]
         );
         assert_eq!(fold(folded.clone()), folded);
+    }
+
+    #[test]
+    fn a_write_that_is_refused_again_and_again_is_one_line() {
+        let refused = || [line("a", "3", "0-2"), line("b", "7", "0-2")];
+        let lines: Vec<Line> = (0..100).flat_map(|_| refused()).collect();
+        assert_eq!(fold(lines), refused());
     }
 
     #[test]
