@@ -156,7 +156,7 @@ pub(crate) struct SignalsArgs {
 /// What is measured.
 #[derive(Debug, Clone, Copy, Default, Args)]
 struct Built {
-    /// Measure the programs as guest tests run them: without link-time optimisation, built in seconds instead of minutes
+    /// Measure programs without link-time optimisation: what decides is built as in a release, all else as guest tests run it
     #[arg(long)]
     as_tested: bool,
 }

@@ -12,6 +12,8 @@ use crate::progress::Step;
 use crate::{ebpf, paths, process, setup};
 
 const PROFILE: &str = "guest";
+/// What decides is built as in a release.
+const MEASURED: &str = "measured";
 /// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
 const PACKAGES: [&str; 6] = [
     "--package",
@@ -88,7 +90,12 @@ pub(crate) fn build(
     }
     ebpf::build()?;
     let mut what = PACKAGES.to_vec();
-    what.extend(["--profile", PROFILE]);
+    let profile = if only == Some(OF_BENCHMARKS) {
+        MEASURED
+    } else {
+        PROFILE
+    };
+    what.extend(["--profile", profile]);
     match only {
         Some(names) => what.extend(names.iter().flat_map(|&name| ["--bin", name])),
         None => what.push("--bins"),
