@@ -4,10 +4,11 @@
 
 use std::num::NonZeroU64;
 
+use plimsoll_core::kube::admission::pod_resources;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::quantity::Quantity;
-use plimsoll_core::kube::resources::{self, ResourceList, Scope, validate};
+use plimsoll_core::kube::resources::{self, ResourceList, Scope};
 use plimsoll_core::policy::oom::score;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -122,7 +123,7 @@ fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceL
 
 /// Whether the API server refuses the pod's resources.
 pub(super) fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
-    let errors = validate::validate(pod);
+    let errors = pod_resources::validate(pod);
     if errors.is_empty() == resources_valid {
         Ok(())
     } else {
@@ -176,7 +177,7 @@ pub(super) fn pod_resources(vector: &Value) -> Verdict {
 fn totals(expected: ResourcesVector) -> Result<Verdict, String> {
     let pod = expected.pod.with_defaults();
     refused(&pod, expected.resources_valid)?;
-    let mut fields: Vec<_> = validate::validate(&pod)
+    let mut fields: Vec<_> = pod_resources::validate(&pod)
         .into_iter()
         .map(|error| error.field)
         .collect();

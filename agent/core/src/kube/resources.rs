@@ -6,8 +6,6 @@
 //!
 //! Source: `k8s.io/component-helpers/resource/helpers.go` and `pkg/api/v1/resource/helpers.go` of 1.36.
 
-pub mod validate;
-
 use crate::kube::pod::{Container, Pod, Resources};
 use crate::kube::quantity::{Format, Quantity};
 

@@ -10,6 +10,7 @@ use plimsoll_core::kube::admission::object::{
     GroupResource, LimitRange, LimitRangeItem, Object, ResourceQuota,
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
+use plimsoll_core::kube::admission::pod_resources;
 use plimsoll_core::kube::admission::request::{Operation, Request};
 use plimsoll_core::kube::admission::resource_quota::cluster::Cluster;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
@@ -21,7 +22,7 @@ use plimsoll_core::kube::admission::resource_quota::scope::Facts;
 use plimsoll_core::kube::admission::resource_quota::{EnforcedQuota, Plugin};
 use plimsoll_core::kube::pod::Container;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::kube::resources::{ResourceList, validate};
+use plimsoll_core::kube::resources::ResourceList;
 use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
 
@@ -154,7 +155,7 @@ fn mutated(vector: &Value, ranges: &[LimitRange]) -> Result<PodObject, String> {
         &QosClass::of(&pod.pod).as_str(),
         &text(&vector["qos_after"]),
     )?;
-    let valid = validate::validate(&pod.pod).is_empty();
+    let valid = pod_resources::validate(&pod.pod).is_empty();
     same(
         "resources_valid_after",
         &valid,

@@ -8,11 +8,13 @@
 
 use std::fmt;
 
-use super::{CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page, is_pod_level_resource};
-use crate::kube::admission::names::{is_extended, may_overcommit};
-use crate::kube::admission::resource_rules::container_name_errors;
+use super::names::{is_extended, may_overcommit};
+use super::resource_rules::container_name_errors;
 use crate::kube::pod::{Pod, Resources};
 use crate::kube::quantity::Quantity;
+use crate::kube::resources::{
+    self, CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page, is_pod_level_resource,
+};
 
 /// One thing wrong with a pod's resources.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -238,14 +240,14 @@ impl Errors {
         };
         below(
             "requests",
-            &super::aggregate_container_requests(pod),
+            &resources::aggregate_container_requests(pod),
             &level.requests,
             is_pod_level_resource,
         );
         // Other limits may add up to more than the pod's: they are not all used at once.
         below(
             "limits",
-            &super::aggregate_container_limits(pod),
+            &resources::aggregate_container_limits(pod),
             &level.limits,
             is_huge_pages,
         );
