@@ -247,10 +247,18 @@ impl Runtime {
         let statuses = self.statuses();
         let mounted = statuses.values().flat_map(|status| &status.mounted);
         let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
+        // A name in another form than the list has tells nothing.
+        let is_listed = |name: &&str| {
+            listed_images.iter().any(|image| {
+                let mut names = image.repo_tags.iter().chain(&image.repo_digests);
+                bare(&image.id) == bare(name) || names.any(|listed| listed == name)
+            })
+        };
+        let sandbox_image = sandbox_image.as_deref().filter(is_listed);
         let used = inventory.containers.iter().flat_map(|one| &one.images);
         let used: BTreeSet<&str> = used.map(|image| bare(image)).collect();
         for image in listed_images {
-            match read_image(image, sandbox_image.as_deref(), &mounted, &used) {
+            match read_image(image, sandbox_image, &mounted, &used) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
                 _ => inventory.images_left_out += 1,
             }
@@ -612,7 +620,7 @@ fn read_image(
     (!read.id.is_empty() && is_short(&read.id)).then_some(read)
 }
 
-/// Where a runtime does not say which image its sandboxes have, it is one of this name, wherever it comes from. Anybody can give an image that name.
+/// Where it is not known which image the sandboxes have, it is one of this name, wherever it comes from. Anybody can give an image that name.
 fn is_pause(name: &str) -> bool {
     let repository = name.rsplit('/').next().unwrap_or(name);
     let end = repository.find([':', '@']).unwrap_or(repository.len());

@@ -292,8 +292,8 @@ pub struct Kubepods {
     ledger: Ledger,
     /// [`Pods::generation`] of what is written; `None`: nothing is, or a limit is held above its value by what is used.
     written: Option<u64>,
-    /// The last error, said already.
-    said: Option<String>,
+    /// The last error, and for which pods: it has been said.
+    failed: Option<(u64, String)>,
 }
 
 impl Kubepods {
@@ -337,11 +337,11 @@ impl Kubepods {
             node: node_allocatable::cgroup_config(&list, Limited::All),
             ledger,
             written: None,
-            said: None,
+            failed: None,
         };
         let written = kubepods
-            .write(&[])
-            .and_then(|_| kubepods.enforce_reservations(&config.node));
+            .write(&[], &mut false)
+            .and_then(|()| kubepods.enforce_reservations(&config.node));
         match written {
             Err(error) if kubepods.ledger.is_closed() => {
                 absent.push(Absent::NotWritten(error.to_string()));
@@ -359,45 +359,38 @@ impl Kubepods {
     /// Writes what depends on the pods, if they have changed since. Not for the hot path.
     ///
     /// # Errors
-    /// [`KubepodsError`]; it is tried again when pods change.
+    /// [`KubepodsError`]; it is tried again when pods change, and while a limit is held above its value, which says the same error once.
     pub fn follow(&mut self, pods: &Pods) -> Result<(), KubepodsError> {
         if self.written == Some(pods.generation()) {
             return Ok(());
         }
         let was_held = self.written.is_none();
-        self.written = Some(pods.generation());
+        let generation = pods.generation();
+        self.written = Some(generation);
         let pods: Vec<&Pod> = pods.iter().map(AsRef::as_ref).collect();
-        match self.write(&pods) {
-            Ok(is_held) => {
-                if is_held {
-                    self.written = None;
-                }
-                self.said = None;
-                Ok(())
-            }
-            Err(error) => {
-                // A limit that was held above its value is to follow what is used, also after an error.
-                if was_held {
-                    self.written = None;
-                }
-                // The same error every second helps nobody.
-                let text = error.to_string();
-                let is_said = self.said.as_ref() == Some(&text);
-                self.said = Some(text);
-                if is_said { Ok(()) } else { Err(error) }
-            }
+        let mut is_held = false;
+        let result = self.write(&pods, &mut is_held);
+        // A limit that is held above its value is to follow what is used, also after an error.
+        if is_held || was_held && result.is_err() {
+            self.written = None;
         }
+        // The same error every second helps nobody.
+        let error = result.as_ref().err();
+        let failed = error.map(|error| (generation, error.to_string()));
+        let is_said = failed.is_some() && self.failed == failed;
+        self.failed = failed;
+        if is_said { Ok(()) } else { result }
     }
 
-    /// Returns whether a limit is held above its value.
-    fn write(&mut self, pods: &[&Pod]) -> Result<bool, KubepodsError> {
+    /// Sets `is_held` if a limit is held above its value.
+    fn write(&mut self, pods: &[&Pod], is_held: &mut bool) -> Result<(), KubepodsError> {
         let tiers = cgroup_config::tiers(pods.iter().copied(), &self.settings, &self.capacity);
         let kubepods = pods::cgroup::kubepods_path(&self.cgroup_root)?;
         let mut config = CgroupConfig {
             memory_min_bytes: tiers.kubepods.memory_min_bytes,
             ..self.node.clone()
         };
-        let mut is_held = self.hold(&kubepods, &mut config);
+        *is_held |= self.hold(&kubepods, &mut config);
         // Said once, when the cgroups were made.
         self.without_missing(&mut config);
         let ledger = &mut self.ledger;
@@ -413,7 +406,7 @@ impl Kubepods {
             (QosClass::BestEffort, tiers.best_effort),
         ] {
             let tier = pods::cgroup::tier_path(&self.cgroup_root, class)?;
-            is_held |= self.hold(&tier, &mut config);
+            *is_held |= self.hold(&tier, &mut config);
             self.without_missing(&mut config);
             let ledger = &mut self.ledger;
             pods::cgroup::apply_tier(&self.mounts, &tier, &config, &mut |path, value| {
@@ -424,7 +417,7 @@ impl Kubepods {
                 source,
             })?;
         }
-        Ok(is_held)
+        Ok(())
     }
 
     /// Raises a memory limit to what is used already. Returns whether that was needed.

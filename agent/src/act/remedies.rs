@@ -160,6 +160,7 @@ impl Remedies {
             ledger,
             reports,
             overdue_ns: None,
+            said: Vec::new(),
         };
         let thread = WorkerThread::start("remedies", STACK_BYTES, 0, move |_jobs| worker.run())?;
         let remedies = Self {
@@ -314,6 +315,8 @@ struct Worker {
     reports: mpsc::Sender<Report>,
     /// When what is in the ledger is put back without being asked for.
     overdue_ns: Option<u64>,
+    /// What was said of the last restore.
+    said: Vec<String>,
 }
 
 impl Worker {
@@ -422,9 +425,11 @@ impl Worker {
         let restored: Result<_, KnobError> = self.ledger.restore();
         match restored {
             Ok(restoration) => {
-                for remark in restoration.remarks() {
+                let remarks = restoration.remarks();
+                for remark in remarks.iter().filter(|one| !self.said.contains(one)) {
                     tracing::warn!("{remark}");
                 }
+                self.said = remarks;
                 // What could not be done for now, as without a file descriptor, is done later.
                 self.overdue_ns = restoration.busy().map(|_| again_ns);
             }

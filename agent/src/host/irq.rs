@@ -133,8 +133,10 @@ impl IrqAffinity {
                     known.refuses = Some(wanted);
                     stays();
                 }
-                // No vector is free on those CPUs now.
-                Err(error) if is_refused(&error, &[Errno::NOSPC]) => stays(),
+                // No vector is free on those CPUs now, or a security module refuses.
+                Err(error) if is_refused(&error, &[Errno::NOSPC, Errno::PERM, Errno::ACCESS]) => {
+                    stays();
+                }
                 Err(error) => {
                     moved.failed.get_or_insert(error.to_string());
                 }
@@ -206,7 +208,7 @@ fn read_list(path: &std::path::Path) -> Option<CpuSet> {
 }
 
 fn is_bound(error: &KnobError) -> bool {
-    is_refused(error, &[Errno::IO, Errno::PERM, Errno::ACCESS])
+    is_refused(error, &[Errno::IO])
 }
 
 fn is_refused(error: &KnobError, by: &[Errno]) -> bool {

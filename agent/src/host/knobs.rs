@@ -19,6 +19,7 @@ mod room;
 mod step;
 mod undo;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -632,20 +633,30 @@ impl Ledger {
             .filter(|line| line.boot_id == self.boot_id)
             .collect();
         let mut busy = Vec::new();
+        // Files whose newest change stays: those before it come after it.
+        let mut waiting: BTreeMap<&Path, String> = BTreeMap::new();
         for (index, line) in lines.iter().enumerate().rev() {
             if !is_wanted(&line.change) {
                 busy.push(line.clone());
                 continue;
             }
-            let outcome = match undo::below_in_use(&line.change, &lines) {
+            let subject = match &line.change {
+                Change::Write { path, .. } => Some(path.as_path()),
+                _ => None,
+            };
+            let waits = subject.and_then(|path| waiting.get(path).cloned());
+            let outcome = match waits.or_else(|| undo::below_in_use(&line.change, &lines)) {
                 Some(why) => Outcome::Busy(why),
                 None => {
                     step::reached();
                     undo::undo(&self.host, &line.change, &lines[..index])
                 }
             };
-            if matches!(outcome, Outcome::Busy(_)) {
+            if let Outcome::Busy(why) = &outcome {
                 busy.push(line.clone());
+                if let Some(path) = subject {
+                    waiting.insert(path, why.clone());
+                }
             }
             restoration.changes.push(Undone {
                 change: line.change.clone(),

@@ -207,6 +207,35 @@ async fn a_runtime_that_does_not_know_its_configuration_has_no_image_of_sandboxe
 }
 
 #[tokio::test]
+async fn a_name_of_the_sandboxes_image_that_the_list_does_not_have_tells_nothing() {
+    let stand_in = StandIn::start(|path, _| match path.rsplit('/').next().unwrap() {
+        "Status" => {
+            let config = r#"{"sandboxImage": "registry.example/pause:3.9@sha256:aa"}"#;
+            let info = [("config".to_owned(), config.to_owned())].into();
+            sound(&messages::StatusResponse {
+                info,
+                ..Default::default()
+            })
+        }
+        "ListImages" => sound(&messages::ListImagesResponse {
+            images: vec![
+                image("a", "registry.example/pause:3.9"),
+                image("b", "app:1"),
+            ],
+        }),
+        _ => node(path),
+    });
+    let runtime = Runtime::open(stand_in.socket()).await.unwrap();
+    let inventory = runtime.inventory().await.unwrap();
+    let pinned: Vec<_> = inventory
+        .images
+        .iter()
+        .map(|image| image.is_pinned)
+        .collect();
+    assert_eq!(pinned, [true, false]);
+}
+
+#[tokio::test]
 async fn an_older_runtime_is_asked_by_the_older_name() {
     let stand_in = StandIn::start(|path, _| match path.starts_with("/runtime.v1alpha2.") {
         true => node(path),

@@ -222,7 +222,8 @@ fn v1_without_cpuacct_beside_it_counts_its_tasks() {
         );
         write(&cgroup.join("tasks"), "");
     }
-    write(&pod.join("app/tasks"), "41\n42\n");
+    let tasks = pod.join("app/tasks");
+    write(&tasks, "41\n42\n");
     write(&host.procfs("41/schedstat"), "3000000 1000000 5\n");
     write(&host.procfs("42/schedstat"), "2000000 500000 5\n");
     let mut reader = Reader::open(&host, &host.cgroup_mounts().unwrap()).unwrap();
@@ -242,5 +243,9 @@ fn v1_without_cpuacct_beside_it_counts_its_tasks() {
         (None, None, None)
     );
     assert_eq!((pod.usage_us, app.usage_us), (5000, 5000));
+    // The container's cgroup goes between two reads: the rest of the pod stays known.
+    std::fs::remove_file(tasks).unwrap();
+    let reading = reader.read(&watch(), 8, &mut said).unwrap();
+    assert_eq!(reading.pods[0].cgroups.len(), 1);
     drop(dir);
 }

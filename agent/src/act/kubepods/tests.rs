@@ -193,6 +193,29 @@ fn a_limit_is_not_set_below_what_is_used_and_follows_it_down() {
 }
 
 #[test]
+fn a_limit_that_is_held_is_tried_again_after_an_error_which_is_said_once() {
+    let (_dir, host) = v2();
+    let current = "/sys/fs/cgroup/kubepods/besteffort/memory.current";
+    file(&host, current, "8000000005\n");
+    let settings = "featureGates: {QOSReserved: true}\nqosReserved: {memory: 100%}\n";
+    let (mut kubepods, _) = make(&host, settings).unwrap();
+    let pods = pods(&host, &[r#"{"requests":{"memory":"7Gi"}}"#]);
+    kubepods.follow(&pods).unwrap();
+    file(&host, current, "4096\n");
+    // Something that cannot be written.
+    let limit = "/sys/fs/cgroup/kubepods/besteffort/memory.max";
+    let held = text(&host, limit);
+    std::fs::remove_file(host.path(limit)).unwrap();
+    std::fs::create_dir(host.path(limit)).unwrap();
+    assert!(kubepods.follow(&pods).is_err());
+    assert!(kubepods.follow(&pods).is_ok(), "the same again");
+    std::fs::remove_dir(host.path(limit)).unwrap();
+    file(&host, limit, &held);
+    kubepods.follow(&pods).unwrap();
+    assert_eq!(text(&host, limit), (1u64 << 30).to_string());
+}
+
+#[test]
 fn reservations_are_enforced_on_cgroups_that_exist() {
     let (_dir, host) = v2();
     machine_of(&host, &["/sys/fs/cgroup/kube.slice"], V2_FILES);

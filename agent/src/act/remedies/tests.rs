@@ -136,6 +136,7 @@ fn a_job_whose_ticket_is_old_is_not_begun() {
         ledger: Ledger::open(&HostRoot::live(), &cgroup.ledger).unwrap(),
         reports: mpsc::channel(1).0,
         overdue_ns: None,
+        said: Vec::new(),
     };
     worker.work(job);
     assert_eq!(cgroup.high(), OLD);

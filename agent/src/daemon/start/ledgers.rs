@@ -28,8 +28,8 @@ impl Ledgers {
         // Beside a kubelet, evicted pods stay held over a restart.
         let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
         // Interrupts here, whoever places from now on.
-        let own = [REMEDIES_LEDGER, CPU_LEDGER, IRQ_LEDGER];
-        for name in own.into_iter().chain(holds) {
+        let always = [REMEDIES_LEDGER, CPU_LEDGER, IRQ_LEDGER];
+        for name in always.into_iter().chain(holds) {
             restored += restore(&mut plan.ledger(name)?)?;
         }
         let mut ledgers = Self {

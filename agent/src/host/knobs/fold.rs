@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use super::{Change, Line};
 
 /// Joins writes of one file into the first of them, where each found what the one before had written. The last write of a file stays as it
-/// is: it may not have been made yet, and then the one before it has to be undone. A write that was refused is tried with the same line again: one of them
-/// undoes all.
+/// is: it may not have been made yet, and then the one before it has to be undone. A write that found what the one before it had found comes after one that
+/// was refused, or undone by somebody else: it takes that one's place.
 pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
     let mut folded: Vec<Line> = Vec::with_capacity(lines.len());
     // Places in `folded` of a file's joined writes, and of its last one.
@@ -29,7 +29,9 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
             folded.push(line);
             continue;
         };
-        if folded[last] == line {
+        let is_after_none = found_by(&folded[last]) == Some(old.as_str());
+        if is_after_none && folded[last].boot_id == line.boot_id {
+            folded[last] = line;
             continue;
         }
         let found = written_by(&folded[last]).is_some_and(|before| before == old);
@@ -60,6 +62,14 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
         }
     }
     folded
+}
+
+/// What a write found in its file.
+fn found_by(line: &Line) -> Option<&str> {
+    match &line.change {
+        Change::Write { old, .. } => Some(old),
+        _ => None,
+    }
 }
 
 /// What a write left in its file.
@@ -107,10 +117,16 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_refused_again_and_again_is_one_line() {
-        let refused = || [line("a", "3", "0-2"), line("b", "7", "0-2")];
-        let lines: Vec<Line> = (0..100).flat_map(|_| refused()).collect();
-        assert_eq!(fold(lines), refused());
+    fn what_is_refused_again_and_again_is_one_line() {
+        let refused = |wanted: &str| [line("a", "3", wanted), line("b", "7", "0-2")];
+        let lines: Vec<Line> = (0..100).flat_map(|_| refused("0-2")).collect();
+        assert_eq!(fold(lines), refused("0-2"));
+        let changing = (0..100).flat_map(|at| refused(if at % 2 == 0 { "0-2" } else { "0-1" }));
+        assert_eq!(fold(changing.collect()), refused("0-1"));
+        // Also after writes that were made.
+        let lines = ["3", "4", "5"].map(|new| line("a", "2", new));
+        let lines = [vec![line("a", "1", "2")], lines.to_vec()].concat();
+        assert_eq!(fold(lines), [line("a", "1", "2"), line("a", "2", "5")]);
     }
 
     #[test]

@@ -83,6 +83,7 @@ impl Intents {
             intents.lines += 1;
             match serde_json::from_slice(line) {
                 Ok(Line::Evicted(intent)) => {
+                    intents.let_go.remove(&intent.uid);
                     intents.keep(*intent);
                 }
                 Ok(Line::Struck(uid)) => {
@@ -148,6 +149,10 @@ impl Intents {
 
     /// Whether it is new. It counts also where it cannot be written: see [`Intents::take_error`].
     pub(super) fn add(&mut self, intent: &EvictionIntent) -> bool {
+        // One that was let go, and is evicted again: what runs in it is to end, and its first time counts.
+        if self.let_go.remove(&intent.uid) {
+            self.append(&Line::Evicted(Box::new(intent.clone())));
+        }
         if !self.keep(intent.clone()) {
             return false;
         }
@@ -304,15 +309,17 @@ mod tests {
             assert!(intents.is_let_go(&"a".into()) && !intents.is_let_go(&"never evicted".into()));
             assert_eq!(uids(&intents), ["a"], "it is still to be reported");
         }
+        assert!(!intents.add(&intent("a", 9)), "it is reported once");
+        let mut intents = Intents::open(path.clone()).unwrap();
+        assert!(!intents.is_let_go(&"a".into()), "evicted again");
+        assert_eq!(intents.iter().next(), Some(&intent("a", 1)));
+        intents.let_go(&"a".into());
         intents.note_gone(&"a".into());
         assert_eq!(intents.gone().count(), 1);
         intents.strike(&"a".into());
         assert_eq!(intents.gone().count(), 0);
         intents.add(&intent("a", 2));
-        assert!(
-            !Intents::open(path).unwrap().is_let_go(&"a".into()),
-            "evicted again"
-        );
+        assert!(!Intents::open(path).unwrap().is_let_go(&"a".into()));
     }
 
     #[test]
