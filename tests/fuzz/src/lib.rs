@@ -277,7 +277,7 @@ pub fn kernel_files(bytes: &[u8]) {
     file("proc/swaps", bytes);
     let mounts = fake_cgroup2();
     let mut swap = SwapFiles::open(&host, &mounts, &CgroupPath::default());
-    swap.follow().ok();
+    swap.pods_bytes().ok();
     swap.read().ok();
     read_stalls(file("memory.pressure", bytes)).ok();
     Capabilities::parse(text(bytes));
@@ -522,7 +522,7 @@ pub fn pod_resources(bytes: &[u8]) {
     let Ok(body) = pod_resources::FRAMING.body(bytes) else {
         return;
     };
-    let Ok(FromKubelet::Resources { resources }) = serde_json::from_slice(body) else {
+    let Ok(FromKubelet::Resources { resources, .. }) = serde_json::from_slice(body) else {
         return;
     };
     let Ok(surveyed) = survey(&machine, &resources, None) else {
