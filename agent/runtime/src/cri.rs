@@ -247,18 +247,14 @@ impl Runtime {
         let statuses = self.statuses();
         let mounted = statuses.values().flat_map(|status| &status.mounted);
         let mounted: BTreeSet<&str> = mounted.map(|image| bare(image)).collect();
+        let images: Vec<RuntimeImage> = listed_images.into_iter().map(with_all_names).collect();
         // A name in another form than the list has tells nothing.
-        let is_listed = |name: &&str| {
-            listed_images.iter().any(|image| {
-                let mut names = image.repo_tags.iter().chain(&image.repo_digests);
-                bare(&image.id) == bare(name) || names.any(|listed| listed == name)
-            })
-        };
+        let is_listed = |name: &&str| images.iter().any(|image| image.is_named(name));
         let sandbox_image = sandbox_image.as_deref().filter(is_listed);
         let used = inventory.containers.iter().flat_map(|one| &one.images);
         let used: BTreeSet<&str> = used.map(|image| bare(image)).collect();
-        for image in listed_images {
-            match read_image(image, sandbox_image, &mounted, &used) {
+        for image in images {
+            match bounded(image, sandbox_image, &mounted, &used) {
                 Some(image) if inventory.images.len() < IMAGES_MAX => inventory.images.push(image),
                 _ => inventory.images_left_out += 1,
             }
@@ -585,39 +581,42 @@ fn read_container(
     is_sound.then_some(read)
 }
 
-/// An image; `None`: its id is none. Who may start pods decides which names an image has, and how many: of too many, or too long ones, the first are kept, and
-/// it is not removed while a container uses it by any.
-///
-/// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests. They are in `inventory` too: without those
-/// that are left out there, nothing is removed.
-fn read_image(
-    image: messages::Image,
-    sandbox_image: Option<&str>,
-    mounted: &BTreeSet<&str>,
-    used: &BTreeSet<&str>,
-) -> Option<RuntimeImage> {
-    let mut read = RuntimeImage {
+fn with_all_names(image: messages::Image) -> RuntimeImage {
+    RuntimeImage {
         id: image.id,
         names: [image.repo_tags, image.repo_digests].concat(),
         bytes: image.size,
         is_pinned: image.pinned,
         is_mounted: false,
-    };
+    }
+}
+
+/// An image as the agent gets it; `None`: its id is none. Who may start pods decides which names an image has, and how many: of too many, or too long ones, the first are kept, and
+/// it is not removed while a container uses it by any.
+///
+/// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests. They are in `inventory` too: without those
+/// that are left out there, nothing is removed.
+fn bounded(
+    mut image: RuntimeImage,
+    sandbox_image: Option<&str>,
+    mounted: &BTreeSet<&str>,
+    used: &BTreeSet<&str>,
+) -> Option<RuntimeImage> {
     let is_in = |texts: &BTreeSet<&str>| {
-        let mut all = read.names.iter().chain([&read.id]);
+        let mut all = image.names.iter().chain([&image.id]);
         all.any(|text| texts.contains(bare(text)))
     };
     let is_used = is_in(used);
-    read.is_mounted = is_in(mounted);
-    read.is_pinned |= match sandbox_image {
-        Some(name) => read.is_named(name),
-        None => read.names.iter().any(|name| is_pause(name)),
+    image.is_mounted = is_in(mounted);
+    image.is_pinned |= match sandbox_image {
+        Some(name) => image.is_named(name),
+        None => image.names.iter().any(|name| is_pause(name)),
     };
-    let names = read.names.len();
-    read.names.retain(|name| is_short(name));
-    read.names.truncate(NAMES_MAX);
-    read.is_pinned |= is_used && read.names.len() < names;
-    (!read.id.is_empty() && is_short(&read.id)).then_some(read)
+    let names = image.names.len();
+    image.names.retain(|name| is_short(name));
+    image.names.truncate(NAMES_MAX);
+    image.is_pinned |= is_used && image.names.len() < names;
+    (!image.id.is_empty() && is_short(&image.id)).then_some(image)
 }
 
 /// Where it is not known which image the sandboxes have, it is one of this name, wherever it comes from. Anybody can give an image that name.

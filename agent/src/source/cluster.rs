@@ -254,13 +254,13 @@ impl ClusterLink {
         let intents =
             Intents::open(path.clone()).map_err(|source| ClusterError::Intents { path, source })?;
         let critical = CriticalPods::open(settings.state_dir.join(CRITICAL_FILE));
-        let uids = |is_counted: fn(&Intents, &EvictionIntent) -> bool| {
-            let counted = intents.iter().filter(|intent| is_counted(&intents, intent));
+        let uids = |is_counted: &dyn Fn(&EvictionIntent) -> bool| {
+            let counted = intents.iter().filter(|intent| is_counted(intent));
             counted.map(|intent| intent.uid.clone()).collect()
         };
         let left = LeftBehind {
-            unsettled: uids(|_, _| true),
-            killed: uids(|all, intent| intent.grace_s == 0 && !all.is_let_go(&intent.uid)),
+            unsettled: uids(&|_| true),
+            killed: uids(&|intent| intent.grace_s == 0 && !intents.is_let_go(&intent.uid)),
             critical: critical.uids().clone(),
         };
         let failed = |what: &'static str| {

@@ -10,12 +10,12 @@ use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, KillReason};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::rank_row::Comparator;
-use plimsoll_core::model::reading::{PodStorage, StorageReading, Used, VolumeStorage};
+use plimsoll_core::model::reading::{PodStorage, Used, VolumeStorage};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use serde_json::json;
 
-use crate::node::{MI, Node, S, hard, names};
+use crate::node::{MI, Node, S, hard, names, with_storage};
 
 fn beside(thresholds: Vec<Threshold>) -> Node {
     let mut node = Node::with(EngineConfig {
@@ -210,23 +210,14 @@ fn a_limit_of_local_storage_waits_for_nobody_and_evicts_no_pod_that_is_killed() 
             bytes: Some(20 * MI),
             inodes: Some(1),
         };
-        let reading = StorageReading {
-            pods: vec![PodStorage {
-                uid: "d".into(),
-                containers: Vec::new(),
-                volumes: vec![VolumeStorage {
-                    name: "scratch".to_owned(),
-                    used,
-                }],
+        let sample = with_storage(PodStorage {
+            uid: "d".into(),
+            containers: Vec::new(),
+            volumes: vec![VolumeStorage {
+                name: "scratch".to_owned(),
+                used,
             }],
-            nodefs: None,
-            imagefs: None,
-            containerfs: None,
-        };
-        let sample = Sample {
-            storage: Some(Arc::new(reading)),
-            ..Sample::default()
-        };
+        });
         let decisions = node.sample(&[("d", 1, 0, 0)], sample);
         let evictions = decisions.iter().filter_map(|decision| match decision {
             Decision::Evict { uid, .. } => Some(uid.to_string()),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::decision::{Decision, Limited, Reason};
-use plimsoll_core::model::event::{EventKind, Sample};
+use plimsoll_core::model::event::EventKind;
 use plimsoll_core::model::file_system::ImageFsLayout;
-use plimsoll_core::model::reading::{ContainerStorage, PodStorage, StorageReading, Used};
+use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used};
 use serde_json::json;
 
-use crate::node::Node;
+use crate::node::{Node, with_storage};
 
 /// `podEphemeralStorageLimitEviction` and `containerEphemeralStorageLimitEviction` of Kubernetes 1.36.
 #[test]
@@ -33,24 +33,15 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
             bytes: Some(bytes),
             inodes: Some(1),
         };
-        let reading = StorageReading {
-            pods: vec![PodStorage {
-                uid: "d".into(),
-                containers: vec![ContainerStorage {
-                    name: "c".to_owned(),
-                    rootfs: used(layer),
-                    logs: used(logs),
-                }],
-                volumes: Vec::new(),
+        let sample = with_storage(PodStorage {
+            uid: "d".into(),
+            containers: vec![ContainerStorage {
+                name: "c".to_owned(),
+                rootfs: used(layer),
+                logs: used(logs),
             }],
-            nodefs: None,
-            imagefs: None,
-            containerfs: None,
-        };
-        let sample = Sample {
-            storage: Some(Arc::new(reading)),
-            ..Sample::default()
-        };
+            volumes: Vec::new(),
+        });
         let decisions = node.sample(&[("d", 1, 0, 0)], sample);
         decisions.iter().find_map(|decision| match decision {
             Decision::Evict {

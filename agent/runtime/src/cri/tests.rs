@@ -6,6 +6,11 @@ use prost::Message as _;
 use super::*;
 use crate::tests::stand_in::{Answer, StandIn, container, image, node, sound};
 
+fn pinned(inventory: &Inventory) -> Vec<bool> {
+    let images = inventory.images.iter();
+    images.map(|image| image.is_pinned).collect()
+}
+
 #[tokio::test]
 async fn containers_and_images_are_read_with_what_pins_and_names_them() {
     let stand_in = StandIn::start(|path, _| node(path));
@@ -31,12 +36,7 @@ async fn containers_and_images_are_read_with_what_pins_and_names_them() {
         (dead.state, dead.finished_unix_ns),
         (ContainerState::Exited, Some(7_000_000_000))
     );
-    let pinned: Vec<bool> = inventory
-        .images
-        .iter()
-        .map(|image| image.is_pinned)
-        .collect();
-    assert_eq!(pinned, [false, false, true]);
+    assert_eq!(pinned(&inventory), [false, false, true]);
 }
 
 #[tokio::test]
@@ -186,12 +186,11 @@ async fn without_an_answer_the_image_of_sandboxes_is_what_it_was_and_no_list_bef
     for refused in [0, 1] {
         refuses.store(refused, Ordering::Relaxed);
         let inventory = runtime.inventory().await.unwrap();
-        let pinned: Vec<_> = inventory
-            .images
-            .iter()
-            .map(|image| image.is_pinned)
-            .collect();
-        assert_eq!(pinned, [false, false, true], "refused: {refused}");
+        assert_eq!(
+            pinned(&inventory),
+            [false, false, true],
+            "refused: {refused}"
+        );
     }
 }
 
@@ -227,12 +226,7 @@ async fn a_name_of_the_sandboxes_image_that_the_list_does_not_have_tells_nothing
     });
     let runtime = Runtime::open(stand_in.socket()).await.unwrap();
     let inventory = runtime.inventory().await.unwrap();
-    let pinned: Vec<_> = inventory
-        .images
-        .iter()
-        .map(|image| image.is_pinned)
-        .collect();
-    assert_eq!(pinned, [true, false]);
+    assert_eq!(pinned(&inventory), [true, false]);
 }
 
 #[tokio::test]
@@ -373,8 +367,10 @@ fn an_image_for_sandboxes_is_known_by_its_name_where_the_runtime_does_not_name_i
     ] {
         let pinned = |sandbox_image| {
             let none = BTreeSet::new();
-            let read = read_image(image("a", name), sandbox_image, &none, &none);
-            read.unwrap().is_pinned
+            let listed = with_all_names(image("a", name));
+            bounded(listed, sandbox_image, &none, &none)
+                .unwrap()
+                .is_pinned
         };
         assert_eq!(pinned(None), is, "{name}");
         // Anybody can have an image of that name.

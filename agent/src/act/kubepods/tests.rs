@@ -176,18 +176,26 @@ fn tiers_follow_the_pods() {
     assert_eq!(read("besteffort/cpu.weight").trim_end(), "100");
 }
 
+const USED_BEST_EFFORT: &str = "/sys/fs/cgroup/kubepods/besteffort/memory.current";
+const LIMIT_BEST_EFFORT: &str = "/sys/fs/cgroup/kubepods/besteffort/memory.max";
+
+/// The limit of besteffort is held above its value, 1 GiB, by what is used.
+fn held(host: &HostRoot) -> (Kubepods, Pods) {
+    file(host, USED_BEST_EFFORT, "8000000005\n");
+    let settings = "featureGates: {QOSReserved: true}\nqosReserved: {memory: 100%}\n";
+    let (mut kubepods, _) = make(host, settings).unwrap();
+    let pods = pods(host, &[r#"{"requests":{"memory":"7Gi"}}"#]);
+    kubepods.follow(&pods).unwrap();
+    (kubepods, pods)
+}
+
 #[test]
 fn a_limit_is_not_set_below_what_is_used_and_follows_it_down() {
     let (_dir, host) = v2();
-    let current = "/sys/fs/cgroup/kubepods/besteffort/memory.current";
-    file(&host, current, "8000000005\n");
-    let settings = "featureGates: {QOSReserved: true}\nqosReserved: {memory: 100%}\n";
-    let (mut kubepods, _) = make(&host, settings).unwrap();
-    let pods = pods(&host, &[r#"{"requests":{"memory":"7Gi"}}"#]);
-    kubepods.follow(&pods).unwrap();
-    let limit = || text(&host, "/sys/fs/cgroup/kubepods/besteffort/memory.max");
+    let (mut kubepods, pods) = held(&host);
+    let limit = || text(&host, LIMIT_BEST_EFFORT);
     assert_eq!(limit(), "8000000000", "whole pages of what is used");
-    file(&host, current, "4096\n");
+    file(&host, USED_BEST_EFFORT, "4096\n");
     kubepods.follow(&pods).unwrap();
     assert_eq!(limit(), (1u64 << 30).to_string());
 }
@@ -195,24 +203,19 @@ fn a_limit_is_not_set_below_what_is_used_and_follows_it_down() {
 #[test]
 fn a_limit_that_is_held_is_tried_again_after_an_error_which_is_said_once() {
     let (_dir, host) = v2();
-    let current = "/sys/fs/cgroup/kubepods/besteffort/memory.current";
-    file(&host, current, "8000000005\n");
-    let settings = "featureGates: {QOSReserved: true}\nqosReserved: {memory: 100%}\n";
-    let (mut kubepods, _) = make(&host, settings).unwrap();
-    let pods = pods(&host, &[r#"{"requests":{"memory":"7Gi"}}"#]);
-    kubepods.follow(&pods).unwrap();
-    file(&host, current, "4096\n");
+    let (mut kubepods, pods) = held(&host);
+    file(&host, USED_BEST_EFFORT, "4096\n");
     // Something that cannot be written.
-    let limit = "/sys/fs/cgroup/kubepods/besteffort/memory.max";
-    let held = text(&host, limit);
-    std::fs::remove_file(host.path(limit)).unwrap();
-    std::fs::create_dir(host.path(limit)).unwrap();
+    let limit = host.path(LIMIT_BEST_EFFORT);
+    let before = text(&host, LIMIT_BEST_EFFORT);
+    std::fs::remove_file(&limit).unwrap();
+    std::fs::create_dir(&limit).unwrap();
     assert!(kubepods.follow(&pods).is_err());
     assert!(kubepods.follow(&pods).is_ok(), "the same again");
-    std::fs::remove_dir(host.path(limit)).unwrap();
-    file(&host, limit, &held);
+    std::fs::remove_dir(&limit).unwrap();
+    file(&host, LIMIT_BEST_EFFORT, &before);
     kubepods.follow(&pods).unwrap();
-    assert_eq!(text(&host, limit), (1u64 << 30).to_string());
+    assert_eq!(text(&host, LIMIT_BEST_EFFORT), (1u64 << 30).to_string());
 }
 
 #[test]

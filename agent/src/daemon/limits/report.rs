@@ -8,7 +8,7 @@ use crate::record::lines::{KernelOomKill, Line, MemoryLimit, MemoryStall, Thrott
 
 impl Agent {
     /// What the pods' limits have cost them since the last time.
-    pub(in super::super) fn report_limits(&mut self) {
+    pub(in crate::daemon) fn report_limits(&mut self) {
         let mut failures = Vec::new();
         let at_ns = now_ns();
         let has_followed = self
@@ -48,14 +48,14 @@ impl Agent {
     }
 
     /// What no engine decides by, into the journal.
-    pub(in super::super) fn record_aside(&mut self, at_ns: u64) {
+    pub(in crate::daemon) fn record_aside(&mut self, at_ns: u64) {
         if let Some(journal) = &mut self.journal {
             journal.record_aside(at_ns, self.limits.totals(), self.oom.plan());
         }
     }
 
     /// Says what is new of each pod.
-    pub(in super::super) fn say_limits(&mut self, at_ns: u64) {
+    pub(in crate::daemon) fn say_limits(&mut self, at_ns: u64) {
         let Self {
             limits,
             pods,

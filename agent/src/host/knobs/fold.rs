@@ -29,13 +29,14 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
             folded.push(line);
             continue;
         };
-        let is_after_none = found_by(&folded[last]) == Some(old.as_str());
-        if is_after_none && folded[last].boot_id == line.boot_id {
+        let before = found_and_left(&folded[last]);
+        let before = before.filter(|_| folded[last].boot_id == line.boot_id);
+        if before.is_some_and(|(found, _)| found == old) {
             folded[last] = line;
             continue;
         }
-        let found = written_by(&folded[last]).is_some_and(|before| before == old);
-        match (found && folded[last].boot_id == line.boot_id, first == last) {
+        let follows = before.is_some_and(|(_, left)| left == old);
+        match (follows, first == last) {
             (false, _) => {
                 places.insert(path.clone(), (folded.len(), folded.len()));
                 folded.push(line);
@@ -64,18 +65,10 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
     folded
 }
 
-/// What a write found in its file.
-fn found_by(line: &Line) -> Option<&str> {
+/// What a write found in its file, and what it left there.
+fn found_and_left(line: &Line) -> Option<(&str, &str)> {
     match &line.change {
-        Change::Write { old, .. } => Some(old),
-        _ => None,
-    }
-}
-
-/// What a write left in its file.
-fn written_by(line: &Line) -> Option<&str> {
-    match &line.change {
-        Change::Write { new, .. } => Some(new),
+        Change::Write { old, new, .. } => Some((old, new)),
         _ => None,
     }
 }

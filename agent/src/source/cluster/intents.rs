@@ -150,14 +150,12 @@ impl Intents {
     /// Whether it is new. It counts also where it cannot be written: see [`Intents::take_error`].
     pub(super) fn add(&mut self, intent: &EvictionIntent) -> bool {
         // One that was let go, and is evicted again: what runs in it is to end, and its first time counts.
-        if self.let_go.remove(&intent.uid) {
+        let was_let_go = self.let_go.remove(&intent.uid);
+        let is_new = self.keep(intent.clone());
+        if is_new || was_let_go {
             self.append(&Line::Evicted(Box::new(intent.clone())));
         }
-        if !self.keep(intent.clone()) {
-            return false;
-        }
-        self.append(&Line::Evicted(Box::new(intent.clone())));
-        true
+        is_new
     }
 
     /// Whether it had waited.
@@ -188,11 +186,13 @@ impl Intents {
             return false;
         }
         if self.waiting.len() == INTENTS_MAX
-            && let Some((_, oldest)) = self.waiting.pop_first()
+            && let Some(oldest) = self
+                .waiting
+                .values()
+                .next()
+                .map(|oldest| oldest.uid.clone())
         {
-            self.by_uid.remove(&oldest.uid);
-            self.let_go.remove(&oldest.uid);
-            self.gone.remove(&oldest.uid);
+            self.drop_of(&oldest);
             self.merged += 1;
         }
         self.by_uid.insert(intent.uid.clone(), self.next);

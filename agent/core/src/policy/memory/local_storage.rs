@@ -11,14 +11,12 @@ use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, Limited, LocalStorageReason, Reason};
 use crate::model::file_system::{FileSystem, ImageFsLayout};
+use crate::model::rank_row::Nanos;
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::memory::rank::DiskScope;
 use crate::policy::memory::termination;
-
-/// In one byte: how fine a quantity is.
-const NANOS: i128 = 1_000_000_000;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
@@ -63,7 +61,7 @@ pub(crate) fn offence(
 fn exceeded(limited: Limited, usage: u64, limit: &Quantity) -> Option<LocalStorageReason> {
     // A pod's containers together may have 0; for a volume or a container that is no limit.
     let is_limit = limit.sign() > 0 || limited == Limited::Pod;
-    let is_above = i128::from(usage) * NANOS > limit.nanos();
+    let is_above = Nanos::from_units(usage) > Nanos(limit.nanos());
     (is_limit && is_above).then_some(LocalStorageReason {
         limited,
         usage,

@@ -8,6 +8,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason, ThresholdReason};
 use plimsoll_core::model::event::{Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::EvictionOptions;
+use plimsoll_core::model::reading::{PodStorage, StorageReading};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
 use serde_json::{Value, json};
@@ -130,6 +131,20 @@ impl Node {
             pods: pods.iter().map(memory).collect(),
             ..more
         }))
+    }
+}
+
+/// A sample with what a pod has on the node's disks.
+pub(crate) fn with_storage(pod: PodStorage) -> Sample {
+    let reading = StorageReading {
+        pods: vec![pod],
+        nodefs: None,
+        imagefs: None,
+        containerfs: None,
+    };
+    Sample {
+        storage: Some(Arc::new(reading)),
+        ..Sample::default()
     }
 }
 
