@@ -263,11 +263,11 @@ mod tests {
     #[test]
     fn a_few_histories_hold_and_are_worth_something() {
         let mut tally = Tally::default();
-        for seed in 0..60 {
+        for seed in 0..30 {
             run(seed, &mut tally).unwrap_or_else(|broken| panic!("{broken}"));
         }
-        assert_eq!((tally.cases, tally.events), (60, 60 * u64::from(STEPS)));
-        assert!(tally.evictions > 50, "{tally:?}");
-        assert!(tally.mutated > 1000, "{tally:?}");
+        assert_eq!((tally.cases, tally.events), (30, 30 * u64::from(STEPS)));
+        assert!(tally.evictions > 25, "{tally:?}");
+        assert!(tally.mutated > 500, "{tally:?}");
     }
 }

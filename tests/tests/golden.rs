@@ -354,6 +354,9 @@ fn with_wrong(vector: &Value, field: &str) -> Vec<Value> {
     wrong.collect()
 }
 
+/// A field that was made wrong so often, and was found each time, is compared.
+const FALSIFIED_ENOUGH: usize = 100;
+
 /// A check that passes whatever is expected would be worth nothing: each compared field, made wrong, has to fail.
 #[test]
 fn every_compared_field_can_fail() {
@@ -375,7 +378,8 @@ fn every_compared_field_can_fail() {
             if vector["out"].get("other_orders").is_some() {
                 continue;
             }
-            for (field, count) in fields.iter().zip(&mut falsified) {
+            let seldom = fields.iter().zip(&mut falsified);
+            for (field, count) in seldom.filter(|(_, count)| **count < FALSIFIED_ENOUGH) {
                 for wrong in with_wrong(&vector, field) {
                     *count += 1;
                     assert!(

@@ -8,8 +8,14 @@ use crate::clippy::Clippy;
 use crate::{interrupt, process, program};
 
 /// The whole workspace with what the program needs: rustix reaches the kernel through the C library there. So are all tests built that run beside
-/// it (`crate::test`), or else the agent would be built once more for it.
-pub(crate) const WORKSPACE: [&str; 3] = ["--workspace", "--features", "tests/simulation"];
+/// it (`crate::test`), or else the agent would be built once more for it. The benchmarks have no test.
+pub(crate) const WORKSPACE: [&str; 5] = [
+    "--workspace",
+    "--exclude",
+    "benches",
+    "--features",
+    "tests/simulation",
+];
 
 /// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
 ///

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, and one summary line.
 //!
-//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then three
+//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then four
 //! jobs at a time, the host's own tests, which begin while the guests' programs are built, and a guest for each machine of the plan ([`guests`]),
 //! because a guest uses one CPU. A failing
 //! stage prints its log and the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
@@ -10,6 +10,7 @@ mod cargo;
 mod cluster;
 mod flaky;
 mod guests;
+mod programs;
 mod report;
 
 use std::collections::VecDeque;
@@ -30,8 +31,8 @@ use crate::{
     setup, simulate, stress,
 };
 
-/// Jobs at a time: what a small machine has CPUs for, and one more, because the host's tests and those of an API server mostly wait.
-const JOBS_AT_ONCE: usize = 3;
+/// Jobs at a time: what a small machine has CPUs for, and two more, because the host's tests and those of an API server mostly wait.
+const JOBS_AT_ONCE: usize = 4;
 
 /// What a stage came to.
 #[derive(Debug)]
@@ -133,8 +134,11 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
         let manifest = ["fmt", "--check", "--manifest-path", "ebpf/Cargo.toml"];
         passes(process::cargo().args(manifest)).into()
     });
-    // Before what embeds the object.
-    summary.stage("BPF object", || ebpf::build().map(|_| ()).into());
+    // Before what embeds the object, which is rustc's.
+    summary.stage("BPF object, with clippy", || {
+        let linted = ebpf::lint();
+        linted.and(ebpf::build().map(|_| ())).into()
+    });
     let needs_api_server = !quick || kubernetes::is_built()?;
     if quick {
         say(
@@ -266,7 +270,6 @@ const OF_RUNTIME: [&str; 3] = ["containerd", "containerd-2", "runc"];
 
 /// What needs no guest.
 fn host(ended: &mpsc::Sender<Ended>) {
-    stage(ended, "clippy of ebpf", &|step| ebpf::clippy(step).into());
     // First, for it fetches the Prometheus that a test takes.
     stage(ended, "deployment files", &|_| match deploy::Tools::get() {
         Ok(tools) => deploy::check(&tools).into(),
@@ -291,6 +294,7 @@ fn weekly(ended: &mpsc::Sender<Ended>) {
     stage(ended, "simulation, every call", &|_| {
         simulate::every_call().into()
     });
+    stage(ended, "benchmarks", &|step| cargo::benchmarks(step).into());
     stage(ended, "Debian package", &|_| package::is_tried().into());
     stage(ended, "memory stressors", &|_| {
         stress::a_little_of_each().into()

@@ -32,7 +32,7 @@ pub enum Machine {
 pub enum On {
     /// The kernel has no part in what it shows, or a small one: once, here.
     Once(Machine),
-    /// It shows something of the kernel: once on each, with cgroup v2.
+    /// It shows something of the kernel: once on the oldest and on the newest, with cgroup v2; on each with `--all`.
     EachKernel,
     /// The same, and with memory on cgroup v1.
     EachKernelAndHybrid,
@@ -43,7 +43,7 @@ pub enum On {
     These(&'static [Machine]),
     /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides it, each time. `FILE::FUNCTION`.
     WithAll(Machine, &'static str),
-    /// Here, with `--all` only: it takes minutes, and finds what changes seldom.
+    /// Here, with `--all` only: it takes an emulated machine long, by its size or because it waits for a time to pass, and finds what changes seldom.
     Weekly(Machine),
 }
 
@@ -51,8 +51,11 @@ impl On {
     /// The machines of `cargo xtask test`.
     #[must_use]
     pub fn machines(self) -> Vec<Machine> {
+        use Machine::{Hybrid, V6_1, V7_2};
         match self {
             Self::WithAll(..) | Self::Weekly(_) => Vec::new(),
+            Self::EachKernel => vec![V6_1, V7_2],
+            Self::EachKernelAndHybrid => vec![V6_1, V7_2, Hybrid],
             Self::First(machines) => machines.first().copied().into_iter().collect(),
             _ => self.machines_with_all(),
         }

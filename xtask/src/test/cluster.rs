@@ -30,7 +30,7 @@ fn try_run(step: &Step) -> Result<Outcome> {
         });
     })?;
     let log = exit.lines.join("\n");
-    let mut counts = report::of_cargo_test(&log, exit.code() == 0);
+    let mut counts = report::of_test_program(&log, exit.code() == 0);
     let notes = fs::read_to_string(args.logs().join("notes")).unwrap_or_default();
     let notes = report::notes(&notes);
     // What is left out is part of a test that passes.

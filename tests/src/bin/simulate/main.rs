@@ -323,7 +323,7 @@ fn shrink(scenario: &mut Scenario, order: &Order, report: &Report) {
 }
 
 /// Of the operations of a short run, so many are one that a test run has time for; `--faults --blocked --kills` takes them all.
-const EVERY: u64 = 8;
+const EVERY: u64 = 32;
 
 /// What a test run has time for.
 fn everything(args: &Args, tally: &mut Tally) {

@@ -28,7 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "disk::what_an_ended_pod_left_is_freed_and_nobody_is_evicted",
-        on: On::Once(Machine::V6_1Smp),
+        on: On::Weekly(Machine::V6_1Smp),
         run: node_reclaim_suffices,
     },
     Test {

@@ -36,7 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "faults::pods_that_come_and_go_at_once",
-        on: On::Once(Machine::V6_12),
+        on: On::Weekly(Machine::V6_12),
         run: pods_come_and_go,
     },
     Test {
@@ -46,7 +46,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "faults::a_flood_of_records_is_accounted_for",
-        on: On::Once(Machine::V7_2),
+        on: On::Weekly(Machine::V7_2),
         run: flood,
     },
 ];

@@ -42,7 +42,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "flood::a_pod_of_many_cgroups_leaves_the_counts_of_others_alone",
         // The programs that count are the same on every kernel, and eight thousand cgroups take their time.
-        on: On::Once(Machine::V7_2),
+        on: On::Weekly(Machine::V7_2),
         run: cgroup_flood,
     },
 ];

@@ -30,12 +30,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::a_pod_of_nested_cgroups_does_not_hide",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
         run: nested,
     },
     Test {
         name: "hostile::a_pod_of_many_cgroups_does_not_hide",
-        on: On::These(&[Machine::V7_2, Machine::Hybrid]),
+        on: On::First(&[Machine::V7_2, Machine::Hybrid]),
         run: many,
     },
     Test {
@@ -50,12 +50,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::memory_in_another_pod_s_hands_costs_two_pods_at_most",
-        on: On::Once(Machine::V6_12),
+        on: On::Weekly(Machine::V6_12),
         run: handed_over,
     },
     Test {
         name: "hostile::a_pod_that_waits_for_a_dead_disk_holds_nobody_up",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: uninterruptible,
     },
     Test {
@@ -65,7 +65,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
-        on: On::Once(Machine::Hybrid),
+        on: On::Weekly(Machine::Hybrid),
         run: storm,
     },
     Test {

@@ -23,7 +23,7 @@ use super::{EVICTION_TIMEOUT, go, oom_kills, threshold_below_now};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "ladder::as_booted",
-        on: On::These(&[Machine::Confidential, Machine::IntegrityNoPsi]),
+        on: On::First(&[Machine::Confidential, Machine::IntegrityNoPsi]),
         run: as_booted,
     },
     Test {
@@ -66,12 +66,12 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "ladder::a_kernel_that_calls_the_function_something_else",
-        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
+        on: On::Weekly(Machine::Hybrid),
         run: function_is_missing,
     },
     Test {
         name: "ladder::tracefs_is_not_mounted",
-        on: On::First(&[Machine::Hybrid, Machine::V6_12]),
+        on: On::Weekly(Machine::Hybrid),
         run: no_tracefs,
     },
 ];

@@ -38,7 +38,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::a_slow_leak_is_ended_minutes_after_the_agent_froze",
-        on: On::Once(Machine::V7_2),
+        on: On::Weekly(Machine::V7_2),
         run: || slow_leak(Signal::STOP),
     },
     Test {
@@ -58,7 +58,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::it_expires_and_the_kernels_oom_killer_is_back",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: expired,
     },
     Test {

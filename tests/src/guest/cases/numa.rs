@@ -20,12 +20,12 @@ use super::{EVICTION_TIMEOUT, available_bytes, go, leak};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "numa::who_fills_one_node_goes_though_another_pod_has_more",
-        on: On::These(&[Machine::Numa2, Machine::Numa2Hybrid]),
+        on: On::First(&[Machine::Numa2, Machine::Numa2Hybrid]),
         run: one_node_fills,
     },
     Test {
         name: "numa::memory_comes_from_the_node_that_was_chosen",
-        on: On::These(&[Machine::Numa2, Machine::Numa2Hybrid]),
+        on: On::First(&[Machine::Numa2, Machine::Numa2Hybrid]),
         run: super::placement::memory_of_one_node,
     },
 ];

@@ -56,7 +56,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::by_the_kubelets_scores_the_kernel_takes_an_innocent_pod",
-        on: On::Once(Machine::V6_12),
+        on: On::Weekly(Machine::V6_12),
         run: || node_oom("", "innocent"),
     },
     Test {

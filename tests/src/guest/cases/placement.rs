@@ -29,7 +29,7 @@ mod histories;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "placement::a_container_is_alone_on_its_cpus_also_after_a_restart",
-        on: On::These(&[Machine::V6_12, Machine::Numa2Hybrid]),
+        on: On::First(&[Machine::V6_12, Machine::Numa2Hybrid]),
         run: alone,
     },
     Test {
@@ -42,7 +42,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "placement::without_the_policy_all_share_again",
-        on: On::Once(Machine::V6_12),
+        on: On::Weekly(Machine::V6_12),
         run: policy_changed,
     },
     Test {

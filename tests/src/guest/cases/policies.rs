@@ -20,7 +20,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "policies::a_stall_for_the_cpu_takes_who_is_above_its_request",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: cpu_stall,
     },
     Test {

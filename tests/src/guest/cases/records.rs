@@ -15,7 +15,7 @@ use plimsoll_abi::Kind;
 use super::super::cgroup;
 use super::super::clock::now_ns;
 use super::super::harness::{Done, Outcome, Test};
-use super::super::machines::Machine::{Hybrid, Numa2Hybrid, Numa8, V6_1, V6_12, V7_2};
+use super::super::machines::Machine::{Hybrid, Numa8, V6_1, V6_12, V7_2};
 use super::super::machines::On;
 use super::super::memory::{Meminfo, MeminfoFile, mib};
 use super::super::process::{hog_in, wait_log};
@@ -25,7 +25,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "records::every_family_attaches",
         // And with several NUMA nodes: a program walks them.
-        on: On::These(&[V6_1, V6_12, V7_2, Hybrid, Numa2Hybrid, Numa8]),
+        on: On::These(&[V6_1, V6_12, V7_2, Hybrid, Numa8]),
         run: every_family_attaches,
     },
     Test {

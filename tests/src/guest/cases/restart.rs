@@ -34,7 +34,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "restart::another_version_and_half_a_set_are_replaced",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: other_sets_are_replaced,
     },
     Test {

@@ -18,7 +18,7 @@ use super::policies::{agent_with, told};
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "stalls::a_pod_that_reads_its_page_cache_again_and_again_at_its_limit_goes_for_memory",
-        on: On::Once(Machine::V7_2),
+        on: On::Weekly(Machine::V7_2),
         run: memory_stall,
     },
     Test {

@@ -29,7 +29,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "swap::zram_takes_pages_while_they_compress_and_then_a_pod_goes_before_the_kernel_kills",
         // On the machine whose clock is the host's: where time counts instructions, compressing is slower than the hog.
-        on: On::Once(Machine::V6_1Smp),
+        on: On::Weekly(Machine::V6_1Smp),
         run: zram,
     },
 ];

@@ -30,7 +30,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "trace::an_agents_programs_are_left_alone",
-        on: On::Once(Machine::V7_2),
+        on: On::Weekly(Machine::V7_2),
         run: an_agents_programs_are_left_alone,
     },
 ];
