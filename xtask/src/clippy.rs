@@ -30,15 +30,7 @@ impl Clippy {
     /// # Errors
     /// It is not installed.
     pub(crate) fn get() -> Result<Self> {
-        Self::of(None)
-    }
-
-    /// That of a toolchain.
-    ///
-    /// # Errors
-    /// It is not installed.
-    pub(crate) fn of(toolchain: Option<&str>) -> Result<Self> {
-        let driver = setup::sysroot(toolchain)?.join("bin/clippy-driver");
+        let driver = setup::sysroot(None)?.join("bin/clippy-driver");
         ensure!(
             driver.is_file(),
             "{} is missing: `rustup component add clippy`",

@@ -7,7 +7,6 @@ use std::{env, fs};
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, SymbolKind};
 
-use crate::clippy::Clippy;
 use crate::lock::Lock;
 use crate::process;
 use crate::progress::{Step, say};
@@ -110,17 +109,12 @@ fn install(nightly: &str, binary: &str, object: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Builds the BPF crate with clippy, warnings as errors; `Err` carries clippy's words. Not by `cargo clippy`, which would read all other crates
-/// once more: here they are built, and [`build`] takes them.
-pub(crate) fn lint() -> Result<()> {
-    let nightly = setup::nightly()?;
-    let mut cargo = cargo(&nightly, "build")?;
-    Clippy::of(Some(&nightly))?.compiles(&mut cargo);
-    let step = Step::begin("build-ebpf", "with clippy");
-    let ended = process::run_cargo(cargo.args(["--release", "--bins"]), &step)?;
-    process::success(&cargo, &ended, "see CONTRIBUTING.md")?;
-    step.done();
-    Ok(())
+/// Checks the BPF crate with clippy, warnings as errors; `Err` carries clippy's words.
+pub(crate) fn clippy(step: &Step) -> Result<()> {
+    let mut cargo = cargo(&setup::nightly()?, "clippy")?;
+    let arguments = ["--release", "--bins", "--", "-D", "warnings"];
+    let ended = process::run_cargo(cargo.args(arguments), step)?;
+    process::success(&cargo, &ended, "see CONTRIBUTING.md")
 }
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which

@@ -155,9 +155,9 @@ impl Machine {
         self.start(&["vm", "--bare", "--kernel", image, "--cmd", "x"])
     }
 
-    /// Its compilers do nothing, and the call of one of them with this number, counted from 1, does not end: nor does what that has started.
-    /// Everything that is built fails, so that nothing of it is run or copied; tests and lints succeed. The tests leave files, and a mount if
-    /// this is root.
+    /// Its compilers do nothing, and the call of one of them, or of the one program of tests, with this number, counted from 1, does not end: nor does
+    /// what that has started. Everything else that is built fails, so that nothing of it is run or copied; tests and lints succeed. The tests leave files,
+    /// and a mount if this is root.
     fn compilers(&self, hangs: usize) {
         let root = self.root.path().display();
         let library = self.path("sysroot/lib/rustlib/src/rust/library/core/src");
@@ -165,17 +165,27 @@ impl Machine {
         fs::write(library.join("lib.rs"), "").unwrap();
         fs::create_dir(self.path("sysroot/bin")).unwrap();
         fs::write(self.path("sysroot/bin/clippy-driver"), "").unwrap();
-        let call = format!(
-            "cd {root}\nn=1\nwhile ! mkdir call.$n 2> /dev/null; do n=$((n + 1)); done\n\
-             if [ $n = {hangs} ]; then\n\
-             case $* in *--no-run*) ;; test*)\n\
-             ls -ld $TMPDIR > mode\nmkdir $TMPDIR/left && mount -t tmpfs none $TMPDIR/left\ntouch $TMPDIR/left/file;;\nesac\n\
-             setsid sh -c 'echo $$ > orphan.pid; {HANG}' &\necho $$ > emulator.pid\n\
-             while ! [ -s orphan.pid ]; do sleep 0.01; done\nmkdir hangs\n{HANG}\nfi\n"
+        let call_that_leaves = |left: &str| {
+            format!(
+                "cd {root}\nn=1\nwhile ! mkdir call.$n 2> /dev/null; do n=$((n + 1)); done\n\
+                 if [ $n = {hangs} ]; then\n{left}\n\
+                 setsid sh -c 'echo $$ > orphan.pid; {HANG}' &\necho $$ > emulator.pid\n\
+                 while ! [ -s orphan.pid ]; do sleep 0.01; done\nmkdir hangs\n{HANG}\nfi\n"
+            )
+        };
+        let call = call_that_leaves("");
+        let tests = call_that_leaves(
+            "ls -ld $TMPDIR > mode\nmkdir $TMPDIR/left && mount -t tmpfs none $TMPDIR/left\ntouch $TMPDIR/left/file",
+        );
+        self.script("tests", &format!("{tests}echo 'test result: ok. 1 passed'"));
+        let built = format!(
+            r#"{{"executable":"{root}/bin/tests","manifest_path":"{root}/Cargo.toml","target":{{"src_path":"{root}/src/lib.rs"}},"profile":{{"test":true}}}}"#
         );
         self.script(
             "cargo",
-            &format!("{call}case $1 in\nfmt | build | test) echo 'test result: ok. 1 passed';;\n*) exit 1;;\nesac"),
+            &format!(
+                "{call}case $1 in\nfmt | build) ;;\ntest) echo '{built}';;\n*) exit 1;;\nesac"
+            ),
         );
         self.script("rustc", &format!("{call}echo {root}/sysroot"));
         self.script(

@@ -88,7 +88,7 @@ struct Node {
     /// Serve /metrics, /healthz and /readyz: unix:PATH, or a port of loopback
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<Address>,
-    /// Take Plimsoll's conditions and taint off the node, delete the NodeResourceTopology that it wrote, and end
+    /// Remove Plimsoll's conditions and taint from the node, delete the NodeResourceTopology that it wrote, then exit
     #[arg(long)]
     clean_up: bool,
     /// Do the same after SIGTERM or SIGINT, when nothing is written any more; without it a restart leaves all of it as it is
@@ -267,7 +267,7 @@ mod tests {
             &["--grace-period", "soon"],
             &["--output", "json"],
             &["--node", "n"],
-            &["--max-evictions-per-cycle", "0"],
+            &["--max-evictions-per-second", "0"],
         ] {
             let arguments = ["x", "arbitrate"].iter().chain(wrong);
             assert!(Cli::try_parse_from(arguments).is_err(), "{wrong:?}");

@@ -174,7 +174,7 @@ impl Metrics {
         }
     }
 
-    /// Those of the arbitrator in place of those of a node.
+    /// The metrics of the arbitrator, in a registry without those of a node.
     #[must_use]
     pub fn of_arbitrator() -> (Self, Arbitration) {
         let mut registry = Registry::with_prefix("plimsoll_arbitrator");
@@ -196,7 +196,7 @@ impl Metrics {
         );
         registry.register(
             "admission_requests",
-            "Reviews of Consumers by answer; the last four are none: allowed, refused, uncompared, unreadable, busy, late, crowded (a connection that was not taken, or was ended for others)",
+            "Requests to the webhook by result; unreadable, busy, late and crowded ones were not reviewed",
             metrics.reviews.clone(),
         );
         registry.register(

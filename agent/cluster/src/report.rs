@@ -248,6 +248,11 @@ impl Reporter {
                     eviction.cgroup_gone(now);
                 }
             }
+            ToCluster::LetGo { uid } => {
+                if let Some(eviction) = self.evictions.get_mut(&uid) {
+                    eviction.let_go();
+                }
+            }
             ToCluster::Withheld { memory_bytes } => self.reports.withhold(memory_bytes),
             ToCluster::NodeTopology { topology } => {
                 if self.policy.node_resource_topology {
@@ -322,7 +327,7 @@ impl Reporter {
         let Some(eviction) = self.evictions.get(uid) else {
             return;
         };
-        let said = said_of(&eviction.intent, reason);
+        let said = said_of(eviction, reason);
         self.events.say(said, now);
     }
 
@@ -476,7 +481,9 @@ impl Reporter {
     }
 
     fn next_of_node(&mut self, now: Now) -> Option<(Target, Call)> {
-        let purpose = self.reports.next(self.known_node(), now)?;
+        let node = self.node.as_ref().filter(|_| self.is_node_known);
+        self.reports.take_over(node, now);
+        let purpose = self.reports.next(node, now)?;
         let call = self
             .reports
             .send(purpose, &self.node_name, now, self.policy.dry_run);
@@ -679,7 +686,8 @@ const fn condition_reason(
 }
 
 /// The Event of an eviction. Its annotations are the kubelet's (`eviction/helpers.go`), so that what reads those reads these.
-fn said_of(intent: &EvictionIntent, reason: &'static str) -> Said {
+fn said_of(eviction: &Eviction, reason: &'static str) -> Said {
+    let intent = &eviction.intent;
     let annotations = [
         ("offending_containers", &intent.offending_containers),
         (
@@ -688,10 +696,14 @@ fn said_of(intent: &EvictionIntent, reason: &'static str) -> Said {
         ),
         ("starved_resource", &intent.starved_resource),
     ];
-    let ending = match (reason == NOT_SHOWN, intent.is_held) {
-        (true, _) => "The API server or the kubelet did not keep this as the pod's status.",
-        (false, true) => "The pod is held: nothing can start in it until its end is shown here.",
-        (false, false) => "",
+    let ending = if reason == NOT_SHOWN && eviction.is_let_go() {
+        "The API server did not answer for too long: the pod runs again."
+    } else if reason == NOT_SHOWN {
+        "The API server or the kubelet did not keep this as the pod's status."
+    } else if intent.is_held {
+        "The pod is held: nothing can start in it until its end is shown here."
+    } else {
+        ""
     };
     Said {
         regarding: Regarding {

@@ -44,23 +44,23 @@ enum Command {
         /// Socket on which the kubelet lists what it has given (for devices)
         #[arg(long, value_name = "PATH", default_value = pod_resources::SOCKET, value_parser = endpoint)]
         pod_resources: PathBuf,
-        /// Format
+        /// Output format
         #[arg(short, long, value_enum, default_value = "text")]
         output: Output,
     },
-    /// Tell the agent, which starts this with a socket as standard input, what the kubelet has given to containers
+    /// Report what the kubelet has assigned to containers; plimsoll-agent starts it, with a socket as standard input
     Resources {
         /// Socket on which the kubelet lists what it has given
         #[arg(long, value_name = "PATH", default_value = pod_resources::SOCKET, value_parser = endpoint)]
         pod_resources: PathBuf,
     },
-    /// Answer the agent, which starts this with a socket as standard input
+    /// Answer the agent's questions about images and containers; plimsoll-agent starts it, with a socket as standard input
     Serve {
         /// Socket of the container runtime
         #[arg(long, value_name = "PATH", value_parser = endpoint)]
         runtime_endpoint: PathBuf,
     },
-    /// Answer the container runtime when it makes a container, as the agent says, which starts this with a socket as standard input
+    /// NRI plugin: apply the agent's decisions when the runtime creates a container; plimsoll-agent starts it, with a socket as standard input
     Nri {
         /// Socket on which the runtime takes plugins (NRI)
         #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = endpoint)]

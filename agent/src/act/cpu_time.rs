@@ -52,7 +52,9 @@ pub enum CpuTimeError {
     #[error("CPU time of pods cannot be read: {0}")]
     Files(#[from] CgroupError),
     /// No thread is to be had.
-    #[error("cannot start the thread for CPU time: {0}")]
+    #[error(
+        "cannot start the thread for CPU time: {0}; raise the limit of threads of the agent's cgroup (pids.max)"
+    )]
     Thread(#[source] std::io::Error),
 }
 

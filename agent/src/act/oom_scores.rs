@@ -77,8 +77,8 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// Containers of one pod whose names the runtime gave. The API lists them soon after.
 const GIVEN_NAMES_MAX: usize = 64;
-/// How long it is open whether a process has inherited its higher score or chosen it: the record of the newcomer that has forked it comes no later, also
-/// where the loop's time is scarce.
+/// After this time a higher score counts as the process's own choice and not as inherited: the record of the newcomer that has forked it comes no later,
+/// also where the loop's time is scarce.
 const DOUBT_NS: u64 = 10_000_000_000;
 /// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
 const DOUBTFUL_MAX: usize = 256;
@@ -298,7 +298,7 @@ impl OomScores {
         Some(wanted_ns.max(self.rest_until_ns))
     }
 
-    /// Gives the newcomers of one cgroup, and what they have forked, their scores: of the one whose turn it is. [`OomScores::served`] is to follow.
+    /// Scores the new processes of the next cgroup in turn, and the children that they have forked meanwhile. [`OomScores::served`] is to follow.
     /// Newcomers and cgroups that are to be compared again take turns, so that newcomers of one pod keep no other pod from the second look. Returns whose
     /// cgroup it was.
     pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) -> Option<PodUid> {
@@ -706,7 +706,7 @@ impl CgroupScores {
         self.review_due || is_begun || age_ns >= compare_ns
     }
 
-    /// It was compared so often after newcomers were served: when it is the next time.
+    /// When it is compared next, after so many comparisons since newcomers were served.
     fn compare_again(&mut self, done: usize, now_ns: u64, again: &mut BTreeSet<(u64, u64)>) {
         if let Some((at_ns, _)) = self.again {
             again.remove(&(at_ns, self.id));

@@ -133,6 +133,16 @@ pub enum PlacementError {
         /// Where it runs.
         effective: String,
     },
+    /// v1: the container has more cgroups than are read.
+    #[error(
+        "{cgroup}: has so many cgroups below it ({max} reads) that its processes get no cpuset; remove those that nothing uses, and plimsoll tries again"
+    )]
+    TooManyCgroups {
+        /// The container's cgroup.
+        cgroup: CgroupPath,
+        /// How many were read.
+        max: usize,
+    },
     /// v1: processes are started faster than they can be moved.
     #[error(
         "{cgroup}: processes without a cpuset are started faster than they can be moved ({passes} passes); plimsoll tries again"

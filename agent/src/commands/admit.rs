@@ -40,7 +40,7 @@ pub struct AdmitArgs {
     /// Also show where each default comes from, and what each quota counts
     #[arg(long)]
     pub why: bool,
-    /// Answer as API servers do, or as their documentation says
+    /// Follow the API server's behaviour, or its documentation where the two differ
     #[arg(long, value_enum, default_value_t)]
     pub admission: Defects,
     #[command(flatten)]

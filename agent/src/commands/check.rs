@@ -31,11 +31,8 @@ use crate::probe::report::{Report, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};
 use crate::show;
-use crate::storage::runtime::{self, RuntimeSettings};
+use crate::storage::runtime::{self, RUNTIME_ASKED_WITHIN, RuntimeSettings};
 use crate::storage::{KUBELET_DIR, StorageSettings};
-
-/// For the container runtime's answer.
-const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Show which mechanism serves each signal on this machine, and why
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -378,7 +375,13 @@ mod tests {
         let mode = || Mode::of(&host, &CgroupPath::default());
         assert!(mode().kubelet.is_none() && mode().text.contains("--manifests"));
         std::fs::create_dir_all(host.procfs("77")).unwrap();
-        std::fs::write(host.procfs("77/comm"), "kubelet\n").unwrap();
+        for (file, text) in [
+            ("comm", "kubelet\n"),
+            ("cmdline", "kubelet\0"),
+            ("cgroup", "0::/system.slice/kubelet.service\n"),
+        ] {
+            std::fs::write(host.procfs(format!("77/{file}")), text).unwrap();
+        }
         assert!(
             mode().text.contains("cannot start: no cgroup"),
             "{}",

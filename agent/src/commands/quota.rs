@@ -48,7 +48,7 @@ pub struct QuotaArgs {
     /// Show this namespace alone; objects that name none are in it [default: default, and all are shown]
     #[arg(short, long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// Answer as API servers do, or as their documentation says
+    /// Follow the API server's behaviour, or its documentation where the two differ
     #[arg(long, value_enum, default_value_t)]
     pub admission: Defects,
     #[command(flatten)]

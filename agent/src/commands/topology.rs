@@ -48,7 +48,7 @@ pub struct TopologyArgs {
     /// Do not fold: one line for each cache and node
     #[arg(long)]
     pub all: bool,
-    /// What containers leave of each NUMA node, as --node-resource-topology publishes it
+    /// Show what is free on each NUMA node, as --node-resource-topology publishes it
     #[arg(long, conflicts_with_all = ["machine", "all"])]
     pub zones: bool,
     /// Socket on which the kubelet lists what it has given to containers (with --zones)

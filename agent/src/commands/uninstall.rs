@@ -436,13 +436,10 @@ fn is_agent_file(name: &str) -> bool {
             let rest = name.strip_prefix(file);
             rest.is_some_and(|rest| rest.starts_with(DAMAGED))
         })
-        // The successor of a file, of an agent that was killed before it took its place; the second is how earlier versions called it.
+        // The successor of a file, of an agent that was killed before it took its place.
         || name
             .strip_suffix(".new")
             .is_some_and(|of| LEDGERS.contains(&of) || is_agent_file(of))
-        || LEDGERS
-            .iter()
-            .any(|ledger| Path::new(ledger).with_extension("new") == Path::new(name))
 }
 
 #[cfg(test)]

@@ -68,6 +68,19 @@ impl NriWork {
             self.changed.insert(uid.clone());
         }
     }
+
+    /// Whether the runtime tells of containers that start and end, or why not: a reason is said once.
+    fn note_events(&mut self, away: Option<String>) {
+        match &away {
+            None => tracing::info!("the runtime tells of containers that start and end"),
+            Some(why) if self.no_events.as_ref() != Some(why) => tracing::info!(
+                why,
+                "the runtime sends no events of containers; they are known when cgroups appear and the API names them"
+            ),
+            Some(_) => {}
+        }
+        self.no_events = away;
+    }
 }
 
 impl Agent {
@@ -169,6 +182,35 @@ impl Agent {
         }
     }
 
+    /// The runtime does not ask any more, or not yet: a reason is said once.
+    fn nri_away(&mut self, why: String) {
+        let Some(work) = &mut self.nri else {
+            return;
+        };
+        work.tally.is_connected = false;
+        if work.away.as_ref() == Some(&why) {
+            return;
+        }
+        work.away = Some(why.clone());
+        self.warn(format!(
+            "NRI is not available: {why}; scores, holds and CPUs are applied after a container has started, and the connection is tried again"
+        ));
+    }
+
+    /// The runtime makes a container.
+    fn nri_makes(&mut self, uid: &PodUid, made: MadeContainer) {
+        let (id, name) = (made.id.clone(), made.name.clone());
+        if let Some(placing) = &mut self.placing
+            && let Some(text) = placing.note_made(&self.pods, uid, made)
+        {
+            self.warn(text);
+        }
+        if let Some(scores) = &mut self.oom.scores {
+            scores.note_made(uid, id, name);
+        }
+        self.look_at(uid);
+    }
+
     /// `plimsoll-runtime nri` has said something. Not urgent.
     pub(super) fn nri_event(&mut self, event: FromNri) {
         let Some(work) = &mut self.nri else {
@@ -180,20 +222,11 @@ impl Agent {
             FromNri::Connected { runtime } => {
                 work.tally.is_connected = true;
                 work.away = None;
-                tracing::info!(runtime, "the runtime asks when it makes a container (NRI)");
+                tracing::info!(runtime, "connected to the runtime's NRI socket");
                 // What it made or changed while it did not ask is as its specification had it.
                 self.look_at_all();
             }
-            FromNri::Away { why } => {
-                work.tally.is_connected = false;
-                if work.away.as_ref() == Some(&why) {
-                    return;
-                }
-                work.away = Some(why.clone());
-                self.warn(format!(
-                    "NRI is not used: {why}; scores, holds and CPUs are applied when a container has started, and it is tried again"
-                ));
-            }
+            FromNri::Away { why } => self.nri_away(why),
             FromNri::Container {
                 pod_uid,
                 name,
@@ -201,25 +234,13 @@ impl Agent {
                 answer,
                 is_foreign,
             } => {
-                let uid = PodUid::new(pod_uid);
                 work.tally.count(&answer);
-                if let Some(placing) = &mut self.placing {
-                    let made = MadeContainer {
-                        id: id.clone(),
-                        name: name.clone(),
-                        is_foreign,
-                    };
-                    if let Some(text) = placing.note_made(&self.pods, &uid, made) {
-                        self.warn(text);
-                    }
-                }
-                if let Some(scores) = &mut self.oom.scores {
-                    scores.note_made(&uid, id, name);
-                }
-                if self.pods.contains(&uid) {
-                    self.rescans.note(&uid);
-                    self.rescans.ask();
-                }
+                let made = MadeContainer {
+                    id,
+                    name,
+                    is_foreign,
+                };
+                self.nri_makes(&PodUid::new(pod_uid), made);
             }
             // What it writes is not there yet.
             FromNri::Update { answer, .. } => work.tally.count(&answer),
@@ -231,19 +252,7 @@ impl Agent {
                 self.rescans.note(&PodUid::new(pod_uid));
                 self.rescans.ask();
             }
-            FromNri::Events { away: None } => {
-                work.no_events = None;
-                tracing::info!("the runtime tells of containers that start and end");
-            }
-            FromNri::Events { away: Some(why) } => {
-                if work.no_events.as_ref() != Some(&why) {
-                    tracing::info!(
-                        why,
-                        "the runtime does not tell of containers that start and end; they are known when cgroups appear and the API names them"
-                    );
-                    work.no_events = Some(why);
-                }
-            }
+            FromNri::Events { away } => work.note_events(away),
             FromNri::Started { pod_uid, name, id } => {
                 let uid = PodUid::new(pod_uid);
                 if let Some(placing) = &mut self.placing {

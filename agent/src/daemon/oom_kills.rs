@@ -80,7 +80,7 @@ impl Folded {
         std::mem::replace(&mut self.missed, missed) != missed
     }
 
-    /// What cgroups had that were gone before this agent began: one before it has said it, or nobody knows when it was.
+    /// OOM kills of cgroups that were removed before this agent began. They are not reported: an agent before has done it, or their time is unknown.
     pub(super) fn begin_after(&mut self, bpf: &Bpf) -> Result<(), BpfError> {
         folded_kills(bpf, |cgroup_id, kills| {
             if cgroup_id == NO_POD {

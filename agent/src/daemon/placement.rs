@@ -157,8 +157,9 @@ impl Placing {
             period
         };
         let foreign = applier.foreign().clone();
-        let (placement, reports) = Placement::start(applier, period)
-            .context("the thread for placement cannot be started")?;
+        let (placement, reports) = Placement::start(applier, period).context(
+            "the thread for placement cannot be started; raise the limit of threads of the agent's cgroup (pids.max)",
+        )?;
         Ok(Some(Self {
             host: paths.host,
             mounts: paths.mounts,

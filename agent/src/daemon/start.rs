@@ -66,7 +66,8 @@ use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::nri::NriLink;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::reclaim::LeftToKubelet;
-use crate::storage::{Storage, StorageSettings, runtime};
+use crate::storage::runtime::{self, RUNTIME_ASKED_WITHIN};
+use crate::storage::{Storage, StorageSettings};
 
 mod args;
 pub mod kubelet;
@@ -79,8 +80,6 @@ use self::plan::{Plan, disks, nri_settings, topology_source};
 
 /// The program that this is, beside `plimsoll`.
 pub const PROGRAM: &str = "plimsoll-agent";
-/// For the runtime's first answer: the agent starts without it.
-const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// In this time at most one record of a flood (throttling, reclaim) is sent per cgroup.
 pub const WINDOW: Duration = Duration::from_millis(100);
 
@@ -92,8 +91,9 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut plan = Plan::check(args)?;
     let _lock = plan.lock()?;
     let stdout = io::stdout();
-    let reporter = Reporter::start(args.output.format, stdout.is_terminal(), stdout)
-        .context("the output thread cannot be started")?;
+    let reporter = Reporter::start(args.output.format, stdout.is_terminal(), stdout).context(
+        "the output thread cannot be started; raise the limit of threads of the agent's cgroup (pids.max)",
+    )?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()

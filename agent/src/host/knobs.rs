@@ -47,6 +47,8 @@ pub const AGENT_LEDGER: &str = "knobs.jsonl";
 pub const PODS_LEDGER: &str = "pods.jsonl";
 /// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
 pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// A longer ledger is read for what is gone before it grows, bytes: some thousand lines.
+const LONG_BYTES: u64 = 1024 * 1024;
 /// After this many lines of one process the ledger is folded.
 const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
@@ -133,7 +135,7 @@ fn enable_hint(errno: Errno) -> &'static str {
 }
 
 /// One change, with what it takes to undo it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Change {
     /// A file got a new value.
@@ -172,7 +174,7 @@ pub enum Change {
 }
 
 /// A process, told apart from a later one with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessId {
     /// Its pid.
@@ -203,7 +205,7 @@ impl ProcessId {
 }
 
 /// One line of the ledger.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Line {
     boot_id: String,
@@ -294,6 +296,8 @@ pub struct Ledger {
     boot_id: String,
     /// Lines appended since they were last folded.
     appended: u32,
+    /// Its length after what was gone had last been taken out, bytes.
+    shortened_to: u64,
     /// How long the lock is waited for.
     patience: Duration,
     /// Why nothing can be written to it.
@@ -331,6 +335,7 @@ impl Ledger {
             file,
             boot_id,
             appended: 0,
+            shortened_to: 0,
             patience: LOCK_PATIENCE,
             closed: None,
             room: room::Room::default(),
@@ -357,6 +362,7 @@ impl Ledger {
             file,
             boot_id: String::new(),
             appended: 0,
+            shortened_to: 0,
             patience: Duration::ZERO,
             closed: Some(why),
             room: room::Room::default(),
@@ -513,12 +519,27 @@ impl Ledger {
         make: impl FnOnce() -> Result<(), KnobError>,
     ) -> Result<(), KnobError> {
         let _lock = self.lock()?;
-        self.append(&change)
+        self.shorten_if_long()
+            .and_then(|()| self.append(&change))
             .and_then(|()| self.fold_if_long())
             .map_err(|source| self.failed(source))?;
         step::reached();
         make()?;
         step::reached();
+        Ok(())
+    }
+
+    /// Cgroups of pods that end are removed by others, and leave their lines: with a year of pods the ledger could not be read any more. Before a line is
+    /// appended, whose cgroup is not there yet.
+    fn shorten_if_long(&mut self) -> std::io::Result<()> {
+        let bytes = self.file.metadata()?.len();
+        if bytes <= LONG_BYTES.max(self.shortened_to.saturating_mul(2)) {
+            return Ok(());
+        }
+        let (mut lines, _) = read_lines(&mut self.file)?;
+        lines.retain(|line| !line.change.is_gone());
+        self.replace(&fold::fold(lines))?;
+        self.shortened_to = self.file.metadata()?.len();
         Ok(())
     }
 
@@ -685,17 +706,13 @@ impl Ledger {
             .collect())
     }
 
-    /// Takes out the lines of files that are gone with their cgroups, so that a ledger does not grow with the pods of a node's life.
+    /// Takes out the lines of files and cgroups that are gone, so that a ledger does not grow with the pods of a node's life.
     /// Returns how many.
     ///
     /// # Errors
     /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten; then it is as it was.
     pub fn forget_vanished(&mut self) -> Result<usize, KnobError> {
-        self.forget_those(|change| match change {
-            // Only a file that the kernel itself says is not there: an unreadable one may be back.
-            Change::Write { path, .. } => !path.try_exists().unwrap_or(true),
-            _ => false,
-        })
+        self.forget_those(Change::is_gone)
     }
 
     /// Takes out lines without undoing anything: what they are about is another program's from now on.
@@ -756,6 +773,19 @@ impl Drop for FileLock {
 }
 
 impl Change {
+    /// Whether there is nothing to undo any more. Only where the kernel itself says that the file or the cgroup is not there: an unreadable one may be
+    /// back.
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Write { path: subject, .. }
+            | Self::Enable {
+                cgroup: subject, ..
+            }
+            | Self::Create { cgroup: subject } => !subject.try_exists().unwrap_or(true),
+            Self::Move { .. } => false,
+        }
+    }
+
     /// The file or cgroup that it is about.
     pub fn subject(&self) -> &Path {
         match self {

@@ -214,8 +214,10 @@ impl Reader {
         };
         // Without conditions, as in a file written by hand, a node is ready.
         let is_ready = is_true("Ready").unwrap_or(true);
-        let mut pressure = NodeState::PRESSURE.into_iter();
-        let has_pressure = pressure.any(|kind| is_true(kind) == Some(true));
+        let pressure = NodeState::KUBELET_PRESSURE.into_iter();
+        let has_pressure = pressure
+            .chain([NodeState::AGENT_PRESSURE])
+            .any(|kind| is_true(kind) == Some(true));
         let cordoned = document
             .get("spec")
             .and_then(|spec| spec.get("unschedulable"));

@@ -23,7 +23,7 @@ use crate::host::numa::parse_list;
 use crate::host::{Controller, HostRoot, Version};
 
 /// The running kernel's type information.
-pub(super) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 /// Programs that do nothing, their kinds, and functions of the kernel's self-tests: they show whether the host lets a program of this kind attach.
 const CANARIES: [(&str, HookKind, &str); 2] = [
@@ -114,10 +114,7 @@ pub(super) fn load(
 ) -> Result<Loaded, BpfError> {
     lockdown::check()?;
     let bytes = kernel_types()?;
-    let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
-        path: VMLINUX,
-        source,
-    })?;
+    let btf = parse_kernel_types(&bytes)?;
     let targets = Targets::new(&btf)?;
     let resolved = layout::resolve(&btf);
     let config = Config {
@@ -227,6 +224,14 @@ impl Targets {
 /// The running kernel's type information, as bytes.
 pub(super) fn kernel_types() -> Result<Vec<u8>, BpfError> {
     fs::read(VMLINUX).map_err(|source| BpfError::NoBtf {
+        path: VMLINUX,
+        source,
+    })
+}
+
+/// Parses what [`kernel_types`] gave.
+pub(super) fn parse_kernel_types(bytes: &[u8]) -> Result<Btf<'_>, BpfError> {
+    Btf::parse(bytes).map_err(|source| BpfError::Btf {
         path: VMLINUX,
         source,
     })

@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 use super::btf::Btf;
 use super::error::{map_error, reason};
 use super::lifetime::take_map;
-use super::loader::{Machine, VMLINUX, kernel_types};
+use super::loader::{Machine, kernel_types, parse_kernel_types};
 use super::{BpfError, layout, lockdown};
 use crate::kernel::sample::{Sample, SampleError, decode};
 
@@ -104,10 +104,7 @@ impl Sampler {
         check_rate(options.frequency)?;
         let machine = Machine::probe()?;
         let bytes = kernel_types()?;
-        let btf = Btf::parse(&bytes).map_err(|source| BpfError::Btf {
-            path: VMLINUX,
-            source,
-        })?;
+        let btf = parse_kernel_types(&bytes)?;
         let resolved = layout::resolve(&btf);
         let of_hierarchy = if machine.hierarchies.memory_is_v1 {
             "css_set.subsys[memory_cgrp_id]"

@@ -13,9 +13,11 @@
 //! pkg/kubelet/cm/pod_container_manager_linux.go `GetPodContainerName`, pkg/kubelet/cm/cgroup_manager_linux.go `ToSystemd`.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -23,7 +25,7 @@ use plimsoll_core::kube::qos::QosClass;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy};
-use crate::host::file::{FileError, read_text};
+use crate::host::file::{FileError, errno_of, read_text, read_whole};
 use crate::pods::paths::{KUBEPODS, children, tier};
 
 /// Names this pod by the downward API, where its cgroup namespace hides the path.
@@ -65,10 +67,19 @@ pub fn pods_of(cgroup: &Path) -> Vec<PodUid> {
     let mut above: &[u8] = b"";
     let pods = cgroup.components().filter_map(|component| {
         let name = component.as_os_str().as_bytes();
-        let pod = pod_at(std::mem::replace(&mut above, name), name);
-        pod.map(|(uid, _)| uid)
+        let above = std::mem::replace(&mut above, name);
+        let pod = pod_at(above, name).map(|(uid, _)| uid);
+        pod.or_else(|| pod_beside(above, name))
     });
     pods.collect()
+}
+
+/// A pod of the cgroupfs driver as a process in a cgroup namespace of its own sees it: `/../../podUID`. The tier that both are in has no name there.
+fn pod_beside(above: &[u8], name: &[u8]) -> Option<PodUid> {
+    let uid = name.strip_prefix(b"pod").filter(|_| above == b"..")?;
+    let is_uid = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b'-';
+    let uid = std::str::from_utf8(uid).ok()?;
+    (!uid.is_empty() && uid.bytes().all(|byte| is_uid(&byte))).then(|| PodUid::new(uid))
 }
 
 /// The pod whose cgroup has this name in a directory of that name.
@@ -443,9 +454,14 @@ pub fn pods_of_this_process(host: &HostRoot) -> Result<Vec<PodUid>, FileError> {
 /// # Errors
 /// When its cgroups cannot be read.
 pub fn pods_of_process(host: &HostRoot, process: &str) -> Result<Vec<PodUid>, FileError> {
-    let text = read_text(host.procfs(format!("{process}/cgroup")))?;
-    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    Ok(paths.flat_map(|path| pods_of(Path::new(path))).collect())
+    let file = host.procfs(format!("{process}/cgroup"));
+    let refused = |error: std::io::Error| FileError::new_read(&Arc::from(&*file), errno_of(&error));
+    // A container names the cgroups in its own as it likes: that need not be text.
+    let lines = read_whole(&file).map_err(refused)?;
+    let lines = lines.split(|byte| *byte == b'\n');
+    let paths = lines.filter_map(|line| line.splitn(3, |byte| *byte == b':').nth(2));
+    let pods = paths.flat_map(|path| pods_of(Path::new(OsStr::from_bytes(path))));
+    Ok(pods.collect())
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ struct Entry {
     /// Its manifest is gone; it stays until it has left.
     removed: bool,
     open: Option<Open>,
-    /// What is known of the cgroups that are not kept, of the cgroup with this id: also while nothing is open.
+    /// Whether the cgroups beyond the bound are known to be empty, for the pod's cgroup with this id. Stays while nothing is open.
     sweep: Option<(u64, Arc<SweepState>)>,
 }
 
@@ -206,7 +206,7 @@ impl Pods {
         self.generation + self.cgroups_generation
     }
 
-    /// Where what they have on disk is. A pod whose containers cannot name cgroups has nothing: it never ran. Of one that is shortened that is not known.
+    /// Directories of the pods' files on disk. A pod whose containers cannot name cgroups has nothing: it never ran. Unknown for a shortened pod.
     pub fn directories(&self) -> Vec<PodDirs> {
         self.entries
             .values()
@@ -333,8 +333,9 @@ impl Pods {
         }
     }
 
-    /// A pod has left, or was given up. An empty one's cgroups are removed by [`Pods::with_worker`]'s thread, and it is forgotten if its manifest is
-    /// gone. One that still has processes keeps what is open: it has not ceased to run, so that it does not seem to begin to. Not for the hot path.
+    /// To be called when a pod has left or was given up. The cgroups of an empty one are removed by [`Pods::with_worker`]'s thread, and it is forgotten if
+    /// its manifest is gone. One that still has processes keeps what is open: it has not ceased to run, so that it does not seem to begin to. Not for the
+    /// hot path.
     ///
     /// # Errors
     /// When the cgroups are to be removed and cannot be.

@@ -42,8 +42,6 @@ use aside::{Aside, Written};
 
 /// The format's version.
 pub const JOURNAL_VERSION: u32 = 3;
-/// The oldest that is read.
-pub const OLDEST_VERSION: u32 = 1;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
 /// Bytes that may wait for the disk: a hundred samples of 500 pods. One step more may be on its way.
@@ -71,7 +69,9 @@ pub enum JournalError {
         source: std::io::Error,
     },
     /// The writer thread cannot be started.
-    #[error("the journal's writer thread cannot be started: {0}")]
+    #[error(
+        "the journal's writer thread cannot be started: {0}; raise the limit of threads of the agent's cgroup (pids.max)"
+    )]
     Thread(#[source] std::io::Error),
 }
 
@@ -465,7 +465,7 @@ fn set_aside(path: &Path) -> io::Result<()> {
         }
         Ok(metadata) if metadata.len() == 0 => Ok(()),
         Ok(_) => {
-            // An earlier version made it readable by all. One of another user stays as it is.
+            // Whoever made it readable by all, it is for root from now on. One of another user stays as it is.
             drop(state_dir::open_private(path));
             let mut old = path.as_os_str().to_owned();
             old.push(".1");

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::host::shown::Show as _;
 use crate::record::journal::aside::{Aside, Recalled};
-use crate::record::journal::{Header, JOURNAL_VERSION, OLDEST_VERSION};
+use crate::record::journal::{Header, JOURNAL_VERSION};
 use crate::record::snapshot::Snapshot;
 
 /// Why a journal cannot be replayed.
@@ -57,7 +57,7 @@ pub enum JournalReadError {
         path: PathBuf,
     },
     /// The journal of another format.
-    #[error("{path}: journal format {found} is not supported (only {OLDEST_VERSION} to {JOURNAL_VERSION}): use the plimsoll that wrote it ({wrote})", path = path.shown())]
+    #[error("{path}: journal format {found} is not supported (only {JOURNAL_VERSION}): use the plimsoll that wrote it ({wrote})", path = path.shown())]
     Version {
         /// The file.
         path: PathBuf,
@@ -265,7 +265,7 @@ impl Steps {
             let path = path.to_owned();
             JournalReadError::NoJournal { path, source }
         })?;
-        if !(OLDEST_VERSION..=JOURNAL_VERSION).contains(&header.journal) {
+        if header.journal != JOURNAL_VERSION {
             return Err(JournalReadError::Version {
                 path: path.to_owned(),
                 found: header.journal,
@@ -419,22 +419,6 @@ mod tests {
         assert_eq!((replayed.steps, replayed.difference.as_ref()), (3, None));
         assert!(shown >= 4, "{shown}");
         assert_eq!(replayed.decisions, shown);
-    }
-
-    /// As it was written before there were asides.
-    #[test]
-    fn a_journal_of_format_1_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        journal(&path);
-        let text = std::fs::read_to_string(&path).unwrap();
-        let old = text.replacen("\"journal\":3", "\"journal\":1", 1);
-        let old = old.replacen(",\"aside\":{\"at_ns\":0}", "", 1);
-        assert_eq!(old.len() + 20, text.len(), "{text}");
-        std::fs::write(&path, old).unwrap();
-        let (replayed, snapshot) = replay_until(&path, u64::MAX, |_, _| Ok(())).unwrap();
-        assert_eq!((replayed.steps, replayed.difference), (3, None));
-        assert!(snapshot.limits.is_empty() && snapshot.oom_plan.is_none());
     }
 
     #[test]

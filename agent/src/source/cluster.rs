@@ -501,8 +501,7 @@ impl Work {
                 }
                 Report::LetGo(uid) => {
                     self.intents.let_go(&uid);
-                    self.tell_of_disk();
-                    continue; // it is nothing to the API server
+                    ToCluster::LetGo { uid }
                 }
                 Report::Conditions(conditions) => {
                     self.conditions.clone_from(&conditions);
@@ -748,6 +747,10 @@ impl Work {
         for intent in waiting {
             let intent = Box::new(intent);
             self.send(&ToCluster::Evicted { intent });
+        }
+        let let_go: Vec<PodUid> = self.intents.those_let_go().cloned().collect();
+        for uid in let_go {
+            self.send(&ToCluster::LetGo { uid });
         }
         let gone: Vec<PodUid> = self.intents.gone().cloned().collect();
         for uid in gone {

@@ -28,6 +28,8 @@ use crate::host::clock::now_ns;
 use crate::host::shown::line;
 use connection::Runtime;
 
+/// Time limit for the container runtime's first answer. The agent starts without it.
+pub const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
 /// In [`StorageEvent::Reclaimed`].
 pub const PROVIDER: &str = "runtime";
 /// How often it is looked which images are in use. The kubelet: 5 min (`StartGarbageCollection`).

@@ -215,7 +215,8 @@ pub fn judge(
         (long(pod) && !memory.noticed.contains(uid)).then_some(pod.namespace.as_str())
     });
     rows::blame(&mut judgement, resolved.conditions);
-    judgement.overused_on = pressure::overused_on(store, &cluster, &census, &deserved, &consumers);
+    judgement.overused_on =
+        pressure::overused_on(store, &cluster, &census, &deserved, &consumers, now);
     Ok(judgement)
 }
 

@@ -464,7 +464,7 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
     world.consumer("a", &json!({"namespace": "a", "hard": {"cpu": "8"}}));
     let node = |pressure: &str, annotations: Value| {
         json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"allocatable": {"cpu": "10", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": pressure}]}})
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": pressure, "lastHeartbeatTime": "2026-11-22T10:00:00Z"}]}})
     };
     world.see(Kind::Nodes, &node("True", json!({})));
     let calls = world.run(60, true, |_| None);
@@ -507,7 +507,7 @@ fn no_hole_is_planned_under_pressure_and_the_node_hears_who_uses_too_much() {
 fn a_node_hears_nothing_where_nobody_uses_too_much() {
     let node = |annotations: Value| {
         json!({"metadata": {"name": "n", "annotations": annotations}, "status": {"allocatable": {"cpu": "10", "pods": "110"},
-            "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": "True"}]}})
+            "conditions": [{"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": "True", "lastHeartbeatTime": "2026-11-22T10:00:00Z"}]}})
     };
     let mut world = World::new(false);
     world.pod("a", "a0", Some("n"));

@@ -380,7 +380,7 @@ impl Arbiter {
         let nodes = &self.store.nodes;
         self.overused_at.retain(|node, _| {
             let node = nodes.get(node.as_str());
-            node.is_some_and(|node| node.has_pressure)
+            node.is_some_and(|node| node.has_pressure(now))
         });
         let mut due = Vec::new();
         // What was judged before is not stamped as if it were new.
@@ -403,7 +403,7 @@ impl Arbiter {
         };
         let nodes = self.store.nodes.iter();
         let is_over = |(name, node): &(&String, &SeenNode)| {
-            node.overused.is_some() && (!node.has_pressure || is_empty(name))
+            node.overused.is_some() && (!node.has_pressure(now) || is_empty(name))
         };
         for (name, _) in nodes.filter(is_over) {
             due.push((Target::Overused(name.clone()), overused(name, None)));

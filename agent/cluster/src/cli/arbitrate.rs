@@ -35,10 +35,10 @@ pub(super) struct Arbitrate {
     /// Address and credentials [default: the service account of the pod that this runs in]
     #[arg(long, value_name = "PATH")]
     kubeconfig: Option<PathBuf>,
-    /// Where the Lease plimsoll-arbitrator is, by which one of several processes leads
+    /// Namespace of the Lease plimsoll-arbitrator, which elects the one process that acts
     #[arg(long, value_name = "NAMESPACE", default_value = "plimsoll", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     lease_namespace: String,
-    /// The name of this process in the Lease and in Events; a number is added
+    /// Name of this process in the Lease and in Events; a number is appended
     #[arg(
         long,
         env = "POD_NAME",
@@ -46,37 +46,37 @@ pub(super) struct Arbitrate {
         default_value = "arbitrator"
     )]
     identity: String,
-    /// How long before its eviction a pod has notice, where its Consumer says nothing
+    /// Notice that a pod gets before its eviction, unless its Consumer sets one
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = milliseconds)]
     grace_period: u64,
-    /// How long a pod runs before it can be evicted, where its Consumer says nothing
+    /// Minimum time that a pod runs before it can be evicted, unless its Consumer sets one
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = milliseconds)]
     minimum_run_time: u64,
-    /// Time between two cycles at least
+    /// Minimum time between two cycles
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = cycle)]
     cycle: u64,
-    /// Evictions in a second at most
+    /// Maximum number of evictions per second
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=100))]
-    max_evictions_per_cycle: u16,
+    max_evictions_per_second: u16,
     /// Decide, write shares and Events, and evict no pod: evictions are sent as dry runs
     #[arg(long)]
     dry_run: bool,
-    /// Serve /metrics, /healthz and /readyz here
+    /// Serve /metrics, /healthz and /readyz on this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Check Consumers when they are written: the port of the webhook of deploy/components/arbitrator. The leader makes its certificate
     #[arg(long, value_name = "ADDRESS:PORT")]
     webhook: Option<SocketAddr>,
-    /// The name in the webhook's certificate: what the API server calls [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
+    /// DNS name in the webhook's certificate, by which the API server calls it [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
     #[arg(long, value_name = "NAME", requires = "webhook", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     webhook_name: Option<String>,
-    /// Hear only callers of the webhook with a certificate of one of these authorities (PEM), such as an API server that is told to show one; read again when it changes
+    /// File of CA certificates (PEM): accept only webhook clients whose certificate one of them signed; read again when it changes
     #[arg(long, value_name = "PATH", requires = "webhook")]
     webhook_client_ca: Option<PathBuf>,
-    /// Read the cluster, print shares and plan, and end
+    /// Read the cluster, print shares and plan, then exit
     #[arg(long)]
     once: bool,
-    /// How --once prints
+    /// Output format of --once
     #[arg(
         short,
         long,
@@ -139,7 +139,7 @@ impl Arbitrate {
                     minimum_run_time_ms: self.minimum_run_time,
                 },
                 cycle_ms: self.cycle,
-                evictions_per_cycle: self.max_evictions_per_cycle.into(),
+                evictions_per_cycle: self.max_evictions_per_second.into(),
                 is_dry: self.dry_run,
                 identity: self.identity,
             },

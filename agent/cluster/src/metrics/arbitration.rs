@@ -69,7 +69,7 @@ impl Arbitration {
             ),
             (
                 "held_back",
-                "Whether something is in doubt, so that no pod is evicted",
+                "1 while evictions are suspended because the input is incomplete",
                 &held_back,
             ),
             ("notices", "Pods that have notice of an eviction", &notices),
@@ -82,7 +82,7 @@ impl Arbitration {
             ("notices_begun", "Notices given so far", &notices_begun),
             (
                 "refused_writes",
-                "Writes that the API server refused for a reason that no waiting mends",
+                "Writes that the API server refused for good",
                 &refused,
             ),
         ];

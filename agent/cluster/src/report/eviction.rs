@@ -101,6 +101,8 @@ pub struct Eviction {
     is_in_flight: bool,
     /// The agent does not want it any more.
     is_withdrawn: bool,
+    /// The pod may run again.
+    is_let_go: bool,
     must_read: bool,
     is_gone: bool,
     no_eviction_api: bool,
@@ -128,6 +130,7 @@ impl Eviction {
             cgroup_gone_ms: None,
             is_in_flight: false,
             is_withdrawn: false,
+            is_let_go: false,
             must_read: false,
             is_gone: false,
             no_eviction_api: false,
@@ -150,9 +153,20 @@ impl Eviction {
         self.is_withdrawn = true;
     }
 
-    /// The agent wants it all the same.
+    /// The agent wants it all the same, or again.
     pub const fn keep(&mut self) {
-        self.is_withdrawn = false;
+        (self.is_withdrawn, self.is_let_go) = (false, false);
+    }
+
+    /// The pod may run again: it does not end for this any more, long after what it was evicted for.
+    pub const fn let_go(&mut self) {
+        self.is_let_go = true;
+    }
+
+    /// Whether the pod may run again.
+    #[must_use]
+    pub const fn is_let_go(&self) -> bool {
+        self.is_let_go
     }
 
     /// Whether it can be forgotten: it is withdrawn, and the API server has not taken it and is not being asked.
@@ -259,6 +273,7 @@ impl Eviction {
                 self.when_finished(STANDS_MS, Settled::Shown, now)
             }
             Phase::Failed if self.cgroup_gone_ms.is_some() => Step::Settle(Settled::Shown),
+            Phase::Living if reports == 0 && self.is_let_go => Step::Settle(Settled::GivenUp),
             Phase::Living if reports == 0 => self.begin(view, now),
             // What is written now is only taken back; the kubelet's last word is on its way.
             Phase::Living if self.cgroup_gone_ms.is_some() => {

@@ -23,6 +23,14 @@ const LOST_AFTER_MS: u64 = 50_000;
 /// Key of the taint.
 pub const TAINT_KEY: &str = "plimsoll.dev/memory-pressure";
 const TAINT_EFFECT: &str = "NoSchedule";
+/// All that may be on a node.
+const CONDITIONS: [PlimsollCondition; 3] = [
+    PlimsollCondition::MemoryPressure,
+    PlimsollCondition::Stalled,
+    PlimsollCondition::Degraded,
+];
+/// Status of a condition of which nothing is known.
+const UNKNOWN: &str = "Unknown";
 /// Bytes of a condition's message.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
@@ -39,6 +47,8 @@ pub struct SeenNode {
     pub kubelet_version: String,
     /// `spec.taints`, whole: what others wrote there is written back.
     pub taints: Vec<Value>,
+    /// Conditions of Plimsoll that are true or false there.
+    pub stated: Vec<PlimsollCondition>,
     /// What the arbitrator says of namespaces with pods here.
     pub overused: Option<OverusedList>,
 }
@@ -73,6 +83,13 @@ impl SeenNode {
         #[serde(rename_all = "camelCase", default)]
         struct Status {
             node_info: Info,
+            conditions: Option<Vec<ApiCondition>>,
+        }
+        #[derive(serde::Deserialize, Default)]
+        #[serde(default)]
+        struct ApiCondition {
+            r#type: String,
+            status: String,
         }
         #[derive(serde::Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
@@ -82,7 +99,13 @@ impl SeenNode {
         let node: ApiNode = serde_json::from_slice(object).ok()?;
         let annotations = node.metadata.annotations.unwrap_or_default();
         let overused = annotations.get(OVERUSED);
+        let conditions = node.status.conditions.unwrap_or_default();
+        let is_stated = |one: &PlimsollCondition| {
+            let mut of_type = conditions.iter().filter(|it| it.r#type == one.name());
+            of_type.any(|it| it.status != UNKNOWN)
+        };
         Some(Self {
+            stated: CONDITIONS.into_iter().filter(is_stated).collect(),
             overused: overused.and_then(|text| OverusedList::read(text)),
             name: node.metadata.name,
             uid: node.metadata.uid,
@@ -218,6 +241,29 @@ impl NodeReports {
     pub fn lose_agent(&mut self, now: Now) {
         self.withhold(0);
         self.lost.get_or_insert(now);
+    }
+
+    /// No agent has said anything of the node since this process began, for as long as one may be silent: what one before has left there becomes unknown, and
+    /// its taint goes.
+    pub fn take_over(&mut self, node: Option<&SeenNode>, now: Now) {
+        if !self.wanted.is_empty() {
+            return;
+        }
+        self.lost.get_or_insert(now);
+        let Some(node) = node.filter(|_| self.is_lost(now)) else {
+            return;
+        };
+        if node.has_taint() && !self.leaves_taint {
+            self.wants_taint = Some(false);
+        }
+        let left = |condition: &PlimsollCondition| NodeConditionReport {
+            condition: *condition,
+            status: false,
+            reason: String::new(),
+            message: String::new(),
+            since_unix_ms: now.unix_ms,
+        };
+        self.wanted = node.stated.iter().map(left).collect();
     }
 
     /// Whether the agent is gone for good.
@@ -378,7 +424,7 @@ fn condition(report: &NodeConditionReport, heard: Now) -> Value {
 fn unknown(report: &NodeConditionReport, heard: Now) -> Value {
     json!({
         "type": report.condition.name(),
-        "status": "Unknown",
+        "status": UNKNOWN,
         "reason": "AgentStatusUnknown",
         "message": "plimsoll-agent is not connected to plimsoll-cluster any more: look at its log on the node",
         "lastHeartbeatTime": rfc3339_s(heard.unix_ms),
@@ -431,12 +477,7 @@ fn taints_call(node: &SeenNode, wanted: bool, dry_run: bool) -> Call {
 /// that was read, which a write of the conditions replaces.
 #[must_use]
 pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
-    let all = [
-        PlimsollCondition::MemoryPressure,
-        PlimsollCondition::Stalled,
-        PlimsollCondition::Degraded,
-    ];
-    let conditions = all
+    let conditions = CONDITIONS
         .map(|it| json!({"type": it.name(), "$patch": "delete"}))
         .to_vec();
     let taint = node.has_taint().then(|| taints_call(node, false, dry_run));
@@ -541,6 +582,59 @@ mod tests {
         assert_eq!(shown["status"], "True");
         assert_eq!(written(&mut reports, &tainted, 4_002_000), None);
         assert!(written(&mut reports, &tainted, 4_601_000).is_some());
+    }
+
+    #[test]
+    fn what_an_agent_before_has_left_becomes_unknown_where_none_comes() {
+        let left = json!({
+            "metadata": {"name": "n", "uid": "nu", "resourceVersion": "1"},
+            "spec": {"taints": [{"key": TAINT_KEY, "effect": "NoSchedule"}]},
+            "status": {"conditions": [
+                {"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": "True"},
+                {"type": "plimsoll.dev/Stalled", "status": "Unknown"},
+            ]},
+        });
+        let mut left = SeenNode::read(left.to_string().as_bytes()).unwrap();
+        assert_eq!(left.stated, [PlimsollCondition::MemoryPressure]);
+        let next = |reports: &mut NodeReports, node: &SeenNode, ms| {
+            reports.take_over(Some(node), now(ms));
+            reports.next(Some(node), now(ms))
+        };
+        let mut reports = NodeReports::new(1);
+        assert_eq!(next(&mut reports, &left, 1_000), None);
+        assert_eq!(next(&mut reports, &left, 50_999), None);
+        assert_eq!(
+            next(&mut reports, &left, 51_000),
+            Some(NodePurpose::ReadTaints)
+        );
+        left.taints.clear();
+        assert_eq!(
+            next(&mut reports, &left, 51_000),
+            Some(NodePurpose::Conditions)
+        );
+        let call = reports.send(NodePurpose::Conditions, "n", now(51_000), false);
+        let conditions = &body(&call)["status"]["conditions"];
+        assert_eq!(conditions.as_array().unwrap().len(), 1);
+        assert_eq!(conditions[0]["type"], "plimsoll.dev/MemoryPressure");
+        assert_eq!(conditions[0]["status"], UNKNOWN);
+        let done = Answer::Done(Vec::new());
+        reports.answered(NodePurpose::Conditions, &done, now(51_000));
+        assert_eq!(next(&mut reports, &left, 9_000_000), None);
+        // An agent that comes after all says how it is.
+        assert_eq!(reports.want(vec![pressure(true)], true).len(), 1);
+        left.taints = vec![json!({"key": TAINT_KEY, "effect": TAINT_EFFECT})];
+        assert_eq!(
+            next(&mut reports, &left, 9_000_001),
+            Some(NodePurpose::Conditions)
+        );
+        // One that is there from the beginning has time to say it.
+        let mut reports = NodeReports::new(1);
+        assert_eq!(next(&mut reports, &left, 1_000), None);
+        reports.want(vec![pressure(true)], true);
+        assert_eq!(
+            next(&mut reports, &left, 60_000),
+            Some(NodePurpose::Conditions)
+        );
     }
 
     #[test]

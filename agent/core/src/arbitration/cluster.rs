@@ -40,13 +40,10 @@ pub enum NodeState {
 }
 
 impl NodeState {
-    /// Conditions of a node with which it takes no further pod: the kubelet's, and those of Plimsoll.
-    pub const PRESSURE: [&str; 4] = [
-        "MemoryPressure",
-        "DiskPressure",
-        "PIDPressure",
-        "plimsoll.dev/MemoryPressure",
-    ];
+    /// The kubelet's conditions of a node with which it takes no further pod.
+    pub const KUBELET_PRESSURE: [&str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
+    /// That of Plimsoll's agent.
+    pub const AGENT_PRESSURE: &str = "plimsoll.dev/MemoryPressure";
 
     /// Of a node that says so. Under pressure no pod is planned there, and what it has is what runs there.
     #[must_use]

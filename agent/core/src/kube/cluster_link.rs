@@ -165,6 +165,11 @@ pub enum ToCluster {
         /// Of which pod.
         uid: PodUid,
     },
+    /// The pod may run again, because the API server has not answered for long: it is not ended for this eviction any more, unless that is written already.
+    LetGo {
+        /// Which pod.
+        uid: PodUid,
+    },
     /// Conditions of this node, all of them.
     Conditions {
         /// Each once.

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
 use crate::kube::cgroup_config::swap_request_bytes;
@@ -45,7 +44,6 @@ pub struct NodeState {
     /// One entry per threshold of the configuration.
     pub thresholds: Vec<ThresholdState>,
     /// The node conditions, in the order of [`NodeCondition::ALL`].
-    #[serde(deserialize_with = "conditions")]
     pub conditions: [ConditionState; NodeCondition::ALL.len()],
     /// What each signal showed last.
     pub observations: Observations,
@@ -151,22 +149,6 @@ impl Leavers {
         }
         self.uids[kept..].fill(None);
     }
-}
-
-/// A journal of an earlier version has fewer conditions: those that came later were false.
-fn conditions<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<[ConditionState; NodeCondition::ALL.len()], D::Error> {
-    let known = Vec::<ConditionState>::deserialize(from)?;
-    let mut all = [ConditionState::default(); NodeCondition::ALL.len()];
-    if known.len() > all.len() {
-        return Err(D::Error::invalid_length(
-            known.len(),
-            &"at most as many as are known",
-        ));
-    }
-    all[..known.len()].copy_from_slice(&known);
-    Ok(all)
 }
 
 /// What is known of one pod.
@@ -626,19 +608,5 @@ mod tests {
         assert!(!leavers.is_known, "then all pods are looked at");
         leavers.keep(|_| false);
         assert!(names(&leavers).is_empty());
-    }
-
-    #[test]
-    fn a_state_with_fewer_conditions_is_of_an_earlier_version_and_one_with_more_is_refused() {
-        let mut saved = serde_json::to_value(NodeState::new(0)).unwrap();
-        let conditions = saved["conditions"].as_array_mut().unwrap();
-        conditions.truncate(3);
-        conditions[0]["status"] = true.into();
-        let read: NodeState = serde_json::from_value(saved.clone()).unwrap();
-        assert!(read.condition(NodeCondition::MemoryPressure).status);
-        assert!(!read.condition(NodeCondition::Stalled).status);
-        let one = saved["conditions"][0].clone();
-        saved["conditions"] = vec![one; 5].into();
-        assert!(serde_json::from_value::<NodeState>(saved).is_err());
     }
 }

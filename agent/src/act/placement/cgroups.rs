@@ -20,6 +20,8 @@ use crate::pods;
 
 /// How often processes that were started while others were moved are looked for.
 const PASSES_MAX: u32 = 100;
+/// Cgroups of a container that are read for that, in all passes: it makes as many as it likes, and all others wait meanwhile.
+const CGROUPS_READ_MAX: usize = 8192;
 
 /// A container's cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,11 +111,28 @@ fn move_processes(
     cgroup: &CgroupPath,
 ) -> Result<(), PlacementError> {
     let target = to.dir(cgroup).join("cgroup.procs");
+    let mut reads_left = CGROUPS_READ_MAX;
     for _ in 0..PASSES_MAX {
         let mut there = BTreeSet::new();
-        processes(&to.dir(cgroup), CGROUP_DEPTH_MAX, &mut there)?;
+        processes(
+            &to.dir(cgroup),
+            CGROUP_DEPTH_MAX,
+            &mut reads_left,
+            &mut there,
+        )?;
         let mut all = BTreeSet::new();
-        processes(&from.dir(cgroup), CGROUP_DEPTH_MAX, &mut all)?;
+        processes(
+            &from.dir(cgroup),
+            CGROUP_DEPTH_MAX,
+            &mut reads_left,
+            &mut all,
+        )?;
+        if reads_left == 0 {
+            return Err(PlacementError::TooManyCgroups {
+                cgroup: cgroup.clone(),
+                max: CGROUPS_READ_MAX,
+            });
+        }
         let mut missing = all.difference(&there).peekable();
         if missing.peek().is_none() {
             return Ok(());
@@ -136,8 +155,17 @@ fn move_processes(
     })
 }
 
-/// The processes of a cgroup and those below it; none when it is gone.
-fn processes(dir: &Path, depth_left: usize, into: &mut BTreeSet<String>) -> Result<(), FileError> {
+/// The processes of a cgroup and those below it; none when it is gone, and no more when nothing is left to be read.
+fn processes(
+    dir: &Path,
+    depth_left: usize,
+    reads_left: &mut usize,
+    into: &mut BTreeSet<String>,
+) -> Result<(), FileError> {
+    if *reads_left == 0 {
+        return Ok(());
+    }
+    *reads_left -= 1;
     let text = match read_text(dir.join("cgroup.procs")) {
         Err(error) if error.is_vanished() => return Ok(()),
         text => text?,
@@ -147,7 +175,7 @@ fn processes(dir: &Path, depth_left: usize, into: &mut BTreeSet<String>) -> Resu
         return Ok(());
     }
     for child in pods::cgroup::children(dir)? {
-        processes(&dir.join(child), depth_left - 1, into)?;
+        processes(&dir.join(child), depth_left - 1, reads_left, into)?;
     }
     Ok(())
 }

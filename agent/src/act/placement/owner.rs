@@ -210,7 +210,8 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
     Some(found.policy_name)
 }
 
-/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes; what a unit or a container outside of pods is called makes no pod of it.
+/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be read counts as in one; what a unit or a
+/// container outside of pods is called makes no pod of it. On cgroup v1 a process that has ended is in no cgroup: it has no command line either.
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
@@ -218,11 +219,17 @@ pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     let is_in_pod = |pid: &u32| {
         let pods = pods_of_process(host, &pid.to_string());
-        pods.is_ok_and(|pods| !pods.is_empty())
+        pods.map_or(true, |pods| !pods.is_empty())
+    };
+    let has_ended = |pid: &u32| {
+        let command = std::fs::read(host.procfs(format!("{pid}/cmdline")));
+        command.map_or(true, |command| command.is_empty())
     };
     let is_kubelet = |pid: &u32| {
         let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
-        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet") && !is_in_pod(pid)
+        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
+            && !is_in_pod(pid)
+            && !has_ended(pid)
     };
     pids.filter(is_kubelet).min()
 }
@@ -233,20 +240,25 @@ mod tests {
 
     #[test]
     fn a_kubelet_is_no_process_of_a_pod_and_may_be_anywhere_else() {
-        let found = |comm: &str, cgroup: &str| {
+        let is_found = |comm: &str, cgroup: &[u8], command: &str| {
             let dir = tempfile::tempdir().unwrap();
             let host = HostRoot::new(dir.path());
             let process = host.procfs("77");
             std::fs::create_dir_all(&process).unwrap();
             std::fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
-            std::fs::write(process.join("cgroup"), format!("0::{cgroup}\n")).unwrap();
+            std::fs::write(process.join("cgroup"), [b"0::", cgroup, b"\n"].concat()).unwrap();
+            std::fs::write(process.join("cmdline"), command).unwrap();
             running_kubelet(&host).is_some()
         };
+        let found = |comm: &str, cgroup: &str| is_found(comm, cgroup.as_bytes(), "kubelet\0");
         for elsewhere in [
             "/system.slice/kubelet.service",
             "/system.slice/kubepods-tools.service",
             "/docker/kubepods/kubelet",
             "/kubepods.service",
+            // From a cgroup namespace.
+            "/../../../system.slice/kubelet.service",
+            "/../../podman-kubelet.service",
         ] {
             assert!(found("kubelet", elsewhere), "{elsewhere}");
         }
@@ -255,8 +267,17 @@ mod tests {
             "/kubepods/burstable/pod1b2c/3f00",
             "/kubepods.slice/kubepods-pod1b2c_9a.slice/cri-containerd-77.scope",
             "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1b2c.slice",
+            // From the cgroup namespace of a container in the same tier, and in another.
+            "/../../pod1b2c-9a/3f00",
+            "/../../../besteffort/pod1b2c/3f00",
         ] {
             assert!(!found("kubelet", pod), "{pod}");
         }
+        // What a container has made in its own cgroup.
+        let nested = b"/kubepods/burstable/pod1b2c/3f00/\xff";
+        assert!(!is_found("kubelet", nested, "kubelet\0"));
+        // A process that has ended: on cgroup v1 it is in the root.
+        assert!(is_found("kubelet", b"/", "kubelet\0"));
+        assert!(!is_found("kubelet", b"/", ""));
     }
 }

@@ -339,9 +339,9 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
     let placing = prepared(Some(tree)).unwrap().unwrap();
     assert_eq!(placing.tally(), PlacementTally::default());
     // Without its tree nobody knows whose the pods are.
-    let comm = host.procfs("77/comm");
-    std::fs::create_dir_all(comm.parent().unwrap()).unwrap();
-    std::fs::write(comm, "kubelet\n").unwrap();
+    std::fs::create_dir_all(host.procfs("77")).unwrap();
+    std::fs::write(host.procfs("77/comm"), "kubelet\n").unwrap();
+    std::fs::write(host.procfs("77/cmdline"), "kubelet\0").unwrap();
     std::fs::write(host.procfs("77/cgroup"), "0::/system.slice\n").unwrap();
     prepared(None).unwrap_err();
 }

@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 use plimsoll_core::kube::node_topology::Alignment;
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
+use rustix::fs::{Mode, OFlags};
 use serde_json::Value;
 
 use crate::act::placement::running_kubelet;
@@ -20,6 +21,8 @@ use crate::source::node_topology::{ReadAlignment, SOCKET as POD_RESOURCES};
 
 /// The kubelet's file in its directory, where many have it.
 pub(super) const KUBELET_CONFIG: &str = "config.yaml";
+/// Pods' volumes, in the kubelet's directory.
+const PODS: &str = "pods";
 /// More than any kubelet is started with.
 const COMMAND_LINE_BYTES_MAX: u64 = 64 << 10;
 /// More than any configuration has.
@@ -104,7 +107,8 @@ fn as_seen_by(host: &HostRoot, process: u32, path: &Path) -> PathBuf {
 }
 
 /// The kubelet's file as the kubelet sees it, unless that cannot be looked at: without CAP_SYS_PTRACE the kernel does not let the agent through
-/// `/proc/PID/root`. Then the same path counts, if it is in the kubelet's directory, which is mounted where the kubelet has it.
+/// `/proc/PID/root`. Then the same path counts, if it is in the kubelet's directory, which is mounted where the kubelet has it, and not in what pods
+/// fill there.
 fn readable(
     as_kubelet: PathBuf,
     looked: Result<(), ErrorKind>,
@@ -112,7 +116,9 @@ fn readable(
     kubelet_dir: &Path,
 ) -> PathBuf {
     let is_hidden = looked == Err(ErrorKind::PermissionDenied);
-    if is_hidden && path.starts_with(kubelet_dir) {
+    let leads_up = path.components().any(|part| part == Component::ParentDir);
+    let is_of_pods = path.starts_with(kubelet_dir.join(PODS)) || leads_up;
+    if is_hidden && path.starts_with(kubelet_dir) && !is_of_pods {
         path.to_owned()
     } else {
         as_kubelet
@@ -160,15 +166,24 @@ impl CommandLine {
     }
 }
 
+/// The text of a file. A FIFO would hold up the start for ever, and a device may say anything.
+fn regular_file(path: &Path) -> std::io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(CONFIG_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn configuration(path: &Path, flags: &EvictionFlags) -> Result<Config, String> {
     let parsed = |text: &str| {
         let file = ConfigFile::parse(text, Some(path)).map_err(|error| error.to_string())?;
         Config::new(file, flags).map_err(|error| error.to_string())
     };
-    let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text))
-        .map_err(|error| format!("{}: {error}", path.shown()))?;
+    let text = regular_file(path).map_err(|error| format!("{}: {error}", path.shown()))?;
     let answer: Option<Value> = serde_json::from_str(&text).ok();
     match answer.and_then(|mut answer| Some(answer.get_mut(CONFIGZ_KEY)?.take())) {
         Some(Value::Object(mut config)) => {
@@ -340,8 +355,22 @@ mod tests {
             (Ok(()), inside),
             (Err(ErrorKind::NotFound), inside),
             (denied, outside),
+            (denied, "/var/lib/kubelet/pods/1b2c/volumes/x"),
+            (denied, "/var/lib/kubelet/../../../tmp/x"),
         ] {
             assert_eq!(file_of(looked, path), Path::new("/proc/7/root/x"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let mode = rustix::fs::Mode::from(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [&*fifo, dir.path(), Path::new("/dev/zero")] {
+            let error = kubelet_config(path).err().unwrap();
+            assert!(error.contains("no regular file"), "{error}");
         }
     }
 

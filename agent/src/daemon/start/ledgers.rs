@@ -1,12 +1,16 @@
 //! The settings that an agent before has left are put back first, and those of this one last.
 
+use std::path::Path;
+
 use anyhow::Result;
 
 use crate::act::cpu_time::CPU_LEDGER;
 use crate::act::holds::HOLDS_LEDGER;
 use crate::act::remedies::REMEDIES_LEDGER;
 use crate::host::irq::IRQ_LEDGER;
-use crate::host::knobs::{AGENT_LEDGER, KnobError, Ledger, PODS_LEDGER};
+use crate::host::knobs::{AGENT_LEDGER, KnobError, LEDGER_BYTES_MAX, Ledger, PODS_LEDGER};
+use crate::host::shown::Show as _;
+use crate::host::state_dir;
 
 use super::plan::Plan;
 
@@ -30,7 +34,11 @@ impl Ledgers {
         // Interrupts here, whoever places from now on.
         let always = [REMEDIES_LEDGER, CPU_LEDGER, IRQ_LEDGER];
         for name in always.into_iter().chain(holds) {
+            set_aside_if_too_large(&plan.args.state_dir.join(name));
             restored += restore(&mut plan.ledger(name)?)?;
+        }
+        for name in [AGENT_LEDGER, PODS_LEDGER] {
+            set_aside_if_too_large(&plan.args.state_dir.join(name));
         }
         let mut ledgers = Self {
             agent: plan.ledger(AGENT_LEDGER)?,
@@ -51,6 +59,24 @@ impl Ledgers {
                 tracing::error!(%error, "kernel settings could not be put back; the next start tries again");
             }
         }
+    }
+}
+
+/// A ledger that cannot be read as a whole would end each start. Without an agent no pod is evicted, so the settings that it names stay as they are.
+fn set_aside_if_too_large(ledger: &Path) {
+    let is_too_large =
+        std::fs::metadata(ledger).is_ok_and(|metadata| metadata.len() > LEDGER_BYTES_MAX);
+    if !is_too_large {
+        return;
+    }
+    match state_dir::set_aside(ledger, "it is too large for a ledger") {
+        Ok(aside) => tracing::error!(
+            "{}: larger than {LEDGER_BYTES_MAX} bytes, so not a ledger; kernel settings that it names are not put back; it is now {}",
+            ledger.shown(),
+            aside.shown()
+        ),
+        // The start says what is wrong with it.
+        Err(error) => tracing::error!(%error, "{}: cannot be set aside", ledger.shown()),
     }
 }
 

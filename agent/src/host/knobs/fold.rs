@@ -1,18 +1,19 @@
 //! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go, or one that the kernel refuses to
 //! change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::{Change, Line};
 
 /// Joins writes of one file into the first of them, where each found what the one before had written. The last write of a file stays as it
 /// is: it may not have been made yet, and then the one before it has to be undone. A write that found what the one before it had found comes after one that
-/// was refused, or undone by somebody else: it takes that one's place.
+/// was refused, or undone by somebody else: it takes that one's place. A cgroup that is made again after somebody has removed it has one line.
 pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
     let mut folded: Vec<Line> = Vec::with_capacity(lines.len());
     // Places in `folded` of a file's joined writes, and of its last one.
     let mut places: BTreeMap<PathBuf, (usize, usize)> = BTreeMap::new();
+    let mut made = BTreeSet::new();
     for line in lines {
         let Change::Write {
             path,
@@ -21,7 +22,9 @@ pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
             process: None,
         } = &line.change
         else {
-            folded.push(line);
+            if made.insert(line.clone()) {
+                folded.push(line);
+            }
             continue;
         };
         let Some((first, last)) = places.get(path).copied() else {
@@ -120,6 +123,26 @@ mod tests {
         let lines = ["3", "4", "5"].map(|new| line("a", "2", new));
         let lines = [vec![line("a", "1", "2")], lines.to_vec()].concat();
         assert_eq!(fold(lines), [line("a", "1", "2"), line("a", "2", "5")]);
+    }
+
+    #[test]
+    fn a_cgroup_that_is_made_again_and_again_is_one_line() {
+        let of_pod = |name: &str| {
+            let cgroup = PathBuf::from(name);
+            let controller = "memory".to_owned();
+            let changes = [
+                Change::Create {
+                    cgroup: cgroup.clone(),
+                },
+                Change::Enable { cgroup, controller },
+            ];
+            changes.map(|change| Line {
+                change,
+                ..line("", "", "")
+            })
+        };
+        let lines = [of_pod("a"), of_pod("b"), of_pod("a")].concat();
+        assert_eq!(fold(lines), [of_pod("a"), of_pod("b")].concat());
     }
 
     #[test]

@@ -7,9 +7,9 @@ use super::Ledger;
 /// Room behind a ledger's end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Room {
-    /// So many bytes of it; 0: none.
+    /// Bytes that are kept free behind the end; 0: none.
     bytes: u64,
-    /// How far it reaches. 0 where there may be none.
+    /// Offset in the file up to which space is kept; 0 where there may be none.
     pub(super) until: u64,
 }
 

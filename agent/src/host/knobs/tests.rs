@@ -200,6 +200,37 @@ fn an_unwritable_ledger_changes_nothing() {
     assert_eq!(ledger.restore().unwrap().restored(), 1);
 }
 
+#[test]
+fn cgroups_that_others_remove_do_not_fill_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::new(dir.path());
+    let path = dir.path().join("ledger");
+    let kept = dir.path().join("kept");
+    std::fs::create_dir(&kept).unwrap();
+    let line = |cgroup: &Path| {
+        let change = Change::Create {
+            cgroup: cgroup.to_owned(),
+        };
+        let boot_id = String::new();
+        serde_json::to_string(&Line { boot_id, change }).unwrap() + "\n"
+    };
+    let mut text = line(&kept);
+    for pod in 0.. {
+        text += &line(&dir.path().join(format!("pods/pod{pod}")));
+        if text.len() as u64 > LONG_BYTES {
+            break;
+        }
+    }
+    std::fs::write(&path, text).unwrap();
+    let knob = dir.path().join("knob");
+    std::fs::write(&knob, "1\n").unwrap();
+    let mut ledger = Ledger::open(&host, &path).unwrap();
+    ledger.write(&knob, "2").unwrap();
+    let changes = ledger.changes().unwrap();
+    let subjects: Vec<&Path> = changes.iter().map(Change::subject).collect();
+    assert_eq!(subjects, [&*kept, &*knob]);
+}
+
 /// What this thread has read from files so far.
 fn bytes_read() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
@@ -217,7 +248,9 @@ fn a_line_in_a_long_ledger_takes_no_longer() {
         .record_ahead(&one, "100")
         .unwrap();
     let line = std::fs::read_to_string(&path).unwrap();
-    let long = line.repeat(20_000);
+    // As long as one may be before it is read for what is gone.
+    let bytes = usize::try_from(LONG_BYTES).unwrap() - 4 * PORTION;
+    let long = line.repeat(bytes / line.len());
     // The last line is torn, in the middle of a portion and longer than one.
     for torn in [
         String::new(),

@@ -128,6 +128,11 @@ impl Intents {
         self.let_go.contains(uid)
     }
 
+    /// Those that may run again.
+    pub(super) fn those_let_go(&self) -> impl Iterator<Item = &PodUid> {
+        self.let_go.iter()
+    }
+
     /// Those whose cgroup has gone.
     pub(super) fn gone(&self) -> impl Iterator<Item = &PodUid> {
         self.gone.iter()
@@ -151,11 +156,11 @@ impl Intents {
     pub(super) fn add(&mut self, intent: &EvictionIntent) -> bool {
         // One that was let go, and is evicted again: what runs in it is to end, and its first time counts.
         let was_let_go = self.let_go.remove(&intent.uid);
-        let is_new = self.keep(intent.clone());
-        if is_new || was_let_go {
+        let is_wanted = self.keep(intent.clone()) || was_let_go;
+        if is_wanted {
             self.append(&Line::Evicted(Box::new(intent.clone())));
         }
-        is_new
+        is_wanted
     }
 
     /// Whether it had waited.
@@ -309,7 +314,8 @@ mod tests {
             assert!(intents.is_let_go(&"a".into()) && !intents.is_let_go(&"never evicted".into()));
             assert_eq!(uids(&intents), ["a"], "it is still to be reported");
         }
-        assert!(!intents.add(&intent("a", 9)), "it is reported once");
+        assert!(intents.add(&intent("a", 9)), "it is wanted again");
+        assert!(!intents.add(&intent("a", 10)), "it is reported once");
         let mut intents = Intents::open(path.clone()).unwrap();
         assert!(!intents.is_let_go(&"a".into()), "evicted again");
         assert_eq!(intents.iter().next(), Some(&intent("a", 1)));

@@ -430,15 +430,19 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     assert_eq!(heard[1]["intent"]["decidedUnixMs"], 7);
     assert!(scene.link.as_ref().unwrap().evicted(intent("b")));
     assert_eq!(client.hear()["intent"]["uid"], "b");
-    // Its hold is given up, and its cgroup goes: who connects next hears of the latter.
+    // Its hold is given up, and its cgroup goes: who connects next hears of both, too.
     assert!(scene.link.as_ref().unwrap().let_go("b".into()));
     assert!(scene.link.as_ref().unwrap().cgroup_gone("b".into()));
+    let let_go = json!({"type": "let_go", "uid": "b"});
     let gone = json!({"type": "cgroup_gone", "uid": "b"});
+    assert_eq!(client.hear(), let_go);
     assert_eq!(client.hear(), gone);
     drop(client);
     assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
     let (mut client, heard) = scene.introduced();
     assert!(heard.contains(&gone), "{heard:?}");
+    let place = |frame| heard.iter().position(|one| one == frame);
+    assert!(place(&let_go) > Some(0), "{heard:?}");
     client.say(&json!({"type": "reported", "uid": "b"}));
     assert_eq!(scene.next(), ClusterEvent::Reported { uid: "b".into() });
     client.say(&json!({"type": "settled", "uid": "a", "how": "shown"}));

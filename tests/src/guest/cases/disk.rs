@@ -23,7 +23,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "disk::who_takes_the_inodes_is_evicted_alone",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: inodes_run_out,
     },
     Test {

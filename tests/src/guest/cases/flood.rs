@@ -36,7 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: oom_flood,
     },
     Test {

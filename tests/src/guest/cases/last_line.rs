@@ -28,7 +28,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::without_fentry_direct_reclaim_is_where_it_acts",
-        on: On::Once(Machine::V6_1),
+        on: On::Weekly(Machine::V6_1),
         run: || frozen(Some("fentry"), LastLineReason::Critical),
     },
     Test {

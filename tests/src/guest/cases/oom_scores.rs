@@ -48,7 +48,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::so_it_does_without_bpf",
-        on: On::First(&[Machine::V6_12, Machine::Hybrid]),
+        on: On::Weekly(Machine::V6_12),
         run: || {
             let options = Options::hard("memory.available<1Mi").flag("--without", "bpf");
             put_into_containers(&options, false)

@@ -20,7 +20,7 @@ use super::super::pod::Pod;
 pub(super) const TESTS: &[Test] = &[
     Test {
         name: "planned::packed",
-        on: On::Once(Machine::Numa8),
+        on: On::Weekly(Machine::Numa8),
         run: packed,
     },
     Test {
@@ -30,17 +30,17 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "planned::spread_over_the_closest_nodes",
-        on: On::Once(Machine::Numa8),
+        on: On::Weekly(Machine::Numa8),
         run: spread,
     },
     Test {
         name: "planned::one_cache_and_one_node",
-        on: On::Once(Machine::Numa8),
+        on: On::Weekly(Machine::Numa8),
         run: one_cache,
     },
     Test {
         name: "planned::other_options_move_nobody_and_another_reservation_only_who_has_to",
-        on: On::Once(Machine::Numa8),
+        on: On::Weekly(Machine::Numa8),
         run: changed,
     },
 ];

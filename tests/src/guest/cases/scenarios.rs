@@ -57,7 +57,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "scenarios::page_cache_that_is_read_once_evicts_nobody",
-        on: On::Once(Machine::V6_12),
+        on: On::Weekly(Machine::V6_12),
         run: cache_read_once,
     },
     Test {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::arbitration::cluster::{NodeState, Options};
+use plimsoll_core::arbitration::cluster::Options;
 use plimsoll_core::arbitration::leaving::{GRACE_MAX_S, Leaving};
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::is_of_limits;
@@ -86,7 +86,7 @@ pub(super) fn objects(
         } else {
             Named::new()
         },
-        state: node.state(),
+        state: node.state(now),
     });
     // What only pods and quotas name bounds no pod that could run, and any tenant can make such names up.
     let known = known_resources(store);
@@ -211,7 +211,7 @@ fn named_pod(
         // A pending one waits for nothing any more, and from a node that is lost none comes back.
         Leaving::Later | Leaving::Hangs => !pod.node.as_ref().is_some_and(|node| {
             let node = store.nodes.get(node);
-            node.is_some_and(|node| node.state() != NodeState::NotReady)
+            node.is_some_and(|node| node.is_ready)
         }),
     };
     NamedPod {

@@ -9,6 +9,7 @@ use plimsoll_core::arbitration::groups::Deserved;
 
 use super::OfNamespaces;
 use crate::arbitrate::store::Store;
+use crate::clock::Now;
 
 /// For nodes that report pressure: namespaces that use too much and have pods there, with the excess in 1/1000 of the capacity.
 pub(super) fn overused_on(
@@ -17,8 +18,12 @@ pub(super) fn overused_on(
     census: &Census,
     deserved: &Deserved,
     consumers: &OfNamespaces<'_>,
+    now: Now,
 ) -> BTreeMap<String, BTreeMap<String, u64>> {
-    let pressed = store.nodes.iter().filter(|(_, node)| node.has_pressure);
+    let pressed = store
+        .nodes
+        .iter()
+        .filter(|(_, node)| node.has_pressure(now));
     let mut on: BTreeMap<String, BTreeMap<String, u64>> = pressed
         .map(|(name, _)| (name.clone(), BTreeMap::new()))
         .collect();

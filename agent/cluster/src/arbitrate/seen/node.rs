@@ -9,7 +9,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Meta, Texts, amounts, read};
+use crate::clock::{Now, unix_ms_of};
 use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
+
+/// An agent says every ten minutes that it still is so; three times that, milliseconds.
+const PRESSED_FOR_MS: u64 = 1_800_000;
 
 /// A taint of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
@@ -43,8 +47,10 @@ pub struct SeenNode {
     pub is_ready: bool,
     /// `spec.unschedulable`.
     pub is_cordoned: bool,
-    /// It says that it is short of something.
-    pub has_pressure: bool,
+    /// Its kubelet says that it is short of something.
+    pub kubelet_has_pressure: bool,
+    /// Its agent says that it is short of memory, and said so last at this time, milliseconds since 1970 by the node's clock.
+    pub pressed_at_unix_ms: Option<u64>,
     /// Labels.
     pub labels: Texts,
     /// Taints that keep pods away.
@@ -54,10 +60,17 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
+    /// Whether it is short of something. An agent that has said so and is gone since counts no longer than this: nobody takes its word back where no other comes.
+    #[must_use]
+    pub fn has_pressure(&self, now: Now) -> bool {
+        let is_new = |at_unix_ms: u64| now.unix_ms.saturating_sub(at_unix_ms) < PRESSED_FOR_MS;
+        self.kubelet_has_pressure || self.pressed_at_unix_ms.is_some_and(is_new)
+    }
+
     /// Whether pods can start there.
     #[must_use]
-    pub fn state(&self) -> NodeState {
-        NodeState::of(self.is_ready, self.is_cordoned, self.has_pressure)
+    pub fn state(&self, now: Now) -> NodeState {
+        NodeState::of(self.is_ready, self.is_cordoned, self.has_pressure(now))
     }
 
     /// Reads one, with its name.
@@ -89,14 +102,17 @@ impl SeenNode {
         struct NodeCondition {
             r#type: String,
             status: String,
+            #[serde(rename = "lastHeartbeatTime")]
+            heard: Option<String>,
         }
         let node: ApiNode = read(object)?;
         let conditions = node.status.conditions.unwrap_or_default();
-        let is_true = |names: &[&str]| {
-            conditions.iter().any(|condition| {
-                names.contains(&condition.r#type.as_str()) && condition.status == "True"
-            })
+        let true_one = |name: &str| {
+            let mut of_name = conditions.iter().filter(|it| it.r#type == name);
+            of_name.find(|it| it.status == "True")
         };
+        let pressed = true_one(NodeState::AGENT_PRESSURE);
+        let pressed_at = pressed.map(|it| unix_ms_of(it.heard.as_deref()?));
         let mut annotations = node.metadata.annotations.unwrap_or_default();
         let withheld = annotations.get(WITHHELD);
         let withheld = withheld.and_then(|text| read_withheld(text));
@@ -107,13 +123,52 @@ impl SeenNode {
             allocatable: amounts(node.status.allocatable, Rounding::Down),
             withheld: amounts(Some(withheld), Rounding::Up),
             withheld_at_unix_ms,
-            is_ready: is_true(&["Ready"]),
+            is_ready: true_one("Ready").is_some(),
             is_cordoned: node.spec.unschedulable,
-            has_pressure: is_true(&NodeState::PRESSURE),
+            kubelet_has_pressure: NodeState::KUBELET_PRESSURE
+                .into_iter()
+                .any(|name| true_one(name).is_some()),
+            // One without a time is as old as can be.
+            pressed_at_unix_ms: pressed_at.map(Option::unwrap_or_default),
             labels: node.metadata.labels.unwrap_or_default(),
             taints: taints.into_iter().filter(Taint::keeps_away).collect(),
             overused: annotations.remove(OVERUSED),
         };
         Ok((node.metadata.name, seen))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pressure_that_an_agent_has_left_behind_ends() {
+        let heard = "2026-11-22T10:00:00Z";
+        let node = |kind: &str, heard: Option<&str>| {
+            let object = json!({"metadata": {"name": "n", "uid": "u"}, "status": {"conditions": [
+                {"type": "Ready", "status": "True"}, {"type": kind, "status": "True", "lastHeartbeatTime": heard},
+            ]}});
+            SeenNode::read(object.to_string().as_bytes()).unwrap().1
+        };
+        let after = |minutes: u64| Now {
+            mono_ms: 0,
+            unix_ms: unix_ms_of(heard).unwrap() + minutes * 60_000,
+        };
+        let pressed = node(NodeState::AGENT_PRESSURE, Some(heard));
+        assert_eq!(pressed.state(after(0)), NodeState::Cordoned);
+        assert_eq!(pressed.state(after(29)), NodeState::Cordoned);
+        assert_eq!(pressed.state(after(30)), NodeState::Ready);
+        // A clock that is behind.
+        let now = Now {
+            mono_ms: 0,
+            unix_ms: 0,
+        };
+        assert!(pressed.has_pressure(now));
+        assert!(!node(NodeState::AGENT_PRESSURE, None).has_pressure(after(0)));
+        // The node controller sees to the kubelet's.
+        assert!(node("MemoryPressure", Some(heard)).has_pressure(after(9_000)));
     }
 }

@@ -6,7 +6,8 @@ use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::kube::admission::pod_object::MoreStatus;
 use plimsoll_core::kube::owner::OwnerReference;
-use plimsoll_core::kube::pod::Pod;
+use plimsoll_core::kube::pod::{Pod, Resources};
+use plimsoll_core::kube::resource_list::ResourceList;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -268,18 +269,50 @@ fn core_pod(object: &[u8]) -> Result<Pod, String> {
     }
 }
 
-/// A pod on a node with what its containers have, where a resize has not been done yet or cannot be: so the scheduler counts it.
+/// A pod on a node with what its containers and it have, where a resize has not been done yet or cannot be: so the scheduler counts it.
 fn with_resize(pod: Pod, object: &[u8]) -> Pod {
     #[derive(Deserialize, Default)]
     #[serde(default)]
     struct ApiPod {
-        status: MoreStatus,
+        status: Status,
     }
-    match read::<ApiPod>(object) {
-        Ok(read) => read.status.effective(&pod).into_owned(),
+    #[derive(Deserialize, Default)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Status {
+        #[serde(flatten)]
+        of_containers: MoreStatus,
+        /// What the pod as a whole has.
+        resources: Option<Resources>,
+        /// What the node has set aside for it, with its overhead.
+        allocated_resources: Option<ResourceList>,
+    }
+    let Ok(ApiPod { status }) = read::<ApiPod>(object) else {
         // Only the kubelet writes it, and what it says of a pod that was not resized is what the specification says.
-        Err(_) => pod,
+        return pod;
+    };
+    let mut pod = status.of_containers.effective(&pod).into_owned();
+    let is_infeasible = status.of_containers.is_resize_infeasible();
+    let has = status.resources.unwrap_or_default().requests;
+    let mut allocated = status.allocated_resources.unwrap_or_default();
+    for (name, overhead) in &pod.spec.overhead {
+        if let Some(quantity) = allocated.get_mut(name) {
+            *quantity -= overhead;
+        }
     }
+    for (name, asked) in pod
+        .spec
+        .resources
+        .iter_mut()
+        .flat_map(|it| &mut it.requests)
+    {
+        let Some(most) = has.get(name).max(allocated.get(name)) else {
+            continue;
+        };
+        if is_infeasible || most > &*asked {
+            asked.clone_from(most);
+        }
+    }
+    pod
 }
 
 #[cfg(test)]
@@ -444,6 +477,22 @@ mod tests {
         assert_eq!(resized("2", "1", "Deferred"), 2000);
         // It still has it.
         assert_eq!(resized("1", "2", "Deferred"), 2000);
+    }
+
+    #[test]
+    fn a_resize_of_the_pod_as_a_whole_counts_likewise() {
+        let resized = |asked: &str, has: &str, reason: &str| {
+            let object = json!({"spec": {"nodeName": "n", "overhead": {"cpu": "100m"}, "resources": {"requests": {"cpu": asked}},
+                    "containers": [{"name": "c", "resources": {"requests": {"cpu": "10m"}}}]},
+                "status": {"resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": has, "memory": "1Gi"},
+                    "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
+            pod(&json!({}), &object).requests
+        };
+        // With its overhead.
+        assert_eq!(resized("1000", "2", "Infeasible")["cpu"], 2100);
+        assert_eq!(resized("2", "1", "Deferred")["cpu"], 2100);
+        assert_eq!(resized("1", "2", "Deferred")["cpu"], 2100);
+        assert!(!resized("1", "2", "Deferred").contains_key("memory"));
     }
 
     #[test]

@@ -61,12 +61,16 @@ enum At {
     Gone,
     /// The agent saw the cgroup go.
     CgroupGone,
+    /// The agent lets the pod run again.
+    LetGo,
+    /// The agent evicts it again.
+    Keeps,
     /// This comes next.
     Next(Step),
     /// This call is next, and is answered so; this is the effect.
     Call(Purpose, Answer, Effect),
 }
-use At::{Call, CgroupGone, Gone, Next, Sees};
+use At::{Call, CgroupGone, Gone, Keeps, LetGo, Next, Sees};
 use Effect::{None as NoEffect, RefusedByBudget, Reported};
 use Purpose::{Delete, Evict, Read, Report};
 
@@ -153,6 +157,8 @@ fn run(case: &Case) {
             Sees(shown) => seen = Some(pod(*shown)),
             Gone => seen = None,
             CgroupGone => eviction.cgroup_gone(now(*at)),
+            LetGo => eviction.let_go(),
+            Keeps => eviction.keep(),
             Next(step) => assert_eq!(next, *step, "{place}"),
             Call(purpose, answer, effect) => {
                 assert_eq!(next, Step::Call(*purpose), "{place}");
@@ -166,6 +172,33 @@ fn run(case: &Case) {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn a_pod_that_was_let_go_is_not_ended_long_after() {
+    for case in [
+        case(
+            "nothing was written",
+            vec![
+                (0, LetGo),
+                (4_000_000, settle(Settled::GivenUp)),
+                // It is evicted for something new.
+                (4_000_000, Keeps),
+                (4_000_000, Call(Report, done(), Reported)),
+            ],
+        ),
+        case(
+            "its end is written already",
+            vec![
+                (0, Call(Report, done(), Reported)),
+                (600_000, LetGo),
+                (600_000, Sees(("Failed", "", Some(" x report=1")))),
+                (600_000, Call(Report, done(), Reported)),
+            ],
+        ),
+    ] {
+        run(&case);
     }
 }
 

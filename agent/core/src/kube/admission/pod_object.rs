@@ -357,6 +357,13 @@ impl PodObject {
 }
 
 impl MoreStatus {
+    /// Whether the node can never give what a resize asks for.
+    pub fn is_resize_infeasible(&self) -> bool {
+        let mut conditions = self.conditions.iter();
+        let pending = conditions.find(|condition| condition.kind == "PodResizePending");
+        pending.is_some_and(|condition| condition.reason == "Infeasible")
+    }
+
     /// The pod with the larger of what its containers ask for and what they have, where the kubelet says what they have
     /// (`UseStatusResources`).
     pub fn effective<'pod>(&self, pod: &'pod Pod) -> std::borrow::Cow<'pod, Pod> {
@@ -370,11 +377,7 @@ impl MoreStatus {
         if statuses.is_empty() {
             return std::borrow::Cow::Borrowed(pod);
         }
-        let infeasible = self
-            .conditions
-            .iter()
-            .find(|condition| condition.kind == "PodResizePending")
-            .is_some_and(|condition| condition.reason == "Infeasible");
+        let infeasible = self.is_resize_infeasible();
         let mut pod = pod.clone();
         let sidecars = pod
             .spec

@@ -42,7 +42,7 @@ use crate::policy::memory::view::View;
 
 /// The longest that a pod is held at `memory.high` at one time, whatever the budget says, nanoseconds.
 pub const THROTTLE_MAX_NS: u64 = 10_000_000_000;
-/// How long it is not held again after that, nanoseconds.
+/// Shortest pause between two holds of one pod, nanoseconds.
 pub const THROTTLE_COOL_DOWN_NS: u64 = 60_000_000_000;
 /// How long a pod is spared the same other stage again, nanoseconds: cache that is back so soon is in use.
 pub const COOL_DOWN_NS: u64 = 30_000_000_000;
@@ -52,9 +52,9 @@ pub const PROGRESS_BYTES: u64 = 1 << 20;
 pub const LOOK_EVERY_NS: u64 = 10_000_000;
 /// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this, nanoseconds.
 pub const EVIDENCE_MAX_NS: u64 = 250_000_000;
-/// What is lost over this time is held to go on: a start of a process or a read of a file is shorter, nanoseconds.
+/// A loss that lasts this long counts as one that goes on: a start of a process or a read of a file is shorter, nanoseconds.
 pub const LOSS_WINDOW_NS: u64 = 50_000_000;
-/// So large a part of what is left (one in so many) says as much, however soon it went.
+/// So does the loss of one part in so many of what was left, however soon it went.
 pub const LOSS_PART: u64 = 16;
 /// A `memory.high` that could not be put back is tried again after this time, nanoseconds.
 pub const CLEAR_RETRY_NS: u64 = 100_000_000;

@@ -232,8 +232,8 @@ fn waits_for_victim(view: &View<'_>, met: &Met, observations: &Observations) -> 
     })
 }
 
-/// Whether one pod goes for it: the first of the memory ranking that may. What else hangs on the figures of pods that are not ahead of it
-/// is [`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason).
+/// Whether the threshold evicts one pod: the first of the memory ranking that may be evicted. What else hangs on the figures of pods that are not ahead
+/// of it is [`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason).
 pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
     let options = &config.options;
     met.resource() == Resource::Memory
