@@ -236,7 +236,7 @@ impl Reporter {
                 }
                 self.unreported(unreported, now);
             }
-            ToCluster::Evicted { intent } => self.evicted(*intent, now),
+            ToCluster::Evicted { intent, is_let_go } => self.evicted(*intent, is_let_go, now),
             ToCluster::Withdrawn { uid } => {
                 if let Some(eviction) = self.evictions.get_mut(&uid) {
                     eviction.withdraw();
@@ -273,11 +273,14 @@ impl Reporter {
         }
     }
 
-    fn evicted(&mut self, intent: EvictionIntent, now: Now) {
+    fn evicted(&mut self, intent: EvictionIntent, is_let_go: bool, now: Now) {
         let uid = intent.uid.clone();
         // Sent again after each connection: what is known goes on where it is.
         if let Some(known) = self.evictions.get_mut(&uid) {
             known.keep();
+            if is_let_go {
+                known.let_go();
+            }
             return;
         }
         if self.evictions.len() >= INTENTS_MAX {
@@ -285,7 +288,11 @@ impl Reporter {
             return;
         }
         let seed = self.seed ^ u64::try_from(self.evictions.len()).unwrap_or(0) << 32;
-        self.evictions.insert(uid, Eviction::new(intent, now, seed));
+        let mut eviction = Eviction::new(intent, now, seed);
+        if is_let_go {
+            eviction.let_go();
+        }
+        self.evictions.insert(uid, eviction);
     }
 
     /// Forgets what was withdrawn, unless the API server has taken it, or is being asked.

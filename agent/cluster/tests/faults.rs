@@ -694,6 +694,7 @@ fn an_agent_that_sends_nonsense_is_left_and_called_again() {
         agent
             .send(&ToCluster::Evicted {
                 intent: Box::new(intent("unknown", "unknown", 1, 0)),
+                is_let_go: false,
             })
             .await;
         agent

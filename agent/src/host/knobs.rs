@@ -518,29 +518,42 @@ impl Ledger {
         change: Change,
         make: impl FnOnce() -> Result<(), KnobError>,
     ) -> Result<(), KnobError> {
-        let _lock = self.lock()?;
-        self.shorten_if_long()
-            .and_then(|()| self.append(&change))
+        let mut lock = self.lock()?;
+        let is_replaced = self.shorten_if_long();
+        if is_replaced.map_err(|source| self.failed(source))? {
+            // The lock was that of the file before. First: it may be the same open file.
+            drop(lock);
+            lock = self.lock()?;
+        }
+        self.append(&change)
             .and_then(|()| self.fold_if_long())
             .map_err(|source| self.failed(source))?;
         step::reached();
         make()?;
         step::reached();
+        drop(lock);
         Ok(())
     }
 
     /// Cgroups of pods that end are removed by others, and leave their lines: with a year of pods the ledger could not be read any more. Before a line is
-    /// appended, whose cgroup is not there yet.
-    fn shorten_if_long(&mut self) -> std::io::Result<()> {
+    /// appended, whose cgroup is not there yet. Returns whether there is a new file, which is not locked.
+    fn shorten_if_long(&mut self) -> std::io::Result<bool> {
         let bytes = self.file.metadata()?.len();
         if bytes <= LONG_BYTES.max(self.shortened_to.saturating_mul(2)) {
-            return Ok(());
+            return Ok(false);
         }
         let (mut lines, _) = read_lines(&mut self.file)?;
         lines.retain(|line| !line.change.is_gone());
-        self.replace(&fold::fold(lines))?;
+        match self.replace(&fold::fold(lines)) {
+            // The line may have room all the same: only the new file had none, and the old one is in its place.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                self.shortened_to = bytes;
+                return Ok(false);
+            }
+            replaced => replaced?,
+        }
         self.shortened_to = self.file.metadata()?.len();
-        Ok(())
+        Ok(true)
     }
 
     /// A file that is written again and again, such as the weight of a tier, needs one line: its first value and its last.

@@ -488,7 +488,10 @@ impl Work {
                         .unreported
                         .fetch_add(self.intents.take_merged(), Ordering::Relaxed);
                     self.count();
-                    ToCluster::Evicted { intent }
+                    ToCluster::Evicted {
+                        intent,
+                        is_let_go: false,
+                    }
                 }
                 Report::Withdrawn(uid) => {
                     self.intents.strike(&uid);
@@ -745,12 +748,10 @@ impl Work {
         self.send(&hello);
         let waiting: Vec<EvictionIntent> = self.intents.iter().cloned().collect();
         for intent in waiting {
+            // In the same frame: in between the client could end the pod.
+            let is_let_go = self.intents.is_let_go(&intent.uid);
             let intent = Box::new(intent);
-            self.send(&ToCluster::Evicted { intent });
-        }
-        let let_go: Vec<PodUid> = self.intents.those_let_go().cloned().collect();
-        for uid in let_go {
-            self.send(&ToCluster::LetGo { uid });
+            self.send(&ToCluster::Evicted { intent, is_let_go });
         }
         let gone: Vec<PodUid> = self.intents.gone().cloned().collect();
         for uid in gone {

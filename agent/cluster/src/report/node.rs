@@ -371,6 +371,10 @@ impl NodeReports {
                 if purpose == NodePurpose::ReadTaints {
                     self.fresh.clone_from(&node);
                 } else {
+                    // Once: another process may hear an agent that this one does not, and set it again.
+                    if self.lost.is_some() {
+                        self.wants_taint = None;
+                    }
                     self.had_conflict = false;
                     self.backoff.reset();
                 }

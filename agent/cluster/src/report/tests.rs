@@ -72,6 +72,7 @@ fn an_eviction_from_the_intent_to_the_agents_word() {
     reporter.from_agent(
         ToCluster::Evicted {
             intent: Box::new(intent("u1")),
+            is_let_go: false,
         },
         now(0),
     );
@@ -125,7 +126,13 @@ fn the_event_of_a_pod_without_a_name_is_where_the_api_has_the_pod() {
     let mut intent = intent("u1");
     (intent.namespace, intent.name) = ("-".into(), "u1".into());
     let intent = Box::new(intent);
-    reporter.from_agent(ToCluster::Evicted { intent }, now(0));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent,
+            is_let_go: false,
+        },
+        now(0),
+    );
     let (target, call) = reporter.next(&pods, now(5)).unwrap();
     reporter.answered(&target, &answer_of(&call), &mut pods, now(20));
     let (_, call) = reporter.next(&pods, now(21)).unwrap();
@@ -142,6 +149,7 @@ fn a_thousand_intents_are_told_once_each_and_not_too_fast() {
         reporter.from_agent(
             ToCluster::Evicted {
                 intent: Box::new(intent(&format!("u{at}"))),
+                is_let_go: false,
             },
             now(0),
         );
@@ -201,6 +209,7 @@ fn one_pod_that_cannot_be_told_holds_up_no_other() {
         reporter.from_agent(
             ToCluster::Evicted {
                 intent: Box::new(intent(uid)),
+                is_let_go: false,
             },
             now(0),
         );
@@ -236,6 +245,7 @@ fn a_success_that_shows_no_pod_is_none() {
     reporter.from_agent(
         ToCluster::Evicted {
             intent: Box::new(intent("u0")),
+            is_let_go: false,
         },
         now(0),
     );
@@ -254,6 +264,7 @@ fn withdrawn_sent_again_and_gone() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
     let evicted = |uid: &str| ToCluster::Evicted {
         intent: Box::new(intent(uid)),
+        is_let_go: false,
     };
     reporter.from_agent(evicted("u0"), now(0));
     reporter.from_agent(ToCluster::Withdrawn { uid: "u0".into() }, now(1));
@@ -296,6 +307,7 @@ fn a_withdrawal_is_not_lost_while_the_api_server_is_asked_or_nothing_is_connecte
     let withdrawn = ToCluster::Withdrawn { uid: "u0".into() };
     let evicted = ToCluster::Evicted {
         intent: Box::new(intent("u0")),
+        is_let_go: false,
     };
     let budget = Answer::Refused(Refusal {
         code: 503,
@@ -372,6 +384,7 @@ fn the_agent_hears_whether_the_api_server_answers() {
     reporter.from_agent(
         ToCluster::Evicted {
             intent: Box::new(intent("u0")),
+            is_let_go: false,
         },
         now(0),
     );

@@ -415,7 +415,12 @@ fn events_are_bounded_and_end_with_their_namespace() {
         let mut intent = support::agent::intent("ending-uid", "ending-0", DECIDED_MS, 0);
         intent.namespace = "ending".to_owned();
         let intent = Box::new(intent);
-        agent.send(&ToCluster::Evicted { intent }).await;
+        agent
+            .send(&ToCluster::Evicted {
+                intent,
+                is_let_go: false,
+            })
+            .await;
         agent
             .until("its end", |known| known.settled.len() == 1)
             .await;

@@ -245,6 +245,7 @@ impl Agent {
         let intent = intent(uid, name, decided_unix_ms, grace_s);
         self.send(&ToCluster::Evicted {
             intent: Box::new(intent.clone()),
+            is_let_go: false,
         })
         .await;
         intent

@@ -154,6 +154,9 @@ pub enum ToCluster {
     Evicted {
         /// What is to be reported.
         intent: Box<EvictionIntent>,
+        /// The pod may run again: see [`ToCluster::LetGo`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_let_go: bool,
     },
     /// An eviction that was not begun is not wanted any more; nothing is settled for it.
     Withdrawn {

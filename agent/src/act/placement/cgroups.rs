@@ -111,7 +111,7 @@ fn move_processes(
     cgroup: &CgroupPath,
 ) -> Result<(), PlacementError> {
     let target = to.dir(cgroup).join("cgroup.procs");
-    let mut reads_left = CGROUPS_READ_MAX;
+    let mut reads_left = CGROUPS_READ_MAX + 1;
     for _ in 0..PASSES_MAX {
         let mut there = BTreeSet::new();
         processes(

@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::act::cpu_time::CPU_LEDGER;
 use crate::act::holds::HOLDS_LEDGER;
+use crate::act::placement::beside::CPUSETS_LEDGER;
 use crate::act::remedies::REMEDIES_LEDGER;
 use crate::host::irq::IRQ_LEDGER;
 use crate::host::knobs::{AGENT_LEDGER, KnobError, LEDGER_BYTES_MAX, Ledger, PODS_LEDGER};
@@ -37,7 +38,7 @@ impl Ledgers {
             set_aside_if_too_large(&plan.args.state_dir.join(name));
             restored += restore(&mut plan.ledger(name)?)?;
         }
-        for name in [AGENT_LEDGER, PODS_LEDGER] {
+        for name in [AGENT_LEDGER, PODS_LEDGER, HOLDS_LEDGER, CPUSETS_LEDGER] {
             set_aside_if_too_large(&plan.args.state_dir.join(name));
         }
         let mut ledgers = Self {

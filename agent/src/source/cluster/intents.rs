@@ -128,11 +128,6 @@ impl Intents {
         self.let_go.contains(uid)
     }
 
-    /// Those that may run again.
-    pub(super) fn those_let_go(&self) -> impl Iterator<Item = &PodUid> {
-        self.let_go.iter()
-    }
-
     /// Those whose cgroup has gone.
     pub(super) fn gone(&self) -> impl Iterator<Item = &PodUid> {
         self.gone.iter()

@@ -441,8 +441,11 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     assert!(matches!(scene.next(), ClusterEvent::Lost { .. }));
     let (mut client, heard) = scene.introduced();
     assert!(heard.contains(&gone), "{heard:?}");
-    let place = |frame| heard.iter().position(|one| one == frame);
-    assert!(place(&let_go) > Some(0), "{heard:?}");
+    let is_let_go = |uid: &str| {
+        let frame = heard.iter().find(|frame| frame["intent"]["uid"] == uid);
+        frame.unwrap()["is_let_go"] == true
+    };
+    assert!(is_let_go("b") && !is_let_go("a"), "{heard:?}");
     client.say(&json!({"type": "reported", "uid": "b"}));
     assert_eq!(scene.next(), ClusterEvent::Reported { uid: "b".into() });
     client.say(&json!({"type": "settled", "uid": "a", "how": "shown"}));
