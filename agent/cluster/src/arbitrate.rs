@@ -59,8 +59,8 @@ pub struct Settings {
     pub times: Times,
     /// Between two cycles at least, milliseconds.
     pub cycle_ms: u64,
-    /// Evictions in any second at most, despite the option's name.
-    pub evictions_per_cycle: usize,
+    /// Evictions in any second at most.
+    pub evictions_per_second: usize,
     /// No pod is evicted and none is annotated: evictions are sent as dry runs.
     pub is_dry: bool,
     /// The name in Events.
@@ -176,7 +176,7 @@ impl Arbiter {
         Self {
             events: Events::of_arbitrator(&settings.identity, seed),
             reclaims: Reclaims::new(seed),
-            evictions: Pace::new(settings.evictions_per_cycle),
+            evictions: Pace::new(settings.evictions_per_second),
             settings,
             store: Store::default(),
             memory: Memory::default(),

@@ -277,10 +277,7 @@ impl Reporter {
         let uid = intent.uid.clone();
         // Sent again after each connection: what is known goes on where it is.
         if let Some(known) = self.evictions.get_mut(&uid) {
-            known.keep();
-            if is_let_go {
-                known.let_go();
-            }
+            known.keep(is_let_go);
             return;
         }
         if self.evictions.len() >= INTENTS_MAX {
@@ -289,9 +286,7 @@ impl Reporter {
         }
         let seed = self.seed ^ u64::try_from(self.evictions.len()).unwrap_or(0) << 32;
         let mut eviction = Eviction::new(intent, now, seed);
-        if is_let_go {
-            eviction.let_go();
-        }
+        eviction.keep(is_let_go);
         self.evictions.insert(uid, eviction);
     }
 

@@ -17,19 +17,15 @@ use clap::Args;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
-use crate::act::cpu_time::CPU_LEDGER;
-use crate::act::holds::HOLDS_LEDGER;
-use crate::act::placement::beside::CPUSETS_LEDGER;
 use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
 use crate::act::placement::foreign::FOREIGN;
 use crate::act::placement::kubelet_state::{FOR_KUBELET, FROM_KUBELET};
-use crate::act::remedies::REMEDIES_LEDGER;
 use crate::commands::exit_status;
+use crate::daemon::start::LEDGERS;
 use crate::host::HostRoot;
-use crate::host::irq::IRQ_LEDGER;
-use crate::host::knobs::{AGENT_LEDGER, Change, Ledger, Outcome, PODS_LEDGER};
+use crate::host::knobs::{Change, Ledger, Outcome};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::LOCK_FILE;
@@ -39,16 +35,6 @@ use crate::input::manifests::admission::ADMITTED;
 use crate::kernel::PinOwner;
 use crate::serve::control::{SOCKET_FILE, STATE_DIR, group_dir, remove_group_dir};
 
-/// Newest concerns first: settings of pods before the cgroups that they are in.
-const LEDGERS: [&str; 7] = [
-    CPUSETS_LEDGER,
-    HOLDS_LEDGER,
-    CPU_LEDGER,
-    REMEDIES_LEDGER,
-    PODS_LEDGER,
-    AGENT_LEDGER,
-    IRQ_LEDGER,
-];
 /// A cgroup can be removed only when those in it are gone, which are in another ledger.
 const ROUNDS: usize = 4;
 /// How long an agent may take to end: it puts everything back first.
@@ -445,6 +431,7 @@ fn is_agent_file(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::knobs::AGENT_LEDGER;
 
     fn work(state_dir: &Path, dry_run: bool) -> Uninstall<'_> {
         Uninstall {

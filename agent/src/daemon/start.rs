@@ -75,6 +75,7 @@ mod ledgers;
 mod plan;
 
 pub use self::args::RunArgs;
+pub use self::ledgers::LEDGERS;
 use self::ledgers::Ledgers;
 use self::plan::{Plan, disks, nri_settings, topology_source};
 

@@ -789,14 +789,7 @@ impl Change {
     /// Whether there is nothing to undo any more. Only where the kernel itself says that the file or the cgroup is not there: an unreadable one may be
     /// back.
     fn is_gone(&self) -> bool {
-        match self {
-            Self::Write { path: subject, .. }
-            | Self::Enable {
-                cgroup: subject, ..
-            }
-            | Self::Create { cgroup: subject } => !subject.try_exists().unwrap_or(true),
-            Self::Move { .. } => false,
-        }
+        !matches!(self, Self::Move { .. }) && !self.subject().try_exists().unwrap_or(true)
     }
 
     /// The file or cgroup that it is about.

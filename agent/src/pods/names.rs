@@ -77,9 +77,9 @@ pub fn pods_of(cgroup: &Path) -> Vec<PodUid> {
 /// A pod of the cgroupfs driver as a process in a cgroup namespace of its own sees it: `/../../podUID`. The tier that both are in has no name there.
 fn pod_beside(above: &[u8], name: &[u8]) -> Option<PodUid> {
     let uid = name.strip_prefix(b"pod").filter(|_| above == b"..")?;
-    let is_uid = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b'-';
+    let is_uid = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
     let uid = std::str::from_utf8(uid).ok()?;
-    (!uid.is_empty() && uid.bytes().all(|byte| is_uid(&byte))).then(|| PodUid::new(uid))
+    (!uid.is_empty() && uid.bytes().all(is_uid)).then(|| PodUid::new(uid))
 }
 
 /// The pod whose cgroup has this name in a directory of that name.

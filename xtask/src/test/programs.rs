@@ -13,7 +13,6 @@ use anyhow::{Result, ensure};
 use serde::Deserialize;
 
 use super::report::{self, Counts};
-use crate::process;
 use crate::progress::{Progress, Step};
 use crate::watched::Watched;
 
@@ -133,16 +132,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl TestProgram {
-    fn command(&self) -> Command {
+    fn run(&self, prepare: &impl Fn(&mut Command), on_line: impl FnMut(&str)) -> Result<Watched> {
         let mut command = Command::new(&self.file);
         command
             .current_dir(&self.package)
             .env("CARGO_MANIFEST_DIR", &self.package);
-        command
-    }
-
-    fn run(&self, prepare: &impl Fn(&mut Command), on_line: impl FnMut(&str)) -> Result<Watched> {
-        let mut command = self.command();
         prepare(&mut command);
         Watched::run(&mut command, on_line)
     }
@@ -172,9 +166,10 @@ impl Results {
                 self.failed_tests.extend(failed_tests(&text));
                 let counts = report::of_test_program(&text, ended.success());
                 let mut log = failures(&text);
-                let ends = process::success(&program.command(), ended, &program.by_hand());
-                if let (Err(error), true) = (ends, ended.hung || !log.contains("test result: ")) {
-                    log.push_str(&format!("\n{error:#}"));
+                if ended.hung {
+                    log.push_str("\nit hung and was stopped");
+                } else if !log.contains("test result: ") {
+                    log.push_str(&format!("\nit ended without a result: {}", ended.status));
                 }
                 (counts, log)
             }

@@ -25,7 +25,7 @@ fn settings(is_dry: bool) -> Settings {
             minimum_run_time_ms: 60_000,
         },
         cycle_ms: 1_000,
-        evictions_per_cycle: 10,
+        evictions_per_second: 10,
         is_dry,
         identity: "one".into(),
     }

@@ -139,7 +139,7 @@ impl Arbitrate {
                     minimum_run_time_ms: self.minimum_run_time,
                 },
                 cycle_ms: self.cycle,
-                evictions_per_cycle: self.max_evictions_per_second.into(),
+                evictions_per_second: self.max_evictions_per_second.into(),
                 is_dry: self.dry_run,
                 identity: self.identity,
             },

@@ -153,9 +153,9 @@ impl Eviction {
         self.is_withdrawn = true;
     }
 
-    /// The agent wants it all the same, or again.
-    pub const fn keep(&mut self) {
-        (self.is_withdrawn, self.is_let_go) = (false, false);
+    /// The agent wants it all the same, or again: `is_let_go`, though the pod may run.
+    pub const fn keep(&mut self, is_let_go: bool) {
+        (self.is_withdrawn, self.is_let_go) = (false, is_let_go);
     }
 
     /// The pod may run again: it does not end for this any more, long after what it was evicted for.

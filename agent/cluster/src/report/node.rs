@@ -243,8 +243,8 @@ impl NodeReports {
         self.lost.get_or_insert(now);
     }
 
-    /// No agent has said anything of the node since this process began, for as long as one may be silent: what one before has left there becomes unknown, and
-    /// its taint goes.
+    /// Takes over the conditions and the taint that an earlier agent has left on the node, where no agent has connected for [`LOST_AFTER_MS`] since this
+    /// process began: the conditions become `Unknown`, and the taint goes.
     pub fn take_over(&mut self, node: Option<&SeenNode>, now: Now) {
         if !self.wanted.is_empty() {
             return;
@@ -371,8 +371,8 @@ impl NodeReports {
                 if purpose == NodePurpose::ReadTaints {
                     self.fresh.clone_from(&node);
                 } else {
-                    // Once: another process may hear an agent that this one does not, and set it again.
-                    if self.lost.is_some() {
+                    // Removed once: another process may hear an agent that this one does not, and set it again.
+                    if self.is_lost(now) && node.as_ref().is_some_and(|node| !node.has_taint()) {
                         self.wants_taint = None;
                     }
                     self.had_conflict = false;
@@ -586,6 +586,31 @@ mod tests {
         assert_eq!(shown["status"], "True");
         assert_eq!(written(&mut reports, &tainted, 4_002_000), None);
         assert!(written(&mut reports, &tainted, 4_601_000).is_some());
+    }
+
+    #[test]
+    fn a_taint_that_was_on_its_way_when_the_agent_was_lost_goes_once() {
+        let mut reports = NodeReports::new(1);
+        let taint = json!([{"key": TAINT_KEY, "effect": TAINT_EFFECT}]);
+        let (clean, tainted) = (node(json!([]), "1"), node(taint.clone(), "2"));
+        let answer = |taints: &Value| {
+            let object = json!({"metadata": {"name": "n", "uid": "nu", "resourceVersion": "3"}, "spec": {"taints": taints}});
+            Answer::Done(object.to_string().into_bytes())
+        };
+        let write = |reports: &mut NodeReports, seen: &SeenNode, now_taints: &Value, at: Now| {
+            for purpose in [NodePurpose::ReadTaints, NodePurpose::WriteTaints] {
+                assert_eq!(reports.next(Some(seen), at), Some(purpose));
+                reports.send(purpose, "n", at, false);
+                reports.answered(purpose, &answer(now_taints), at);
+            }
+        };
+        reports.want(vec![pressure(true)], true);
+        reports.lose_agent(now(1_000));
+        write(&mut reports, &clean, &taint, now(2_000));
+        write(&mut reports, &tainted, &json!([]), now(51_000));
+        // Somebody sets it again.
+        let next = reports.next(Some(&tainted), now(51_001));
+        assert_eq!(next, Some(NodePurpose::Conditions));
     }
 
     #[test]

@@ -15,6 +15,17 @@ use crate::host::state_dir;
 
 use super::plan::Plan;
 
+/// All ledgers, in the order in which they are undone: settings of pods before the cgroups that they are in.
+pub const LEDGERS: [&str; 7] = [
+    CPUSETS_LEDGER,
+    HOLDS_LEDGER,
+    CPU_LEDGER,
+    REMEDIES_LEDGER,
+    PODS_LEDGER,
+    AGENT_LEDGER,
+    IRQ_LEDGER,
+];
+
 /// The ledgers of settings that are undone when the agent ends.
 pub(super) struct Ledgers {
     pub(super) agent: Ledger,
@@ -29,17 +40,16 @@ impl Ledgers {
             let pods = plan.ledger(PODS_LEDGER)?;
             return Ok((Self { agent, pods }, 0));
         }
+        for name in LEDGERS {
+            set_aside_if_too_large(&plan.args.state_dir.join(name));
+        }
         let mut restored = 0;
         // Beside a kubelet, evicted pods stay held over a restart.
         let holds = plan.kubelet.is_none().then_some(HOLDS_LEDGER);
         // Interrupts here, whoever places from now on.
         let always = [REMEDIES_LEDGER, CPU_LEDGER, IRQ_LEDGER];
         for name in always.into_iter().chain(holds) {
-            set_aside_if_too_large(&plan.args.state_dir.join(name));
             restored += restore(&mut plan.ledger(name)?)?;
-        }
-        for name in [AGENT_LEDGER, PODS_LEDGER, HOLDS_LEDGER, CPUSETS_LEDGER] {
-            set_aside_if_too_large(&plan.args.state_dir.join(name));
         }
         let mut ledgers = Self {
             agent: plan.ledger(AGENT_LEDGER)?,

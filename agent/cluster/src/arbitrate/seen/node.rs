@@ -12,7 +12,7 @@ use super::{Meta, Texts, amounts, read};
 use crate::clock::{Now, unix_ms_of};
 use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 
-/// An agent says every ten minutes that it still is so; three times that, milliseconds.
+/// Three heartbeats of a condition of Plimsoll, milliseconds.
 const PRESSED_FOR_MS: u64 = 1_800_000;
 
 /// A taint of a node.
@@ -60,7 +60,8 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Whether it is short of something. An agent that has said so and is gone since counts no longer than this: nobody takes its word back where no other comes.
+    /// Whether it is short of something. The condition of an agent counts for [`PRESSED_FOR_MS`] after its last heartbeat: an agent that has gone cannot take
+    /// it back.
     #[must_use]
     pub fn has_pressure(&self, now: Now) -> bool {
         let is_new = |at_unix_ms: u64| now.unix_ms.saturating_sub(at_unix_ms) < PRESSED_FOR_MS;

@@ -158,7 +158,7 @@ fn run(case: &Case) {
             Gone => seen = None,
             CgroupGone => eviction.cgroup_gone(now(*at)),
             LetGo => eviction.let_go(),
-            Keeps => eviction.keep(),
+            Keeps => eviction.keep(false),
             Next(step) => assert_eq!(next, *step, "{place}"),
             Call(purpose, answer, effect) => {
                 assert_eq!(next, Step::Call(*purpose), "{place}");
