@@ -45,6 +45,8 @@ pub enum Content {
     StrategicMerge,
     /// A patch that replaces lists.
     Merge,
+    /// A patch of steps (RFC 6902), all of which are done or none.
+    JsonPatch,
     /// Server-side apply: all that this manager sets, and nothing else of its own; it creates what is not there.
     Apply,
     /// The same, refused (409) where another manager has set one of these fields to something else.
@@ -59,6 +61,7 @@ impl Content {
             Self::Json => "application/json",
             Self::StrategicMerge => "application/strategic-merge-patch+json",
             Self::Merge => "application/merge-patch+json",
+            Self::JsonPatch => "application/json-patch+json",
             // JSON is YAML.
             Self::Apply | Self::ApplyUnlessForeign => "application/apply-patch+yaml",
         }

@@ -294,13 +294,12 @@ async fn answer(
         ("PATCH", "/api/v1/nodes/node-1") => {
             let patch: Value = serde_json::from_slice(&sent).unwrap();
             let mut node = state.object.lock().unwrap();
-            if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
+            if !patch_taints(&mut node, &patch) {
                 return Ok(respond(
-                    409,
-                    body(r#"{"kind":"Status","reason":"Conflict"}"#),
+                    422,
+                    body(r#"{"kind":"Status","reason":"Invalid"}"#),
                 ));
             }
-            node["spec"]["taints"] = patch["spec"]["taints"].clone();
             count_up(&mut node);
             respond(200, body(node.to_string()))
         }
@@ -342,6 +341,38 @@ fn count_up(node: &mut Value) {
     let version = node["metadata"]["resourceVersion"].as_str().unwrap();
     let next = version.parse::<u64>().unwrap() + 1;
     node["metadata"]["resourceVersion"] = json!(next.to_string());
+}
+
+/// As an API server carries out a JSON patch of the taints, of which there are some. False: a step cannot be done, and none is.
+fn patch_taints(node: &mut Value, steps: &Value) -> bool {
+    let mut changed = node.clone();
+    let done = steps.as_array().unwrap().iter().all(|step| {
+        let path = step["path"].as_str().unwrap();
+        let taints = changed["spec"]["taints"].as_array().unwrap();
+        match (
+            step["op"].as_str().unwrap(),
+            path.strip_prefix("/spec/taints/"),
+        ) {
+            ("test", _) => changed.pointer(path) == Some(&step["value"]),
+            ("add", Some("-")) => {
+                changed["spec"]["taints"] =
+                    taints.iter().chain([&step["value"]]).cloned().collect();
+                true
+            }
+            ("remove", Some(place)) => {
+                let place = place.parse::<usize>().unwrap();
+                let is_there = place < taints.len();
+                let others = taints.iter().enumerate().filter(|(at, _)| *at != place);
+                changed["spec"]["taints"] = others.map(|(_, taint)| taint.clone()).collect();
+                is_there
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+    if done {
+        *node = changed;
+    }
+    done
 }
 
 /// As an API server merges conditions and annotations.

@@ -1,7 +1,7 @@
 //! What is said about the node itself: conditions beside the kubelet's, and a taint where the option asks for it.
 //!
-//! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic list: it is read, changed and written with
-//! the resource version that was read, and read again when that has passed.
+//! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic list: it is read, and a JSON patch adds to
+//! it, or removes what is found where it was read. So a write of anything else of the node, however often it comes, does not get in the way.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +23,8 @@ const LOST_AFTER_MS: u64 = 50_000;
 /// Key of the taint.
 pub const TAINT_KEY: &str = "plimsoll.dev/memory-pressure";
 const TAINT_EFFECT: &str = "NoSchedule";
+/// Where the taints of a node are, as a JSON pointer.
+const TAINTS: &str = "/spec/taints";
 /// All that may be on a node.
 const CONDITIONS: [PlimsollCondition; 3] = [
     PlimsollCondition::MemoryPressure,
@@ -41,11 +43,9 @@ pub struct SeenNode {
     pub name: String,
     /// `metadata.uid`.
     pub uid: String,
-    /// `metadata.resourceVersion`.
-    pub resource_version: String,
     /// `status.nodeInfo.kubeletVersion`.
     pub kubelet_version: String,
-    /// `spec.taints`, whole: what others wrote there is written back.
+    /// `spec.taints`, in their order.
     pub taints: Vec<Value>,
     /// Conditions of Plimsoll that are true or false there.
     pub stated: Vec<PlimsollCondition>,
@@ -66,11 +66,9 @@ impl SeenNode {
             status: Status,
         }
         #[derive(serde::Deserialize)]
-        #[serde(rename_all = "camelCase")]
         struct Meta {
             name: String,
             uid: String,
-            resource_version: String,
             #[serde(default)]
             annotations: Option<BTreeMap<String, String>>,
         }
@@ -109,7 +107,6 @@ impl SeenNode {
             overused: overused.and_then(|text| OverusedList::read(text)),
             name: node.metadata.name,
             uid: node.metadata.uid,
-            resource_version: node.metadata.resource_version,
             kubelet_version: node.status.node_info.kubelet_version,
             taints: node.spec.taints.unwrap_or_default(),
         })
@@ -380,8 +377,10 @@ impl NodeReports {
                 }
                 node
             }
-            (Answer::Refused(refusal), NodePurpose::WriteTaints) if refusal.code == 409 => {
-                // Somebody else wrote the node in between: read again, at once the first time.
+            (Answer::Refused(refusal), NodePurpose::WriteTaints)
+                if matches!(refusal.code, 409 | 422) =>
+            {
+                // Somebody else wrote the taints in between: read again, at once the first time.
                 if std::mem::replace(&mut self.had_conflict, true) {
                     self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
                 }
@@ -458,27 +457,37 @@ fn conditions_call(
     )
 }
 
-/// Sets or removes the taint among those of others.
+/// Adds or removes the taint, and touches no other. Refused (422) where the list is not any more as `node` has it.
 fn taints_call(node: &SeenNode, wanted: bool, dry_run: bool) -> Call {
-    let mut taints: Vec<Value> = node
-        .taints
-        .iter()
-        .filter(|taint| !is_taint(taint))
-        .cloned()
-        .collect();
-    if wanted {
-        taints.push(json!({"key": TAINT_KEY, "effect": TAINT_EFFECT}));
+    // Not the node that has got its name since.
+    let mut steps = vec![json!({"op": "test", "path": "/metadata/uid", "value": node.uid})];
+    let taint = json!({"key": TAINT_KEY, "effect": TAINT_EFFECT});
+    if wanted && node.taints.is_empty() {
+        steps.push(json!({"op": "test", "path": TAINTS, "value": null}));
+        steps.push(json!({"op": "add", "path": TAINTS, "value": [taint]}));
+    } else if wanted {
+        steps.push(json!({"op": "add", "path": format!("{TAINTS}/-"), "value": taint}));
+    } else {
+        // From the end, so that no place changes before its turn.
+        let ours = node.taints.iter().enumerate().rev();
+        for (at, _) in ours.filter(|(_, taint)| is_taint(taint)) {
+            let path = format!("{TAINTS}/{at}");
+            steps.push(json!({"op": "test", "path": format!("{path}/key"), "value": TAINT_KEY}));
+            steps.push(json!({"op": "remove", "path": path}));
+        }
     }
-    let body = json!({
-        "metadata": {"resourceVersion": node.resource_version},
-        "spec": {"taints": taints},
-    });
     let path = format!("/api/v1/nodes/{}", escaped(&node.name));
-    Call::write(Verb::Patch, "nodes", &path, Content::Merge, &body, dry_run)
+    Call::write(
+        Verb::Patch,
+        "nodes",
+        &path,
+        Content::JsonPatch,
+        &Value::Array(steps),
+        dry_run,
+    )
 }
 
-/// Takes everything of Plimsoll off the node: its taint where there is one, its conditions, and what it withheld. The taint first: its write names the version
-/// that was read, which a write of the conditions replaces.
+/// Takes everything of Plimsoll off the node: its taint where there is one, its conditions, and what it withheld.
 #[must_use]
 pub fn removal(node: &SeenNode, dry_run: bool) -> Vec<Call> {
     let conditions = CONDITIONS
@@ -511,9 +520,9 @@ mod tests {
         }
     }
 
-    fn node(taints: Value, resource_version: &str) -> SeenNode {
+    fn node(taints: &Value) -> SeenNode {
         let object = json!({
-            "metadata": {"name": "n", "uid": "nu", "resourceVersion": resource_version, "managedFields": []},
+            "metadata": {"name": "n", "uid": "nu", "managedFields": []},
             "spec": {"taints": taints},
             "status": {"nodeInfo": {"kubeletVersion": "v1.36.2"}},
         });
@@ -546,8 +555,8 @@ mod tests {
     #[test]
     fn what_an_agent_that_is_gone_said_is_unknown_and_has_no_heartbeat() {
         let mut reports = NodeReports::new(1);
-        let clean = node(json!(null), "1");
-        let tainted = node(json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]), "1");
+        let clean = node(&json!(null));
+        let tainted = node(&json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]));
         let written = |reports: &mut NodeReports, node: &SeenNode, ms| {
             let purpose = reports.next(Some(node), now(ms))?;
             let call = reports.send(purpose, "n", now(ms), false);
@@ -592,9 +601,10 @@ mod tests {
     fn a_taint_that_was_on_its_way_when_the_agent_was_lost_goes_once() {
         let mut reports = NodeReports::new(1);
         let taint = json!([{"key": TAINT_KEY, "effect": TAINT_EFFECT}]);
-        let (clean, tainted) = (node(json!([]), "1"), node(taint.clone(), "2"));
+        let (clean, tainted) = (node(&json!([])), node(&taint));
         let answer = |taints: &Value| {
-            let object = json!({"metadata": {"name": "n", "uid": "nu", "resourceVersion": "3"}, "spec": {"taints": taints}});
+            let object =
+                json!({"metadata": {"name": "n", "uid": "nu"}, "spec": {"taints": taints}});
             Answer::Done(object.to_string().into_bytes())
         };
         let write = |reports: &mut NodeReports, seen: &SeenNode, now_taints: &Value, at: Now| {
@@ -616,7 +626,7 @@ mod tests {
     #[test]
     fn what_an_agent_before_has_left_becomes_unknown_where_none_comes() {
         let left = json!({
-            "metadata": {"name": "n", "uid": "nu", "resourceVersion": "1"},
+            "metadata": {"name": "n", "uid": "nu"},
             "spec": {"taints": [{"key": TAINT_KEY, "effect": "NoSchedule"}]},
             "status": {"conditions": [
                 {"type": "Ready", "status": "True"}, {"type": "plimsoll.dev/MemoryPressure", "status": "True"},
@@ -669,7 +679,7 @@ mod tests {
     #[test]
     fn a_taint_of_before_the_option_was_taken_away_goes_where_it_may() {
         let mut reports = NodeReports::new(1);
-        let tainted = node(json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]), "1");
+        let tainted = node(&json!([{"key": TAINT_KEY, "effect": "NoSchedule"}]));
         reports.want(vec![pressure(true)], false);
         reports.send(NodePurpose::Conditions, "n", now(0), false);
         reports.answered(NodePurpose::Conditions, &Answer::Done(Vec::new()), now(0));
@@ -703,7 +713,7 @@ mod tests {
     #[test]
     fn an_agent_that_starts_anew_changes_nothing() {
         let mut reports = NodeReports::new(1);
-        let node = node(json!(null), "1");
+        let node = node(&json!(null));
         reports.want(vec![pressure(true)], false);
         reports.send(NodePurpose::Conditions, "n", now(0), false);
         reports.answered(NodePurpose::Conditions, &Answer::Done(Vec::new()), now(0));
@@ -717,7 +727,7 @@ mod tests {
     #[test]
     fn conditions_are_written_on_a_change_and_every_ten_minutes() {
         let mut reports = NodeReports::new(1);
-        let node = node(json!(null), "1");
+        let node = node(&json!(null));
         assert_eq!(
             reports.next(Some(&node), now(400_000)),
             None,
@@ -783,7 +793,7 @@ mod tests {
     #[test]
     fn what_is_withheld_is_renewed_before_it_is_void_and_taken_away() {
         let mut reports = NodeReports::new(1);
-        let node = node(json!(null), "1");
+        let node = node(&json!(null));
         reports.want(vec![pressure(true)], false);
         let mut written = |withheld_bytes: u64, at| {
             reports.withhold(withheld_bytes);
@@ -813,7 +823,7 @@ mod tests {
     fn a_taint_is_written_among_those_of_others_and_again_after_a_conflict() {
         let mut reports = NodeReports::new(1);
         let others = json!([{"key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z", "new": 1}]);
-        let stale = node(json!(null), "1");
+        let stale = node(&json!(null));
         reports.want(vec![pressure(true)], true);
         let answer = |reports: &mut NodeReports, answer: Answer, at| {
             let purpose = reports.next(Some(&stale), now(at)).unwrap();
@@ -821,50 +831,52 @@ mod tests {
             reports.answered(purpose, &answer, now(at));
             (purpose, call)
         };
-        let fresh = |version: &str| {
-            let object = json!({"metadata": {"name": "n", "uid": "nu", "resourceVersion": version}, "spec": {"taints": others}});
+        let read = || {
+            let object =
+                json!({"metadata": {"name": "n", "uid": "nu"}, "spec": {"taints": others}});
             Answer::Done(object.to_string().into_bytes())
         };
-        assert_eq!(
-            answer(&mut reports, fresh("5"), 1).0,
-            NodePurpose::ReadTaints
-        );
-        let conflict = || {
+        assert_eq!(answer(&mut reports, read(), 1).0, NodePurpose::ReadTaints);
+        let refused = |code| {
             Answer::Refused(Refusal {
-                code: 409,
+                code,
                 ..Refusal::default()
             })
         };
-        let (purpose, call) = answer(&mut reports, conflict(), 2);
+        let (purpose, call) = answer(&mut reports, refused(422), 2);
+        assert_eq!(purpose, NodePurpose::WriteTaints);
+        let uid = json!({"op": "test", "path": "/metadata/uid", "value": "nu"});
+        let ours = json!({"key": TAINT_KEY, "effect": "NoSchedule"});
+        let add = json!({"op": "add", "path": "/spec/taints/-", "value": ours});
+        assert_eq!(body(&call), json!([uid, add]));
+        assert_eq!(answer(&mut reports, read(), 3).0, NodePurpose::ReadTaints);
+        // Somebody else writes them all the time.
         assert_eq!(
-            (purpose, body(&call)["metadata"]["resourceVersion"].as_str()),
-            (NodePurpose::WriteTaints, Some("5"))
-        );
-        assert_eq!(
-            answer(&mut reports, fresh("6"), 3).0,
-            NodePurpose::ReadTaints
-        );
-        // Somebody else writes it all the time.
-        assert_eq!(
-            answer(&mut reports, conflict(), 4).0,
+            answer(&mut reports, refused(409), 4).0,
             NodePurpose::WriteTaints
         );
         assert_eq!(reports.next(Some(&stale), now(4)), None);
         assert_eq!(
-            answer(&mut reports, fresh("7"), 60_000).0,
+            answer(&mut reports, read(), 60_000).0,
             NodePurpose::ReadTaints
         );
-        let (purpose, call) = answer(&mut reports, fresh("8"), 60_001);
+        let (purpose, _) = answer(&mut reports, read(), 60_001);
         assert_eq!(purpose, NodePurpose::WriteTaints);
-        let taints = body(&call)["spec"]["taints"].clone();
-        assert_eq!(
-            taints,
-            json!([others[0], {"key": TAINT_KEY, "effect": "NoSchedule"}])
-        );
-        // Gone again, and those of others are still there.
-        let tainted = node(taints, "7");
-        let call = taints_call(&tainted, false, false);
-        assert_eq!(body(&call)["spec"]["taints"], others);
+        // The first taint of a node.
+        let add = json!([uid,
+            {"op": "test", "path": "/spec/taints", "value": null},
+            {"op": "add", "path": "/spec/taints", "value": [ours]}]);
+        assert_eq!(body(&taints_call(&stale, true, false)), add);
+        // Gone again, whatever its effect, and those of others are still there.
+        let twice =
+            json!([ours, others[0], {"key": TAINT_KEY, "effect": "NoExecute"}, {"key": "b"}]);
+        let tainted = node(&twice);
+        let remove = json!([uid,
+            {"op": "test", "path": "/spec/taints/2/key", "value": TAINT_KEY},
+            {"op": "remove", "path": "/spec/taints/2"},
+            {"op": "test", "path": "/spec/taints/0/key", "value": TAINT_KEY},
+            {"op": "remove", "path": "/spec/taints/0"}]);
+        assert_eq!(body(&taints_call(&tainted, false, false)), remove);
         let resources = |node| {
             let calls = removal(node, false).into_iter();
             calls.map(|call| call.resource).collect::<Vec<_>>()
