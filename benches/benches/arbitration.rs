@@ -17,7 +17,7 @@ use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::census::Census;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Options, Pod};
 use plimsoll_core::arbitration::groups::{Consumer, deserve};
-use plimsoll_core::arbitration::kept::Kept;
+use plimsoll_core::arbitration::incremental::IncrementalCluster;
 
 /// The time for which this thread had a CPU, so that what else the machine does is not in the figures.
 struct CpuTime;
@@ -211,10 +211,10 @@ fn changes(criterion: &mut Criterion<CpuTime>) {
     for namespaces in [100, 1_000, 10_000, 100_000] {
         let cluster = cluster(namespaces, true);
         let pods = cluster.pods.clone();
-        let mut kept = Kept::new(cluster);
+        let mut kept = IncrementalCluster::new(cluster);
         kept.deserved();
         let mut turn = 0;
-        let mut change = |kept: &mut Kept| {
+        let mut change = |kept: &mut IncrementalCluster| {
             turn += 1;
             let mut pod = pods[turn * 7919 % pods.len()].clone();
             // Otherwise than before, also when it has its turn again: what did not change is not computed.

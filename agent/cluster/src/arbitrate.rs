@@ -25,8 +25,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::backoff::{Backoff, Pace};
 use crate::call::{Answer, Call};
 use crate::clock::Now;
-use crate::heard::Heard;
 use crate::report::event::{EventKey, Events, Regarding, Said};
+use crate::watch_event::WatchEvent;
 use judge::{Judgement, Memory, Row, Times};
 use reclaim::{Outcome, Reclaims};
 use scheduler::Scheduler;
@@ -220,8 +220,11 @@ impl Arbiter {
     }
 
     /// Takes what a watch said.
-    pub fn hear(&mut self, kind: Kind, heard: Heard) {
-        self.was_stale |= matches!(heard, Heard::Missed(_) | Heard::Refused(_) | Heard::List);
+    pub fn hear(&mut self, kind: Kind, heard: WatchEvent) {
+        self.was_stale |= matches!(
+            heard,
+            WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List
+        );
         self.is_changed |= self.store.hear(kind, heard);
     }
 

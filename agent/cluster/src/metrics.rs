@@ -14,7 +14,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{Metric, Registry, Unit};
 
 use crate::report::Figures;
 use crate::report::topology::ObjectState;
@@ -35,6 +35,30 @@ struct Of {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     answer: &'static str,
+}
+
+/// Names and help of what both programs have.
+const API_CALLS: (&str, &str) = (
+    "api_calls",
+    "Calls of the API server by verb, resource and status code; 0 where no answer came",
+);
+const WATCH_RESTARTS: (&str, &str) = (
+    "watch_restarts",
+    "Watches that began with a new list, by resource",
+);
+
+/// A metric that the registry shows from now on.
+fn registered<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// The same, with its unit in its name.
+fn in_seconds(registry: &mut Registry, name: &str, help: &str) -> Gauge<f64, AtomicU64> {
+    let gauge = Gauge::default();
+    registry.register_with_unit(name, help, Unit::Seconds, gauge.clone());
+    gauge
 }
 
 /// Sets a counter to what was counted elsewhere, which never falls.
@@ -78,99 +102,62 @@ impl Metrics {
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("plimsoll_cluster");
-        let calls = Family::default();
-        let restarts = Family::default();
-        let dropped = Family::default();
-        let settled = Family::default();
-        let topology = Family::default();
-        let unwritten_topology = Gauge::default();
-        let [
-            pods,
-            unreported,
-            unsettled,
-            is_reachable,
-            is_agent_connected,
-            is_node_known,
-        ] = std::array::from_fn(|_| Gauge::default());
-        let oldest = Gauge::default();
-        registry.register(
-            "api_calls",
-            "Calls of the API server by verb, resource and status code; 0 where no answer came",
-            calls.clone(),
-        );
-        registry.register(
-            "watch_restarts",
-            "Watches that began with a new list, by resource",
-            restarts.clone(),
-        );
-        registry.register("dropped", "What was not taken or not written: objects of the API server by reason, Events, intents", dropped.clone());
-        registry.register(
-            "settled_evictions",
-            "Evictions that need no further report, by how they ended",
-            settled.clone(),
-        );
-        registry.register("pods", "Pods of this node that are known", pods.clone());
-        registry.register(
-            "unreported_evictions",
-            "Evictions that the API server has not taken",
-            unreported.clone(),
-        );
-        registry.register(
-            "unsettled_evictions",
-            "Evictions that are not settled",
-            unsettled.clone(),
-        );
-        registry.register_with_unit(
-            "oldest_unreported_eviction_age",
-            "Age of the oldest eviction that the API server has not taken",
-            Unit::Seconds,
-            oldest.clone(),
-        );
-        registry.register(
-            "api_reachable",
-            "Whether the API server answers",
-            is_reachable.clone(),
-        );
-        registry.register(
-            "agent_connected",
-            "Whether plimsoll-agent is connected",
-            is_agent_connected.clone(),
-        );
-        registry.register(
-            "node_known",
-            "Whether the API server has a node of this name",
-            is_node_known.clone(),
-        );
-        registry.register(
-            "node_topology",
-            "Whether the NodeResourceTopology of this node is written, another program's, not installed, or refused",
-            topology.clone(),
-        );
-        registry.register_with_unit(
-            "unwritten_node_topology_age",
-            "For how long the NodeResourceTopology of this node has not been what the agent says",
-            Unit::Seconds,
-            unwritten_topology.clone(),
-        );
+        let shown = &mut registry;
         Self {
-            registry,
-            calls,
-            restarts,
-            dropped,
-            settled,
-            topology,
-            unwritten_topology,
-            pods,
-            unreported,
-            unsettled,
-            oldest,
-            is_reachable,
-            is_agent_connected,
-            is_node_known,
+            calls: registered(shown, API_CALLS.0, API_CALLS.1),
+            restarts: registered(shown, WATCH_RESTARTS.0, WATCH_RESTARTS.1),
+            dropped: registered(
+                shown,
+                "dropped",
+                "What was not taken or not written: objects of the API server by reason, Events, intents",
+            ),
+            settled: registered(
+                shown,
+                "settled_evictions",
+                "Evictions that need no further report, by how they ended",
+            ),
+            pods: registered(shown, "pods", "Pods of this node that are known"),
+            unreported: registered(
+                shown,
+                "unreported_evictions",
+                "Evictions that the API server has not taken",
+            ),
+            unsettled: registered(
+                shown,
+                "unsettled_evictions",
+                "Evictions that are not settled",
+            ),
+            oldest: in_seconds(
+                shown,
+                "oldest_unreported_eviction_age",
+                "Age of the oldest eviction that the API server has not taken",
+            ),
+            is_reachable: registered(shown, "api_reachable", "Whether the API server answers"),
+            is_agent_connected: registered(
+                shown,
+                "agent_connected",
+                "Whether plimsoll-agent is connected",
+            ),
+            is_node_known: registered(
+                shown,
+                "node_known",
+                "Whether the API server has a node of this name",
+            ),
+            topology: registered(
+                shown,
+                "node_topology",
+                "Whether the NodeResourceTopology of this node is written, another program's, not installed, or refused",
+            ),
+            unwritten_topology: in_seconds(
+                shown,
+                "unwritten_node_topology_age",
+                "For how long the NodeResourceTopology of this node has not been what the agent says",
+            ),
             is_ready: Gauge::default(),
             reviews: Family::default(),
             webhook: Gauge::default(),
             last_said: Mutex::default(),
+            registry,
         }
     }
 
@@ -178,32 +165,23 @@ impl Metrics {
     #[must_use]
     pub fn of_arbitrator() -> (Self, Arbitration) {
         let mut registry = Registry::with_prefix("plimsoll_arbitrator");
-        let mut metrics = Self::new();
-        registry.register(
-            "api_calls",
-            "Calls of the API server by verb, resource and status code; 0 where no answer came",
-            metrics.calls.clone(),
-        );
-        registry.register(
-            "watch_restarts",
-            "Watches that began with a new list, by resource",
-            metrics.restarts.clone(),
-        );
-        registry.register(
-            "ready",
-            "Whether all objects were listed",
-            metrics.is_ready.clone(),
-        );
-        registry.register(
-            "admission_requests",
-            "Requests to the webhook by result; unreadable, busy, late and crowded ones were not reviewed",
-            metrics.reviews.clone(),
-        );
-        registry.register(
-            "webhook_ready",
-            "Whether the webhook has a certificate that the API server trusts",
-            metrics.webhook.clone(),
-        );
+        let shown = &mut registry;
+        let mut metrics = Self {
+            calls: registered(shown, API_CALLS.0, API_CALLS.1),
+            restarts: registered(shown, WATCH_RESTARTS.0, WATCH_RESTARTS.1),
+            is_ready: registered(shown, "ready", "Whether all objects were listed"),
+            reviews: registered(
+                shown,
+                "admission_requests",
+                "Requests to the webhook by result; unreadable, busy, late and crowded ones were not reviewed",
+            ),
+            webhook: registered(
+                shown,
+                "webhook_ready",
+                "Whether the webhook has a certificate that the API server trusts",
+            ),
+            ..Self::new()
+        };
         let arbitration = Arbitration::new(&mut registry);
         metrics.registry = registry;
         (metrics, arbitration)

@@ -19,7 +19,6 @@ use crate::api::watch::{self, Watched};
 use crate::api::{Api, ApiError, Source, discovery};
 use crate::call::{Answer, Call, Content, Verb};
 use crate::clock::Now;
-use crate::heard::Heard;
 use crate::link::{self, Batch, Frame, FromAgent};
 use crate::metrics::Metrics;
 use crate::pod::{NotTaken, SeenPod};
@@ -30,6 +29,7 @@ use crate::report::topology;
 use crate::report::{Reporter, Served, Target};
 use crate::serve::{Address, Listener};
 use crate::store::{Change, Store};
+use crate::watch_event::WatchEvent;
 
 /// A list that an eviction waits for and that has not begun is asked for again.
 const LIST_AGAIN: Duration = Duration::from_secs(10);
@@ -227,7 +227,7 @@ fn watched(
     fields: String,
     again: Arc<Notify>,
     seed: u64,
-) -> Receiver<Heard> {
+) -> Receiver<WatchEvent> {
     let (heard, receiver) = channel(HEARD_MAX);
     let (api, watched) = (
         api.clone(),
@@ -245,12 +245,12 @@ fn watched(
 impl Loop {
     async fn run(
         &mut self,
-        mut pods: Receiver<Heard>,
-        mut nodes: Receiver<Heard>,
+        mut pods: Receiver<WatchEvent>,
+        mut nodes: Receiver<WatchEvent>,
         mut agent: Receiver<FromAgent>,
         seed: u64,
     ) {
-        let mut budgets: Option<Receiver<Heard>> = None;
+        let mut budgets: Option<Receiver<WatchEvent>> = None;
         loop {
             let is_busy = self.reporter.is_busy(self.now());
             let pause = if is_busy { BUSY } else { IDLE };
@@ -291,7 +291,7 @@ impl Loop {
         now(self.began)
     }
 
-    fn watch_budgets(&self, served: &Served, seed: u64) -> Receiver<Heard> {
+    fn watch_budgets(&self, served: &Served, seed: u64) -> Receiver<WatchEvent> {
         let version = if served.has_policy_v1 {
             "v1"
         } else {
@@ -402,16 +402,16 @@ impl Loop {
         }
     }
 
-    fn heard_pod(&mut self, heard: Heard) {
+    fn heard_pod(&mut self, heard: WatchEvent) {
         let was_listed = self.pods.is_listed();
         match heard {
-            Heard::Missed(why) => return self.missed(&why),
-            Heard::Refused(why) => self.metrics.say(&why),
-            Heard::List => {
+            WatchEvent::Missed(why) => return self.missed(&why),
+            WatchEvent::Refused(why) => self.metrics.say(&why),
+            WatchEvent::List => {
                 self.pods.list();
                 self.reporter.list_begins(self.now());
             }
-            Heard::Object(object) => {
+            WatchEvent::Object(object) => {
                 let Change { displaced, frame } = self.pods.saw(&object);
                 let gone = displaced.into_iter().map(|uid| ToAgent::PodGone { uid });
                 let gone = gone.filter_map(|frame| link::encode(&frame));
@@ -421,7 +421,7 @@ impl Loop {
                 }
                 self.want_budgets();
             }
-            Heard::Gone(object) => {
+            WatchEvent::Gone(object) => {
                 if let Some(uid) = SeenPod::uid_of(&object) {
                     self.reporter.pod_gone(&uid);
                     if self.pods.gone(&uid) && was_listed {
@@ -430,7 +430,7 @@ impl Loop {
                     }
                 }
             }
-            Heard::Listed => {
+            WatchEvent::Listed => {
                 let gone = self.pods.listed();
                 self.reporter.list_ends();
                 if was_listed {
@@ -441,18 +441,18 @@ impl Loop {
                     self.send_all();
                 }
             }
-            Heard::TooLarge => self.pods.left_out(NotTaken::TooLarge),
-            Heard::Word => {}
+            WatchEvent::TooLarge => self.pods.left_out(NotTaken::TooLarge),
+            WatchEvent::Word => {}
         }
         self.reporter.heard();
     }
 
-    fn heard_node(&mut self, heard: Heard) {
+    fn heard_node(&mut self, heard: WatchEvent) {
         match heard {
-            Heard::Missed(why) => return self.missed(&why),
-            Heard::Refused(why) => self.metrics.say(&why),
-            Heard::List => self.is_node_listed = false,
-            Heard::Object(object) => match SeenNode::read(&object) {
+            WatchEvent::Missed(why) => return self.missed(&why),
+            WatchEvent::Refused(why) => self.metrics.say(&why),
+            WatchEvent::List => self.is_node_listed = false,
+            WatchEvent::Object(object) => match SeenNode::read(&object) {
                 Some(node) if node.name == self.settings.node => {
                     self.is_node_listed = true;
                     let now = self.now();
@@ -461,10 +461,10 @@ impl Loop {
                 Some(_) => self.pods.not_taken(NotTaken::OtherNode),
                 None => self.pods.not_taken(NotTaken::Garbage),
             },
-            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
-            Heard::Listed if !self.is_node_listed => self.note_no_node(),
-            Heard::Gone(_) => self.note_no_node(),
-            Heard::Listed | Heard::Word => {}
+            WatchEvent::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            WatchEvent::Listed if !self.is_node_listed => self.note_no_node(),
+            WatchEvent::Gone(_) => self.note_no_node(),
+            WatchEvent::Listed | WatchEvent::Word => {}
         }
         self.reporter.heard();
     }
@@ -486,22 +486,22 @@ impl Loop {
         }
     }
 
-    fn heard_budget(&mut self, heard: Heard) {
+    fn heard_budget(&mut self, heard: WatchEvent) {
         match heard {
             // Whether the API server answers, the pods and the node say.
-            Heard::Missed(why) | Heard::Refused(why) => return self.metrics.say(&why),
-            Heard::List => {
+            WatchEvent::Missed(why) | WatchEvent::Refused(why) => return self.metrics.say(&why),
+            WatchEvent::List => {
                 self.listed_budgets = Some(Budgets::new());
                 let namespaces = self.pods.iter().map(|pod| pod.namespace.clone());
                 self.budget_namespaces = namespaces.collect();
             }
-            Heard::Object(object) => self.saw_budget(&object),
-            Heard::Gone(object) => {
+            WatchEvent::Object(object) => self.saw_budget(&object),
+            WatchEvent::Gone(object) => {
                 if let Ok(budget) = serde_json::from_slice::<DisruptionBudget>(&object) {
                     self.budget_gone(budget_key(&budget));
                 }
             }
-            Heard::Listed => {
+            WatchEvent::Listed => {
                 if let Some(listed) = self.listed_budgets.take() {
                     let gone = self.budgets.keys().filter(|key| !listed.contains_key(*key));
                     let gone: Vec<(String, String)> = gone.cloned().collect();
@@ -510,8 +510,8 @@ impl Loop {
                     }
                 }
             }
-            Heard::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
-            Heard::Word => {}
+            WatchEvent::TooLarge => self.pods.not_taken(NotTaken::TooLarge),
+            WatchEvent::Word => {}
         }
         self.reporter.heard();
     }

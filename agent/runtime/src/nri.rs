@@ -10,8 +10,8 @@
 //! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an answer is late, and then the runtime would
 //! go on without a plugin.
 
+pub mod mux;
 mod plugin;
-pub mod trunk;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@
 //!
 //! **Approach.** The loop says what is to be ([`Placement::want`]) and never waits. A thread of its own ([`Placement::start`]) makes it so
 //! ([`applier`]), when that changes, when a container appears, within a second of CPUs or memory nodes that come or go, and every `cpuManagerReconcilePeriod`; only the newest placement counts. `exec` asks the
-//! same checkpoint before it starts a container ([`Admission`]). Whoever else manages cpusets is left alone ([`owner`]).
+//! same checkpoint before it starts a container ([`StartPermit`]). Whoever else manages cpusets is left alone ([`owner`]).
 //!
 //! What is placed are the containers of pods. Processes of the system run where they ran: as with the kubelet, keep them off by `reservedSystemCPUs` and
 //! systemd's `CPUAffinity=`. So does on v1 a process that somebody puts into a pod's own cgroup, beside its containers.
@@ -13,7 +13,6 @@
 //! **Terms.** *exclusive*: CPUs of one container, and nobody else's. *shared pool*: the CPUs of all other containers.
 #![forbid(unsafe_code)]
 
-pub mod admission;
 pub mod applier;
 pub mod beside;
 mod cgroups;
@@ -25,6 +24,7 @@ pub mod owner;
 mod paths;
 mod plan;
 pub mod quota;
+pub mod start_permit;
 pub mod usable;
 pub mod witness;
 
@@ -38,12 +38,12 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
-pub use admission::Admission;
 pub use applier::{Applier, Options, Wanted};
 pub use outcome::{Failed, Outcome, Unusable, Written};
 pub use owner::{OtherOwner, running_kubelet};
 pub use paths::NodePaths;
 pub use quota::{PodQuotas, Quotas};
+pub use start_permit::StartPermit;
 pub use usable::Usable;
 
 use crate::host::HostRoot;

@@ -36,7 +36,7 @@ use plimsoll_core::policy::oom::score::oom_score_adj;
 use rustix::io::Errno;
 
 use crate::act::kubepods::{self, KubepodsError};
-use crate::act::placement::{Admission, PlacementError};
+use crate::act::placement::{PlacementError, StartPermit};
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
@@ -58,7 +58,7 @@ use volumes::VolumeError;
 /// How often the cgroup is made anew when an agent removes it, still empty, before we are in it.
 const JOIN_ATTEMPTS_MAX: u32 = 5;
 /// How often the agent may place the pods anew while this process is on its way and stopped.
-const ADMISSIONS_MAX: u32 = 10;
+const PERMITS_MAX: u32 = 10;
 
 /// Run a command as a container of a pod.
 ///
@@ -174,7 +174,7 @@ pub enum ExecError {
     },
     /// The agent did not wait for us, each time.
     #[error(
-        "the agent has placed the pods anew {ADMISSIONS_MAX} times while this command was stopped on its way; try again"
+        "the agent has placed the pods anew {PERMITS_MAX} times while this command was stopped on its way; try again"
     )]
     Overtaken,
     /// The state directory is not to be used.
@@ -254,33 +254,14 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
-    // Until the process is in its cgroup, the agent moves no pod.
-    let mut is_admitted = false;
-    for _ in 0..ADMISSIONS_MAX {
-        let admission =
-            Admission::begin(&host, (&mounts, &cgroup_root), &args.state_dir, &pod.uid())?;
-        for note in admission.notes() {
-            eprintln!("plimsoll: note: {}", line(&note.to_string()));
-        }
-        enter(
-            &mounts,
-            &cgroup_root,
-            pod,
-            container,
-            (&settings, &node, &admission),
-            &mut ledger,
-        )?;
+    let permit = || StartPermit::begin(&host, (&mounts, &cgroup_root), &args.state_dir, &pod.uid());
+    enter_as_placed(permit, |permit| {
+        let given_to = (&settings, &node, permit);
+        enter(&mounts, &cgroup_root, pod, container, given_to, &mut ledger)?;
         // Its manifest may be gone by now. If not, the agent sees this process when it goes.
         admitted(&args.state_dir, given)?;
-        // Not if this process was stopped for long, and the agent has placed the pods meanwhile.
-        is_admitted = admission.is_current()?;
-        if is_admitted {
-            break;
-        }
-    }
-    if !is_admitted {
-        return Err(ExecError::Overtaken);
-    }
+        Ok(())
+    })?;
     set_oom_score_adj(&host, adj)?;
     let places = Places {
         host,
@@ -293,27 +274,56 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     for note in notes {
         eprintln!("plimsoll: note: {}", line(&note.to_string()));
     }
-    let variables = volumes.iter().map(|it| (&it.variable, &it.path));
     let mut command = std::process::Command::new(&program);
     command
         .arg0(&args.command[0])
         .args(arguments)
-        .envs(variables);
-    let terminal = match args.log {
-        true => {
-            Some(send_to(&volumes::open_log(&places, pod, container)?).map_err(ExecError::Log)?)
-        }
+        .envs(volumes.iter().map(|it| (&it.variable, &it.path)));
+    let log = match args.log {
+        true => Some(volumes::open_log(&places, pod, container)?),
         false => None,
+    };
+    Err(become_command(command, program, log.as_ref()))
+}
+
+/// Enters the container's cgroup until that is where the pods were placed. While the permit is held, the agent moves no pod.
+fn enter_as_placed(
+    permit: impl Fn() -> Result<StartPermit, PlacementError>,
+    mut enter: impl FnMut(&StartPermit) -> Result<(), ExecError>,
+) -> Result<(), ExecError> {
+    for _ in 0..PERMITS_MAX {
+        let permit = permit()?;
+        for note in permit.notes() {
+            eprintln!("plimsoll: note: {}", line(&note.to_string()));
+        }
+        enter(&permit)?;
+        // Not if this process was stopped for long, and the agent has placed the pods meanwhile.
+        if permit.is_current()? {
+            return Ok(());
+        }
+    }
+    Err(ExecError::Overtaken)
+}
+
+/// Executes the command, with its output in `log` where there is one. Returns why that failed.
+fn become_command(
+    mut command: std::process::Command,
+    program: PathBuf,
+    log: Option<&std::fs::File>,
+) -> ExecError {
+    let terminal = match log.map(send_to).transpose() {
+        Ok(terminal) => terminal,
+        Err(errno) => return ExecError::Log(errno),
     };
     // `exec` returns only when it has failed. Our descriptors are close-on-exec, so the ledger's lock cannot leak.
     let source = command.exec();
     if let Some(terminal) = terminal {
         rustix::stdio::dup2_stderr(&terminal).ok(); // else the error goes to the log, too
     }
-    Err(ExecError::CannotExecute {
+    ExecError::CannotExecute {
         command: program,
         source,
-    })
+    }
 }
 
 /// A directory given on the command line is relative to where we are, not to the host's root.
@@ -475,7 +485,7 @@ fn enter(
     cgroup_root: &CgroupPath,
     pod: &Pod,
     container: &Container,
-    given: (&QosSettings, &NodeCapacity, &Admission),
+    given: (&QosSettings, &NodeCapacity, &StartPermit),
     ledger: &mut Ledger,
 ) -> Result<(), ExecError> {
     let pod_path = pods::cgroup::pod_path(cgroup_root, pod)?;
@@ -528,7 +538,7 @@ fn try_enter(
     cgroup_root: &CgroupPath,
     (pod, pod_path): (&Pod, &CgroupPath),
     (container, container_path): (&Container, &CgroupPath),
-    (settings, node, admission): (&QosSettings, &NodeCapacity, &Admission),
+    (settings, node, permit): (&QosSettings, &NodeCapacity, &StartPermit),
     ledger: &mut Ledger,
 ) -> Result<Vec<String>, ExecError> {
     let class = pod.qos_class();
@@ -536,7 +546,7 @@ fn try_enter(
     let is_new_tier = pods::cgroup::pod_hierarchies(mounts)
         .iter()
         .any(|(hierarchy, _)| !hierarchy.has(&tier));
-    if admission.places() {
+    if permit.places() {
         pods::cgroup::create_placed(mounts, container_path, ledger)?;
     } else {
         pods::cgroup::create(mounts, container_path, ledger)?;
@@ -551,11 +561,11 @@ fn try_enter(
     }
     let mut of_pod = pod_config(pod, settings, node);
     let mut of_container = container_config(pod, container, settings, node);
-    admission.free_of_quota(&container.name, &mut of_pod, &mut of_container);
+    permit.free_of_quota(&container.name, &mut of_pod, &mut of_container);
     let notes = pods::cgroup::apply(mounts, pod_path, &of_pod)?;
     pods::cgroup::apply(mounts, container_path, &of_container)?;
     pods::cgroup::set_oom_group(mounts, container_path)?;
-    admission.place(mounts, container_path, &container.name)?;
+    permit.place(mounts, container_path, &container.name)?;
     pods::cgroup::join_self(mounts, container_path)?;
     Ok(notes)
 }

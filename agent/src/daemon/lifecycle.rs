@@ -13,7 +13,7 @@ use plimsoll_abi::Kind;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Cause;
 
-use super::found::Found;
+use super::findings::Findings;
 use super::rescan::Rescans;
 use super::{Agent, now_ns};
 use crate::act::oom_scores::OomScores;
@@ -209,7 +209,7 @@ fn lost(bpf: &Bpf) -> Result<u64, BpfError> {
 
 impl Agent {
     /// Takes a portion of the ring, if it is time.
-    pub(super) fn drain_lifecycle(&mut self, found: &mut Found) {
+    pub(super) fn drain_lifecycle(&mut self, found: &mut Findings) {
         let at_ns = now_ns();
         let Self {
             bpf: Some(bpf),

@@ -33,8 +33,8 @@ use crate::daemon::admission::is_running;
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::observer::{NodeObserver, Observables};
 use crate::daemon::pod_meters::PodMeters;
-use crate::daemon::room::RoomWatch;
 use crate::daemon::sampler::Sampler;
+use crate::daemon::space::SpaceWatch;
 use crate::daemon::start::kubelet::{conflicts, running_config};
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
@@ -105,11 +105,11 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         let _in_runtime = runtime.enter();
         StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
     };
-    let room = if plan.no_room.is_some() {
-        let room = RoomWatch::start(&args.state_dir)?;
-        stop = stop.or_when(room.notify());
+    let space = if plan.no_space.is_some() {
+        let space = SpaceWatch::start(&args.state_dir)?;
+        stop = stop.or_when(space.notify());
         let _in_runtime = runtime.enter();
-        Some((room, StopSignals::catch()?))
+        Some((space, StopSignals::catch()?))
     } else {
         None
     };
@@ -139,8 +139,8 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
     {
         tracing::error!(%error, "pinned BPF programs stay; the next start, or `plimsoll uninstall`, removes them");
     }
-    let result = match room {
-        Some((room, signals)) => runtime.block_on(room.start_anew(result, signals)),
+    let result = match space {
+        Some((space, signals)) => runtime.block_on(space.start_anew(result, signals)),
         None => result,
     };
     result.map(|()| ExitCode::SUCCESS)
@@ -266,9 +266,9 @@ impl Start<'_> {
         if let Some(text) = self.plan.args.listen.and_then(http::exposed) {
             self.warn(text);
         }
-        if let Some(why) = self.plan.no_room.clone() {
+        if let Some(why) = self.plan.no_space.clone() {
             let text = format!(
-                "no kernel setting is changed, because no change could be recorded: {why}. Evictions go on; plimsoll starts anew when there is room"
+                "no kernel setting is changed, because no change could be recorded: {why}. Evictions go on; plimsoll starts anew when there is space"
             );
             self.lost.push(text.clone());
             self.warn(text);
@@ -725,7 +725,7 @@ impl Start<'_> {
         let control =
             socket.and_then(|path| Server::start(&path, group, answers, Bounds::default()));
         let control = match control {
-            Err(error) if self.plan.no_room.is_some() => {
+            Err(error) if self.plan.no_space.is_some() => {
                 self.lost.push(format!("control socket: {error}"));
                 None
             }

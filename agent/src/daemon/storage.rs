@@ -15,7 +15,7 @@ use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::policy::disk::node_reclaim::Targets;
 
 use super::Agent;
-use super::found::Found;
+use super::findings::Findings;
 use crate::host::shown::Show as _;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
@@ -133,7 +133,7 @@ impl StorageWork {
 
 impl Agent {
     /// Takes what the threads tell.
-    pub(super) fn storage_event(&mut self, event: StorageEvent, found: &mut Found) {
+    pub(super) fn storage_event(&mut self, event: StorageEvent, found: &mut Findings) {
         let Some(storage) = &mut self.storage else {
             return;
         };

@@ -25,7 +25,7 @@ use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
 use zerocopy::IntoBytes as _;
 
-use super::found::Found;
+use super::findings::Findings;
 use super::turn::note_critical_record;
 use super::wake::SourceName;
 use super::*;
@@ -295,10 +295,10 @@ impl Node {
 
     /// One turn of the loop with these records in the ring. Returns how often it allocated up to the signal.
     fn turn(&mut self, records: &[Vec<u8>]) -> u64 {
-        self.turn_for(Found::default(), records)
+        self.turn_for(Findings::default(), records)
     }
 
-    fn turn_for(&mut self, mut found: Found, records: &[Vec<u8>]) -> u64 {
+    fn turn_for(&mut self, mut found: Findings, records: &[Vec<u8>]) -> u64 {
         let agent = &mut self.agent;
         let allocated = allocation_counter::measure(|| {
             for record in records {
@@ -324,7 +324,7 @@ impl Node {
     }
 
     pub(super) fn timer(&mut self) -> u64 {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         found.by(Cause::Timer);
         self.turn_for(found, &[])
     }
@@ -491,7 +491,7 @@ fn nothing_is_allocated(cgroup: Cgroup) {
         } = &mut node.agent;
         lifecycle::note_lifecycle_record(&record, pods, oom.scores.as_mut(), rescans, &mut asks);
     }
-    let mut found = Found::default();
+    let mut found = Findings::default();
     let reading = StorageEvent::Reading(Arc::new(StorageReading {
         nodefs: Some(FileSystemReading {
             at_ns: now_ns(),
@@ -826,7 +826,7 @@ async fn an_agent_that_loses_every_source_goes_on() {
 fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_to_do() {
     let mut node = Node::new(Cgroup::V2);
     let attend = |node: &mut Node| {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         found.by(Cause::Timer);
         node.agent.attend(&mut found)
     };
@@ -883,7 +883,7 @@ fn node_reclaim_that_frees_nothing_is_tried_again_after_ten_seconds() {
         dry: false,
         reclaimed: Reclaimed::default(),
     };
-    agent.storage_event(nothing, &mut Found::default());
+    agent.storage_event(nothing, &mut Findings::default());
     let wait_ns = wants(agent).unwrap().saturating_sub(now_ns());
     assert!((1..=10_000_000_000).contains(&wait_ns), "{wait_ns}");
     // A pod that has ended leaves something to free.

@@ -26,7 +26,7 @@ use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 use plimsoll_core::policy::memory::leaving;
 
 use super::deadlines::Deadlines;
-use super::found::{Crossing, Found};
+use super::findings::{Crossing, Findings};
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
 use super::sampler::is_urgent;
@@ -146,7 +146,7 @@ impl Agent {
     /// What the ring of urgent records has woken the loop for, before anything else is looked at. The rest of the turn follows.
     pub(super) fn attend_urgent(&mut self) {
         self.heartbeat.begin(now_ns());
-        let attended = self.attend(&mut Found::default());
+        let attended = self.attend(&mut Findings::default());
         self.attended = Some(attended);
     }
 
@@ -156,7 +156,7 @@ impl Agent {
         deadlines: &Deadlines,
         sources: &mut Sources,
     ) -> Result<()> {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         match &wake {
             Wake::Sample(cause) => found.by(*cause),
             Wake::PodEvents => found.by(Cause::MemoryEvent),
@@ -188,7 +188,12 @@ impl Agent {
     ///
     /// # Errors
     /// When the node's memory cannot be read.
-    fn take_message(&mut self, wake: Wake, found: &mut Found, sources: &mut Sources) -> Result<()> {
+    fn take_message(
+        &mut self,
+        wake: Wake,
+        found: &mut Findings,
+        sources: &mut Sources,
+    ) -> Result<()> {
         match wake {
             // Answered by now, or drained in every turn.
             Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::Stop => {}
@@ -217,7 +222,7 @@ impl Agent {
     /// # Errors
     /// When the node's memory cannot be read.
     pub(super) fn interrupt(&mut self) -> Result<()> {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         self.attend(&mut found)?;
         self.drain_lifecycle(&mut found);
         if found.containers {
@@ -252,7 +257,7 @@ impl Agent {
     ///
     /// # Errors
     /// When the node's memory cannot be read.
-    pub(super) fn attend(&mut self, found: &mut Found) -> Result<bool> {
+    pub(super) fn attend(&mut self, found: &mut Findings) -> Result<bool> {
         let part = self.heartbeat.enter(Part::Attend);
         self.drain_critical(found);
         let is_asked = self.hurry || found.cause.is_some();
@@ -274,7 +279,7 @@ impl Agent {
     }
 
     /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates nothing: see [`Agent::react`].
-    pub(super) fn react_if_asked(&mut self, found: &mut Found) -> Result<Option<Cause>> {
+    pub(super) fn react_if_asked(&mut self, found: &mut Findings) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
             found.by(Cause::Timer);
         }
@@ -292,7 +297,7 @@ impl Agent {
     }
 
     /// Takes what the kernel has sent.
-    fn drain_critical(&mut self, found: &mut Found) {
+    fn drain_critical(&mut self, found: &mut Findings) {
         let Some(bpf) = &mut self.bpf else { return };
         let newest = bpf.newest_arming();
         let (last_line, oom_kills) = (&mut self.last_line, &mut self.oom_kills);
@@ -655,7 +660,7 @@ impl Agent {
 pub(super) fn note_critical_record(
     record: &Record<'_>,
     newest: Generation,
-    found: &mut Found,
+    found: &mut Findings,
     last_line: Option<&mut LastLine>,
     oom_kills: &mut OomKills,
 ) {

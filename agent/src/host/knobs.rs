@@ -15,7 +15,7 @@ mod ahead;
 mod fold;
 mod format;
 mod reliance;
-mod room;
+mod reserve;
 mod step;
 mod undo;
 
@@ -60,7 +60,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
     /// The ledger cannot be opened, read or appended to, so nothing was changed.
-    #[error("{path}: the ledger of changed settings cannot be written, so nothing was changed: {source}; make room there or choose another --state-dir", path = path.shown())]
+    #[error("{path}: the ledger of changed settings cannot be written, so nothing was changed: {source}; free space there or choose another --state-dir", path = path.shown())]
     Ledger {
         /// The ledger.
         path: PathBuf,
@@ -302,7 +302,7 @@ pub struct Ledger {
     patience: Duration,
     /// Why nothing can be written to it.
     closed: Option<String>,
-    room: room::Room,
+    reserve: reserve::Reserve,
 }
 
 impl Ledger {
@@ -338,7 +338,7 @@ impl Ledger {
             shortened_to: 0,
             patience: LOCK_PATIENCE,
             closed: None,
-            room: room::Room::default(),
+            reserve: reserve::Reserve::default(),
         })
     }
 
@@ -365,7 +365,7 @@ impl Ledger {
             shortened_to: 0,
             patience: Duration::ZERO,
             closed: Some(why),
-            room: room::Room::default(),
+            reserve: reserve::Reserve::default(),
         })
     }
 
@@ -545,7 +545,7 @@ impl Ledger {
         let (mut lines, _) = read_lines(&mut self.file)?;
         lines.retain(|line| !line.change.is_gone());
         match self.replace(&fold::fold(lines)) {
-            // The line may have room all the same: only the new file had none, and the old one is in its place.
+            // The line may fit all the same: only the new file did not, and the old one is in its place.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
                 self.shortened_to = bytes;
                 return Ok(false);
@@ -594,7 +594,7 @@ impl Ledger {
             drop(lock);
             let file = state_dir::open_private(&self.path);
             self.file = file.map_err(|error| self.failed(error))?;
-            self.room.until = 0;
+            self.reserve.until = 0;
         }
         Err(self.failed(std::io::Error::other(
             "it is replaced again and again by another process",
@@ -620,14 +620,14 @@ impl Ledger {
         if start < end {
             step::reached();
             self.file.set_len(start)?; // a torn line of a process that was killed
-            self.room.until = 0;
+            self.reserve.until = 0;
         }
         let written = step::write_all(&mut self.file, text.as_bytes()).inspect_err(|_| {
             // Full disk: take the torn part back. If that fails too, the next reader skips it as torn.
             self.file.set_len(start).ok();
-            self.room.until = 0;
+            self.reserve.until = 0;
         });
-        self.keep_room();
+        self.keep_reserve();
         written
     }
 
@@ -752,10 +752,10 @@ impl Ledger {
     /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
     fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
         step::reached();
-        self.room.until = 0;
+        self.reserve.until = 0;
         if lines.is_empty() {
             self.file.set_len(0)?;
-            self.keep_room();
+            self.keep_reserve();
             return Ok(());
         }
         let mut text = String::new();
@@ -771,7 +771,7 @@ impl Ledger {
         std::fs::rename(&new, &self.path)?;
         step::reached();
         self.file = state_dir::open_private(&self.path)?;
-        self.keep_room();
+        self.keep_reserve();
         Ok(())
     }
 }

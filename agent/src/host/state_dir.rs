@@ -37,9 +37,9 @@ const COPY_BYTES_MAX: u64 = 16 << 20;
 const REPAIR_PATIENCE: Duration = Duration::from_secs(1);
 /// The lock file's name in the state directory. It is empty.
 pub const LOCK_FILE: &str = "agent.lock";
-/// The file by which room is tried, and its size: about what the ledgers take.
+/// The file by which space is tried, and its size: about what the ledgers take.
 pub const ROOM_FILE: &str = "room";
-const ROOM_BYTES: usize = 64 << 10;
+const TRIED_BYTES: usize = 64 << 10;
 /// The file of evictions that are to be reported to the API server.
 pub const INTENTS_FILE: &str = "intents.jsonl";
 /// The file of pods that the API server said are critical.
@@ -266,7 +266,7 @@ fn uid_of(pid: u32) -> Option<u32> {
 }
 
 /// Whether a file system took nothing because it is full or read-only: it may take something later.
-pub fn has_no_room(error: &io::Error) -> bool {
+pub fn has_no_space(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem
@@ -276,13 +276,13 @@ pub fn has_no_room(error: &io::Error) -> bool {
 /// Whether a state directory takes what an agent writes to its ledgers. Leaves nothing behind.
 ///
 /// # Errors
-/// The system's: see [`has_no_room`].
-pub fn try_room(dir: &Path) -> io::Result<()> {
+/// The system's: see [`has_no_space`].
+pub fn try_space(dir: &Path) -> io::Result<()> {
     make(dir)?;
     let path = dir.join(ROOM_FILE);
     let written = create_new(&path).and_then(|mut file| {
         let zeros = [0; 4096];
-        (0..ROOM_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros))
+        (0..TRIED_BYTES / zeros.len()).try_for_each(|_| file.write_all(&zeros))
     });
     std::fs::remove_file(&path).or_else(|error| match error.kind() {
         ErrorKind::NotFound => Ok(()),

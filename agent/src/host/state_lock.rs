@@ -43,10 +43,10 @@ pub enum LockError {
 
 impl LockError {
     /// Whether the state directory is full or read-only, so that there is no lock to be had.
-    pub fn is_no_room(&self) -> bool {
+    pub fn is_out_of_space(&self) -> bool {
         match self {
             Self::State(StateError::Io { source, .. }) | Self::Unusable { source, .. } => {
-                state_dir::has_no_room(source)
+                state_dir::has_no_space(source)
             }
             _ => false,
         }
@@ -74,7 +74,7 @@ impl StateLock {
         for _ in 0..REPLACED_MAX {
             let file = state_dir::open_private(&path).or_else(|error| match &error {
                 // There may be a file from before, and it can be locked.
-                full if state_dir::has_no_room(full) => {
+                full if state_dir::has_no_space(full) => {
                     state_dir::open_to_lock(&path).map_err(|_| error)
                 }
                 _ => Err(error),

@@ -171,7 +171,7 @@ impl Journal {
         };
         match output.begin(&header) {
             Ok(()) => {}
-            Err(error) if state_dir::has_no_room(&error) => output.failed(error),
+            Err(error) if state_dir::has_no_space(&error) => output.failed(error),
             Err(source) => {
                 return Err(JournalError::Write {
                     path: path.to_owned(),

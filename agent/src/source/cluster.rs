@@ -2,14 +2,14 @@
 //!
 //! **Problem.** The other end reads what a network sends, and may lie, stall or die. The loop must wait for none of it, and an eviction must be
 //! reported although neither end lives for ever. **Approach.** One thread listens, for one client, whose user the kernel names
-//! (`SO_PEERCRED`). It reads frames with bounds on their length, on the values in them and on what is kept of all ([`book`]), and hands the
+//! (`SO_PEERCRED`). It reads frames with bounds on their length, on the values in them and on what is kept of all ([`known_objects`]), and hands the
 //! loop finished changes. Evictions go the other way: first to the disk ([`intents`]), then to the client, again after each connection, until it
 //! says that one is settled. **Terms.** Messages are those of [`plimsoll_core::kube::cluster_link`].
 #![forbid(unsafe_code)]
 
-mod book;
 mod critical;
 mod intents;
+mod known_objects;
 mod peer;
 mod topology;
 
@@ -41,9 +41,9 @@ use tokio::sync::mpsc;
 use crate::host::clock::now_ns;
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{CRITICAL_FILE, INTENTS_FILE};
-use book::Book;
 use critical::CriticalPods;
 use intents::Intents;
+use known_objects::KnownObjects;
 use peer::{Peer, frame};
 
 pub use topology::TopologySlot;
@@ -283,7 +283,7 @@ impl ClusterLink {
             waiting_event: None,
             unsaid_loss: None,
             peer: None,
-            book: Book::default(),
+            known_objects: KnownObjects::default(),
             intents,
             critical,
             conditions: Vec::new(),
@@ -430,7 +430,7 @@ struct Work {
     /// Why the last client went, where that has found no room either: holds depend on it.
     unsaid_loss: Option<String>,
     peer: Option<Peer>,
-    book: Book,
+    known_objects: KnownObjects,
     intents: Intents,
     critical: CriticalPods,
     conditions: Vec<NodeConditionReport>,
@@ -691,7 +691,7 @@ impl Work {
             _ if !has_hello => Err("its first frame is not Hello".to_owned()),
             ToAgent::Hello { .. } => Err("a second Hello".to_owned()),
             ToAgent::Settled { uid, how } => {
-                let uid = self.book.uid(&uid);
+                let uid = self.known_objects.uid(&uid);
                 if !self.intents.strike(&uid) {
                     return Err("Settled for a pod that was not evicted".to_owned());
                 }
@@ -712,11 +712,11 @@ impl Work {
                 valid_ms,
                 namespaces,
             } => {
-                let list = book::overused(namespaces, valid_ms, now_ns())?;
+                let list = known_objects::overused(namespaces, valid_ms, now_ns())?;
                 Ok(Some(ClusterEvent::Overused(Arc::new(list))))
             }
             other => {
-                let change = self.book.take(other, bytes)?;
+                let change = self.known_objects.take(other, bytes)?;
                 if let Some(change) = &change {
                     self.critical.note(change);
                 }
@@ -727,7 +727,7 @@ impl Work {
 
     /// A pod whose eviction waits to be settled.
     fn waiting(&self, uid: &PodUid) -> Result<PodUid, String> {
-        let uid = self.book.uid(uid);
+        let uid = self.known_objects.uid(uid);
         let waits = self.intents.contains(&uid);
         waits
             .then_some(uid)
@@ -771,7 +771,7 @@ impl Work {
 
     fn lose(&mut self, why: &str) {
         let Some(peer) = self.peer.take() else { return };
-        self.book.forget_list();
+        self.known_objects.forget_list();
         self.count();
         if peer.has_hello {
             // An event that waits goes first.

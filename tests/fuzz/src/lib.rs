@@ -61,7 +61,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node_topology::survey;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
-use plimsoll_runtime::nri::trunk::Trunk;
+use plimsoll_runtime::nri::mux::Mux;
 
 /// The environment's variable with the name of the target.
 const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
@@ -533,11 +533,11 @@ pub fn pod_resources(bytes: &[u8]) {
     }
 }
 
-/// [`Trunk::take`]: the same messages however the bytes are cut.
+/// [`Mux::take`]: the same messages however the bytes are cut.
 pub fn nri(bytes: &[u8]) {
-    let whole = Trunk::default().take(bytes);
-    let mut trunk = Trunk::default();
-    let portions: Result<Vec<_>, _> = bytes.chunks(7).map(|part| trunk.take(part)).collect();
+    let whole = Mux::default().take(bytes);
+    let mut mux = Mux::default();
+    let portions: Result<Vec<_>, _> = bytes.chunks(7).map(|part| mux.take(part)).collect();
     match (whole, portions) {
         (Ok(whole), Ok(portions)) => assert_eq!(whole, portions.concat()),
         (whole, portions) => assert!(whole.is_err() && portions.is_err()),

@@ -16,7 +16,7 @@ use crate::api::split::{Items, Lines, Piece};
 use crate::api::{Api, CALL_TIMEOUT, whole};
 use crate::backoff::Backoff;
 use crate::call::{Answer, Call};
-use crate::heard::Heard;
+use crate::watch_event::WatchEvent;
 
 /// How long a list may take as a whole.
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -136,7 +136,7 @@ impl Bookmarks {
 pub async fn run(
     api: Api,
     watched: Watched,
-    heard: Sender<Heard>,
+    heard: Sender<WatchEvent>,
     again: &tokio::sync::Notify,
     seed: u64,
 ) {
@@ -185,14 +185,14 @@ pub async fn run(
             }
             End::Refused(why) => {
                 let why = format!("{}: {why}", watched.resource);
-                if heard.send(Heard::Refused(why)).await.is_err() {
+                if heard.send(WatchEvent::Refused(why)).await.is_err() {
                     return;
                 }
                 wait()
             }
             End::Failed(why) => {
                 let why = format!("{}: {why}", watched.resource);
-                if heard.send(Heard::Missed(why)).await.is_err() {
+                if heard.send(WatchEvent::Missed(why)).await.is_err() {
                     return;
                 }
                 wait()
@@ -228,7 +228,7 @@ async fn list(
     api: &Api,
     watched: &Watched,
     from: &From,
-    heard: &Sender<Heard>,
+    heard: &Sender<WatchEvent>,
 ) -> Result<String, End> {
     let call = Call::get(watched.resource, watched.url(&from.parameters()));
     let answer = api.send(&call, "LIST", watched.head_timeout()).await;
@@ -236,7 +236,7 @@ async fn list(
     if !response.status().is_success() {
         return Err(refused(whole(response).await));
     }
-    send(heard, Heard::List).await?;
+    send(heard, WatchEvent::List).await?;
     let mut body = response.into_body();
     let mut items = Items::default();
     let began = Instant::now();
@@ -263,18 +263,18 @@ async fn list(
     if rest.metadata.resource_version.is_empty() {
         return Err(End::Failed("the list has no resourceVersion".to_owned()));
     }
-    send(heard, Heard::Listed).await?;
+    send(heard, WatchEvent::Listed).await?;
     Ok(rest.metadata.resource_version)
 }
 
-fn heard_of(piece: Piece<'_>) -> Heard {
+fn heard_of(piece: Piece<'_>) -> WatchEvent {
     match piece {
-        Piece::Object(object) => Heard::Object(object.to_vec()),
-        Piece::TooLarge => Heard::TooLarge,
+        Piece::Object(object) => WatchEvent::Object(object.to_vec()),
+        Piece::TooLarge => WatchEvent::TooLarge,
     }
 }
 
-async fn send(heard: &Sender<Heard>, what: Heard) -> Result<(), End> {
+async fn send(heard: &Sender<WatchEvent>, what: WatchEvent) -> Result<(), End> {
     heard.send(what).await.map_err(|_| End::Stopped)
 }
 
@@ -332,7 +332,7 @@ async fn watch(
     watched: &Watched,
     version: &mut String,
     bookmarks: &mut Bookmarks,
-    heard: &Sender<Heard>,
+    heard: &Sender<WatchEvent>,
 ) -> End {
     let seconds = bookmarks.watch_s();
     let seconds = seconds + spread(version) % (seconds / WATCH_SPREAD);
@@ -347,7 +347,7 @@ async fn watch(
     if !response.status().is_success() {
         return refused(whole(response).await);
     }
-    if let Err(end) = send(heard, Heard::Word).await {
+    if let Err(end) = send(heard, WatchEvent::Word).await {
         return end;
     }
     let began = Instant::now();
@@ -378,6 +378,11 @@ async fn watch(
                 if !is_there(api).await {
                     return silent_for(silence);
                 }
+                // It sends them each minute: a watch of a version that it does not have yet (etcd was restored from a backup) is silent until it has. A list says so.
+                if *bookmarks == Bookmarks::Sent {
+                    *bookmarks = Bookmarks::Unknown;
+                    return End::Expired;
+                }
                 *bookmarks = if is_silent && *bookmarks == Bookmarks::Unknown {
                     Bookmarks::None
                 } else {
@@ -395,7 +400,7 @@ async fn watch(
                 Ok(what) => what,
                 Err(end) => return end,
             };
-            if matches!(what, Heard::Word) && *bookmarks == Bookmarks::Unknown {
+            if matches!(what, WatchEvent::Word) && *bookmarks == Bookmarks::Unknown {
                 *bookmarks = Bookmarks::Sent;
             }
             if let Err(end) = send(heard, what).await {
@@ -411,9 +416,9 @@ async fn is_there(api: &Api) -> bool {
     matches!(api.call(&probe).await, Answer::Done(_))
 }
 
-fn line(piece: Piece<'_>, version: &mut String) -> Result<Heard, End> {
+fn line(piece: Piece<'_>, version: &mut String) -> Result<WatchEvent, End> {
     let Piece::Object(text) = piece else {
-        return Ok(Heard::TooLarge);
+        return Ok(WatchEvent::TooLarge);
     };
     let line: Line<'_> = serde_json::from_slice(text)
         .map_err(|error| End::Failed(format!("a line of the watch is no event: {error}")))?;
@@ -437,10 +442,10 @@ fn line(piece: Piece<'_>, version: &mut String) -> Result<Heard, End> {
         *version = meta.metadata.resource_version;
     }
     Ok(match line.kind {
-        "ADDED" | "MODIFIED" => Heard::Object(object.as_bytes().to_vec()),
-        "DELETED" => Heard::Gone(object.as_bytes().to_vec()),
+        "ADDED" | "MODIFIED" => WatchEvent::Object(object.as_bytes().to_vec()),
+        "DELETED" => WatchEvent::Gone(object.as_bytes().to_vec()),
         // Bookmarks, and what may come one day.
-        _ => Heard::Word,
+        _ => WatchEvent::Word,
     })
 }
 
@@ -455,15 +460,15 @@ mod tests {
         let object = r#"{"metadata":{"resourceVersion":"5"}}"#;
         assert!(matches!(
             read(&format!(r#"{{"type":"ADDED","object":{object}}}"#)),
-            Ok(Heard::Object(_))
+            Ok(WatchEvent::Object(_))
         ));
         assert!(matches!(
             read(r#"{"type":"DELETED","object":{"metadata":{"resourceVersion":"6"}}}"#),
-            Ok(Heard::Gone(_))
+            Ok(WatchEvent::Gone(_))
         ));
         assert!(matches!(
             read(r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}"#),
-            Ok(Heard::Word)
+            Ok(WatchEvent::Word)
         ));
         assert!(matches!(
             read(r#"{"type":"ERROR","object":{"code":410}}"#),
@@ -476,7 +481,7 @@ mod tests {
         assert!(matches!(read("<html>"), Err(End::Failed(_))));
         assert!(matches!(
             line(Piece::TooLarge, &mut version),
-            Ok(Heard::TooLarge)
+            Ok(WatchEvent::TooLarge)
         ));
         assert_eq!(version, "9");
     }
@@ -515,7 +520,7 @@ mod tests {
     /// An API server that answers lists and watches so, and says its version.
     struct Fake {
         asked: Arc<Asked>,
-        heard: Receiver<Heard>,
+        heard: Receiver<WatchEvent>,
         _folder: tempfile::TempDir,
     }
 
@@ -586,13 +591,26 @@ mod tests {
         let mut words = 0;
         while words < 2 {
             match fake.heard.recv().await.unwrap() {
-                Heard::Word => words += 1,
-                Heard::List | Heard::Listed => {}
+                WatchEvent::Word => words += 1,
+                WatchEvent::List | WatchEvent::Listed => {}
                 other => panic!("{other:?}"),
             }
         }
         assert!(fake.asked.watches.load(Ordering::SeqCst) >= 2);
         assert_eq!(fake.asked.lists.load(Ordering::SeqCst), 1);
+    }
+
+    /// As after etcd was restored from a backup: the watch waits for a version that is far ahead.
+    #[tokio::test]
+    async fn a_watch_that_falls_silent_after_bookmarks_is_followed_by_a_list() {
+        let line =
+            "{\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"6\"}}}\n";
+        let chunk = format!("{}{:x}\r\n{line}\r\n", open_watch(), line.len());
+        let mut fake = Fake::start(whole_answer(200, LIST), chunk).await;
+        while fake.asked.lists.load(Ordering::SeqCst) < 2 {
+            let heard = fake.heard.recv().await.unwrap();
+            assert!(!matches!(heard, WatchEvent::Missed(_)), "{heard:?}");
+        }
     }
 
     #[tokio::test]
@@ -606,7 +624,7 @@ mod tests {
             let mut fake = Fake::start(whole_answer(200, LIST), watches.clone()).await;
             while fake.asked.watches.load(Ordering::SeqCst) < 4 {
                 let heard = fake.heard.recv().await.unwrap();
-                assert!(!matches!(heard, Heard::Missed(_)), "{heard:?}");
+                assert!(!matches!(heard, WatchEvent::Missed(_)), "{heard:?}");
             }
             // 0.8, 1.6 and 3.2 s.
             assert!(began.elapsed() >= Duration::from_millis(5_600), "{watches}");
@@ -617,9 +635,15 @@ mod tests {
     async fn a_refusal_of_the_server_is_told_from_an_answer_on_the_way_to_it() {
         let status = r#"{"kind":"Status","reason":"Forbidden","code":403}"#;
         let mut fake = Fake::start(whole_answer(403, status), open_watch()).await;
-        assert!(matches!(fake.heard.recv().await, Some(Heard::Refused(_))));
+        assert!(matches!(
+            fake.heard.recv().await,
+            Some(WatchEvent::Refused(_))
+        ));
         let mut fake = Fake::start(whole_answer(403, "<html>"), open_watch()).await;
-        assert!(matches!(fake.heard.recv().await, Some(Heard::Missed(_))));
+        assert!(matches!(
+            fake.heard.recv().await,
+            Some(WatchEvent::Missed(_))
+        ));
     }
 
     #[test]

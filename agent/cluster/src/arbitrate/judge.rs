@@ -67,6 +67,8 @@ pub struct Memory {
     pub unserved: BTreeSet<String>,
     /// The time that a leaving pod was given, seconds, and since when.
     pub leaving_since: BTreeMap<String, (u64, u64)>,
+    /// Namespaces that are being deleted, and since when, by the clock that never jumps.
+    pub terminating_since: BTreeMap<String, u64>,
     /// Pending pods for which room is being made, or was.
     pub begun: BTreeSet<String>,
     /// Whose turn it is, where a cycle cannot search for all.

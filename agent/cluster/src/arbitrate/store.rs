@@ -1,15 +1,15 @@
 //! The objects of the cluster, as watches show them. Nothing is gone before a list is complete, everything is bounded, and what was missed is known.
 //!
-//! Of what a tenant can make without an end each namespace [bears](kept::Borne) its own part (docs/decisions/0067-bounds-of-namespaces.md).
+//! Of what a tenant can make without an end each namespace [bears](bounded::Borne) its own part (docs/decisions/0067-bounds-of-namespaces.md).
 
-mod kept;
+mod bounded;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use plimsoll_core::arbitration::named::Named;
 
-pub use kept::{Borne, Kept, Most};
+pub use bounded::{Borne, Bounded, Most};
 
 use super::seen::budget::SeenBudget;
 use super::seen::consumer::{SeenAllocation, SeenConsumer};
@@ -17,7 +17,7 @@ use super::seen::node::SeenNode;
 use super::seen::pod::{PodRead, SeenPod};
 use super::seen::quota::SeenQuota;
 use super::seen::{SeenNamespace, uid_of};
-use crate::heard::Heard;
+use crate::watch_event::WatchEvent;
 
 /// Disruption budgets, resource quotas, and Allocations, of a namespace. Where there are more, no pod of it is evicted, none for it, or its Allocation is not written.
 pub use plimsoll_core::kube::budget::OF_A_NAMESPACE_MAX;
@@ -109,19 +109,19 @@ pub struct Watch {
 #[derive(Debug, Default)]
 pub struct Store {
     /// By UID.
-    pub pods: Kept<String, SeenPod>,
+    pub pods: Bounded<String, SeenPod>,
     /// By name.
-    pub nodes: Kept<String, SeenNode>,
+    pub nodes: Bounded<String, SeenNode>,
     /// By name.
-    pub namespaces: Kept<String, SeenNamespace>,
+    pub namespaces: Bounded<String, SeenNamespace>,
     /// By name.
-    pub consumers: Kept<String, SeenConsumer>,
+    pub consumers: Bounded<String, SeenConsumer>,
     /// By namespace and name.
-    pub budgets: Kept<(String, String), SeenBudget>,
+    pub budgets: Bounded<(String, String), SeenBudget>,
     /// By namespace and name.
-    pub quotas: Kept<(String, String), SeenQuota>,
+    pub quotas: Bounded<(String, String), SeenQuota>,
     /// By namespace and name.
-    pub allocations: Kept<(String, String), SeenAllocation>,
+    pub allocations: Bounded<(String, String), SeenAllocation>,
     /// How often the scheduler was seen to do something.
     pub signs: u64,
     watches: BTreeMap<Kind, Watch>,
@@ -246,7 +246,7 @@ impl Store {
     }
 
     /// Takes what was heard; whether anything that counts has changed.
-    pub fn hear(&mut self, kind: Kind, heard: Heard) -> bool {
+    pub fn hear(&mut self, kind: Kind, heard: WatchEvent) -> bool {
         let is_changed = self.take(kind, heard);
         if is_changed && kind == Kind::Nodes {
             self.allocatable.take();
@@ -254,36 +254,41 @@ impl Store {
         is_changed
     }
 
-    fn take(&mut self, kind: Kind, heard: Heard) -> bool {
+    fn take(&mut self, kind: Kind, heard: WatchEvent) -> bool {
         let watch = self.watches.entry(kind).or_default();
         // Within a list only its end says that all is known.
-        if watch.is_listed && !matches!(heard, Heard::Missed(_) | Heard::Refused(_) | Heard::List) {
+        if watch.is_listed
+            && !matches!(
+                heard,
+                WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List
+            )
+        {
             watch.missed = None;
         }
         match heard {
-            Heard::Missed(why) | Heard::Refused(why) => {
+            WatchEvent::Missed(why) | WatchEvent::Refused(why) => {
                 watch.missed = Some(why);
                 false
             }
-            Heard::Word => false,
-            Heard::TooLarge => {
+            WatchEvent::Word => false,
+            WatchEvent::TooLarge => {
                 watch.unreadable += 1;
                 false
             }
-            Heard::List => {
+            WatchEvent::List => {
                 watch.beyond = 0;
                 watch.is_listed = false;
                 self.list(kind);
                 false
             }
-            Heard::Listed => {
+            WatchEvent::Listed => {
                 watch.missed = None;
                 watch.is_listed = true;
                 let is_first = !std::mem::replace(&mut watch.was_listed, true);
                 self.listed(kind) | is_first
             }
-            Heard::Object(object) => self.object(kind, &object),
-            Heard::Gone(object) => self.gone(kind, &object),
+            WatchEvent::Object(object) => self.object(kind, &object),
+            WatchEvent::Gone(object) => self.gone(kind, &object),
         }
     }
 
@@ -373,7 +378,7 @@ impl Store {
 }
 
 fn has_many<V: PartialEq + Borne<(String, String)>>(
-    kept: &Kept<(String, String), V>,
+    kept: &Bounded<(String, String), V>,
     namespace: &str,
 ) -> bool {
     kept.borne_by(namespace) > OF_A_NAMESPACE_MAX || kept.left_out_of(namespace) > 0
@@ -435,11 +440,11 @@ mod tests {
 
     use super::*;
 
-    fn object(value: &serde_json::Value) -> Heard {
-        Heard::Object(value.to_string().into_bytes())
+    fn object(value: &serde_json::Value) -> WatchEvent {
+        WatchEvent::Object(value.to_string().into_bytes())
     }
 
-    fn pod(uid: &str) -> Heard {
+    fn pod(uid: &str) -> WatchEvent {
         object(
             &json!({"metadata": {"name": uid, "namespace": "a", "uid": uid}, "spec": {"containers": []}}),
         )
@@ -454,15 +459,15 @@ mod tests {
                     .stale()
                     .is_some_and(|(_, why)| why == "not listed yet")
             );
-            store.hear(kind, Heard::List);
-            store.hear(kind, Heard::Listed);
+            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::Listed);
         }
         assert_eq!(store.stale(), None);
         assert!(store.hear(Kind::Pods, pod("u1")) && store.hear(Kind::Pods, pod("u2")));
         assert!(!store.hear(Kind::Pods, pod("u1")), "nothing changed");
-        store.hear(Kind::Pods, Heard::Missed("away".into()));
+        store.hear(Kind::Pods, WatchEvent::Missed("away".into()));
         assert_eq!(store.stale(), Some((Kind::Pods, "away".into())));
-        store.hear(Kind::Pods, Heard::List);
+        store.hear(Kind::Pods, WatchEvent::List);
         assert!(store.stale().is_some(), "a list that has only begun");
         store.hear(Kind::Pods, pod("u2"));
         assert_eq!(
@@ -471,7 +476,7 @@ mod tests {
             "nor its first object"
         );
         assert_eq!(store.pods.len(), 2);
-        assert!(store.hear(Kind::Pods, Heard::Listed));
+        assert!(store.hear(Kind::Pods, WatchEvent::Listed));
         assert_eq!((store.pods.len(), store.stale()), (1, None));
     }
 
@@ -479,17 +484,17 @@ mod tests {
     fn what_is_listed_anew_is_not_known_until_the_list_ends() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, Heard::List);
-            store.hear(kind, Heard::Listed);
+            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::Listed);
         }
         // As after 410: nothing was missed in words.
-        store.hear(Kind::Pods, Heard::List);
+        store.hear(Kind::Pods, WatchEvent::List);
         assert_eq!(store.stale(), Some((Kind::Pods, "listed anew".into())));
         store.hear(Kind::Pods, pod("u1"));
-        store.hear(Kind::Pods, Heard::Word);
+        store.hear(Kind::Pods, WatchEvent::Word);
         assert!(store.stale().is_some());
         assert!(store.watch(Kind::Pods).was_listed);
-        store.hear(Kind::Pods, Heard::Listed);
+        store.hear(Kind::Pods, WatchEvent::Listed);
         assert_eq!(store.stale(), None);
     }
 
@@ -498,7 +503,7 @@ mod tests {
         let mut store = Store::default();
         let node = |name: &str, cpus: u64| json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": cpus.to_string()}}});
         let sum = |store: &Store| store.allocatable().get("cpu").copied().unwrap_or(0);
-        store.hear(Kind::Nodes, Heard::List);
+        store.hear(Kind::Nodes, WatchEvent::List);
         for name in ["n", "m"] {
             store.hear(Kind::Nodes, object(&node(name, 10)));
         }
@@ -510,30 +515,30 @@ mod tests {
         assert_eq!(sum(&store), 14_000);
         store.hear(
             Kind::Nodes,
-            Heard::Gone(node("m", 10).to_string().into_bytes()),
+            WatchEvent::Gone(node("m", 10).to_string().into_bytes()),
         );
         assert_eq!(sum(&store), 4_000);
         // Gone while no watch said so.
-        store.hear(Kind::Nodes, Heard::List);
-        store.hear(Kind::Nodes, Heard::Listed);
+        store.hear(Kind::Nodes, WatchEvent::List);
+        store.hear(Kind::Nodes, WatchEvent::Listed);
         assert_eq!(sum(&store), 0);
     }
 
     #[test]
     fn what_was_beyond_the_bound_is_listed_when_there_is_room() {
         let mut store = Store::default();
-        store.hear(Kind::Nodes, Heard::List);
+        store.hear(Kind::Nodes, WatchEvent::List);
         let node = |at: usize| json!({"metadata": {"name": format!("n{at}")}});
         for at in 0..=Kind::Nodes.most().in_all {
             store.hear(Kind::Nodes, object(&node(at)));
         }
-        store.hear(Kind::Nodes, Heard::Listed);
+        store.hear(Kind::Nodes, WatchEvent::Listed);
         assert_eq!(store.watch(Kind::Nodes).beyond, 1);
         assert_eq!(store.wants_list(Kind::Nodes), None);
-        let gone = Heard::Gone(node(0).to_string().into_bytes());
+        let gone = WatchEvent::Gone(node(0).to_string().into_bytes());
         store.hear(Kind::Nodes, gone);
         assert_eq!(store.wants_list(Kind::Nodes), Some(LIST_EVERY_MS));
-        store.hear(Kind::Nodes, Heard::List);
+        store.hear(Kind::Nodes, WatchEvent::List);
         assert_eq!(store.wants_list(Kind::Nodes), None, "it is on its way");
     }
 
@@ -541,8 +546,8 @@ mod tests {
     fn budgets_that_a_namespace_has_too_many_of_are_in_doubt_for_it_alone() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, Heard::List);
-            store.hear(kind, Heard::Listed);
+            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::Listed);
         }
         let budget = |namespace: &str, at: usize| json!({"metadata": {"name": format!("b{at}"), "namespace": namespace}});
         for at in 0..1_000 {
@@ -557,14 +562,14 @@ mod tests {
         assert_eq!(store.wants_list(Kind::Budgets), None);
         // Which of them are still there is not known before they are listed.
         for at in 0..1_000 {
-            let gone = Heard::Gone(budget("flood", at).to_string().into_bytes());
+            let gone = WatchEvent::Gone(budget("flood", at).to_string().into_bytes());
             store.hear(Kind::Budgets, gone);
         }
         assert!(store.has_many_budgets("flood"));
         assert_eq!(store.wants_list(Kind::Budgets), Some(LIST_FOR_ONE_EVERY_MS));
-        store.hear(Kind::Budgets, Heard::List);
+        store.hear(Kind::Budgets, WatchEvent::List);
         store.hear(Kind::Budgets, object(&budget("quiet", 0)));
-        store.hear(Kind::Budgets, Heard::Listed);
+        store.hear(Kind::Budgets, WatchEvent::Listed);
         assert!(!store.has_many_budgets("flood"));
         assert_eq!(store.left_out(Kind::Budgets), 0);
     }
@@ -576,22 +581,22 @@ mod tests {
             object(&json!({"metadata": {"name": format!("{name}{at}"), "namespace": "a"}}))
         };
         for kind in Kind::ALL {
-            store.hear(kind, Heard::List);
-            store.hear(kind, Heard::Listed);
+            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::Listed);
         }
         for at in 0..=OF_A_NAMESPACE_MAX + 1 {
             store.hear(Kind::Budgets, budget("b", at));
         }
         let gone = json!({"metadata": {"name": "b0", "namespace": "a"}});
-        let gone = || Heard::Gone(gone.to_string().into_bytes());
+        let gone = || WatchEvent::Gone(gone.to_string().into_bytes());
         store.hear(Kind::Budgets, gone());
-        store.hear(Kind::Budgets, Heard::List);
+        store.hear(Kind::Budgets, WatchEvent::List);
         assert!(store.has_many_budgets("a"), "so far as is known");
         // They were made anew by other names.
         for at in 0..OF_A_NAMESPACE_MAX {
             store.hear(Kind::Budgets, budget("c", at));
         }
-        store.hear(Kind::Budgets, Heard::Listed);
+        store.hear(Kind::Budgets, WatchEvent::Listed);
         assert!(!store.has_many_budgets("a"));
         assert_eq!(store.budgets.len(), OF_A_NAMESPACE_MAX);
         assert_eq!(store.left_out(Kind::Budgets), 0);
@@ -602,8 +607,8 @@ mod tests {
     fn more_pods_than_all_may_have_cost_first_who_waits_and_then_all() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, Heard::List);
-            store.hear(kind, Heard::Listed);
+            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::Listed);
         }
         let most = Kind::Pods.most();
         assert!(store.hear(Kind::Pods, pod("waits")));
@@ -655,7 +660,7 @@ mod tests {
         store.hear(Kind::Pods, object(&gated));
         assert!(store.pods.is_empty());
         store.hear(Kind::Pods, object(&json!({"metadata": {}})));
-        store.hear(Kind::Pods, Heard::Object(b"<html>".to_vec()));
+        store.hear(Kind::Pods, WatchEvent::Object(b"<html>".to_vec()));
         assert_eq!(store.watch(Kind::Pods).unreadable, 2);
     }
 

@@ -48,7 +48,7 @@ impl World {
         };
         world.arbiter.eviction_version = Some("policy/v1".into());
         for kind in Kind::ALL {
-            world.arbiter.hear(kind, Heard::List);
+            world.arbiter.hear(kind, WatchEvent::List);
         }
         world.see(Kind::Nodes, &json!({"metadata": {"name": "n"}, "status": {
             "allocatable": {"cpu": "10", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}}));
@@ -57,14 +57,14 @@ impl World {
             world.consumer(namespace, &json!({"namespace": namespace}));
         }
         for kind in Kind::ALL {
-            world.arbiter.hear(kind, Heard::Listed);
+            world.arbiter.hear(kind, WatchEvent::Listed);
         }
         world
     }
 
     fn see(&mut self, kind: Kind, object: &Value) {
         self.arbiter
-            .hear(kind, Heard::Object(object.to_string().into_bytes()));
+            .hear(kind, WatchEvent::Object(object.to_string().into_bytes()));
     }
 
     fn consumer(&mut self, name: &str, spec: &Value) {
@@ -93,7 +93,7 @@ impl World {
 
     fn gone(&mut self, name: &str) {
         let pod = self.pods.remove(name).unwrap();
-        let gone = Heard::Gone(pod.to_string().into_bytes());
+        let gone = WatchEvent::Gone(pod.to_string().into_bytes());
         self.arbiter.hear(Kind::Pods, gone);
     }
 
@@ -276,9 +276,10 @@ fn without_a_consumer_all_is_as_before() {
     for without in ["a", "b"] {
         let mut world = World::full(false);
         let gone = json!({"metadata": {"name": without}});
-        world
-            .arbiter
-            .hear(Kind::Consumers, Heard::Gone(gone.to_string().into_bytes()));
+        world.arbiter.hear(
+            Kind::Consumers,
+            WatchEvent::Gone(gone.to_string().into_bytes()),
+        );
         let calls = world.run(300, true, |_| None);
         assert!(evictions(&calls).is_empty(), "{without}");
         let is_of = |target: &Target| matches!(target, Target::Allocation(namespace, _) if namespace == without);
@@ -306,7 +307,11 @@ fn whatever_is_in_doubt_evicts_no_pod() {
     type Doubt = (fn(&mut World), &'static str);
     let doubts: [Doubt; 4] = [
         (
-            |world| world.arbiter.hear(Kind::Nodes, Heard::Missed("500".into())),
+            |world| {
+                world
+                    .arbiter
+                    .hear(Kind::Nodes, WatchEvent::Missed("500".into()))
+            },
             "nodes are not known",
         ),
         (

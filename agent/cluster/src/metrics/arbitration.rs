@@ -6,9 +6,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
-use super::count;
+use super::{count, in_seconds, registered};
 use crate::arbitrate::Arbiter;
 use crate::arbitrate::store::Kind;
 
@@ -54,115 +54,67 @@ pub struct Arbitration {
 
 impl Arbitration {
     pub(super) fn new(registry: &mut Registry) -> Self {
-        let [leader, held_back, notices] = std::array::from_fn(|_| Gauge::default());
-        let [cycles, notices_begun, refused] = std::array::from_fn(|_| Counter::default());
-        let cycle = Gauge::default();
-        let [entitled, objects, left_out, wrong] = std::array::from_fn(|_| Family::default());
-        let [evictions, unreadable] = std::array::from_fn(|_| Family::default());
-        let capacity = Family::default();
-        let [deserved, used] = std::array::from_fn(|_| Family::default());
-        let gauges: [(&str, &str, &Gauge); 3] = [
-            (
+        Self {
+            leader: registered(
+                registry,
                 "leader",
                 "Whether this process has the Lease and acts",
-                &leader,
             ),
-            (
+            held_back: registered(
+                registry,
                 "held_back",
                 "1 while evictions are suspended because the input is incomplete",
-                &held_back,
             ),
-            ("notices", "Pods that have notice of an eviction", &notices),
-        ];
-        for (name, help, gauge) in gauges {
-            registry.register(name, help, gauge.clone());
-        }
-        let counters: [(&str, &str, &Counter); 3] = [
-            ("cycles", "Cycles computed", &cycles),
-            ("notices_begun", "Notices given so far", &notices_begun),
-            (
+            notices: registered(registry, "notices", "Pods that have notice of an eviction"),
+            cycles: registered(registry, "cycles", "Cycles computed"),
+            notices_begun: registered(registry, "notices_begun", "Notices given so far"),
+            refused: registered(
+                registry,
                 "refused_writes",
                 "Writes that the API server refused for good",
-                &refused,
             ),
-        ];
-        for (name, help, counter) in counters {
-            registry.register(name, help, counter.clone());
-        }
-        registry.register_with_unit(
-            "last_cycle",
-            "How long the last cycle took",
-            Unit::Seconds,
-            cycle.clone(),
-        );
-        let counted: [(&str, &str, &Family<Of, Counter>); 2] = [
-            (
+            cycle: in_seconds(registry, "last_cycle", "How long the last cycle took"),
+            evictions: registered(
+                registry,
                 "evictions",
                 "Evictions that were asked for, by what came of them",
-                &evictions,
             ),
-            (
+            unreadable: registered(
+                registry,
                 "unreadable_objects",
                 "Objects that could not be read, by resource",
-                &unreadable,
             ),
-        ];
-        for (name, help, family) in counted {
-            registry.register(name, help, family.clone());
-        }
-        let families: [(&str, &str, &Family<Of, Gauge>); 4] = [
-            (
+            entitled: registered(
+                registry,
                 "entitled_pods",
                 "Entitled pods, by what the plan says",
-                &entitled,
             ),
-            ("objects", "Objects that are known, by resource", &objects),
-            (
+            objects: registered(registry, "objects", "Objects that are known, by resource"),
+            left_out: registered(
+                registry,
                 "left_out_objects",
                 "How often an object was left out for the bound of its namespace, or of all, since the resource was last listed",
-                &left_out,
             ),
-            (
+            wrong: registered(
+                registry,
                 "wrong_objects",
                 "Objects with a fault that was put right, by reason",
-                &wrong,
             ),
-        ];
-        for (name, help, family) in families {
-            registry.register(name, help, family.clone());
-        }
-        registry.register(
-            "capacity",
-            "What the cluster has for pods: CPU in thousandths",
-            capacity.clone(),
-        );
-        registry.register(
-            "deserved",
-            "What a Consumer may have: CPU in thousandths",
-            deserved.clone(),
-        );
-        registry.register(
-            "used",
-            "What a Consumer's pods request: CPU in thousandths",
-            used.clone(),
-        );
-        Self {
-            leader,
-            held_back,
-            cycles,
-            cycle,
-            notices,
-            notices_begun,
-            refused,
-            evictions,
-            entitled,
-            objects,
-            left_out,
-            unreadable,
-            wrong,
-            capacity,
-            deserved,
-            used,
+            capacity: registered(
+                registry,
+                "capacity",
+                "What the cluster has for pods: CPU in thousandths",
+            ),
+            deserved: registered(
+                registry,
+                "deserved",
+                "What a Consumer may have: CPU in thousandths",
+            ),
+            used: registered(
+                registry,
+                "used",
+                "What a Consumer's pods request: CPU in thousandths",
+            ),
         }
     }
 

@@ -21,10 +21,10 @@ use crate::arbitrate::store::Kind;
 use crate::arbitrate::{Arbiter, Settings as Rules, Target};
 use crate::call::Answer;
 use crate::clock::Now;
-use crate::heard::Heard;
 use crate::metrics::{Arbitration, Metrics};
 use crate::report::Served;
 use crate::serve::{Address, Listener};
+use crate::watch_event::WatchEvent;
 
 /// Objects that were heard and not yet looked at.
 const HEARD_MAX: usize = 16;
@@ -63,8 +63,8 @@ struct Loop {
     /// By kind: asks for a list, and when it last did.
     lists: BTreeMap<Kind, (Arc<Notify>, Option<Instant>)>,
     discoveries: JoinSet<Served>,
-    heard: Receiver<(Kind, Heard)>,
-    to_heard: Sender<(Kind, Heard)>,
+    heard: Receiver<(Kind, WatchEvent)>,
+    to_heard: Sender<(Kind, WatchEvent)>,
     asked: Receiver<Asked>,
     to_asked: Sender<Asked>,
     reviews: Waiting<oneshot::Sender<Verdict>>,
@@ -302,8 +302,8 @@ impl Loop {
         }
     }
 
-    fn take(&mut self, kind: Kind, heard: Heard) {
-        if let Heard::Missed(why) | Heard::Refused(why) = &heard {
+    fn take(&mut self, kind: Kind, heard: WatchEvent) {
+        if let WatchEvent::Missed(why) | WatchEvent::Refused(why) = &heard {
             self.metrics.say(why);
         }
         self.reviews.hear(kind);

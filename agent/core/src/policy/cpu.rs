@@ -10,13 +10,13 @@
 //! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
 //! waiting in the kernel's figures, so that a throttled pod's are no evidence.
 
-mod around;
 pub mod burst;
+mod context;
 pub mod suppress;
 
 use std::sync::Arc;
 
-use self::around::Around;
+use self::context::CpuContext;
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::resources::{CPU, eviction_request};
@@ -122,17 +122,17 @@ pub(crate) fn decide(
                 cpu,
                 ..
             } = state;
-            let around = Around {
+            let context = CpuContext {
                 pods,
                 placement: placement.as_ref(),
                 now_ns: reading.read_ns,
             };
-            cpu.waiters = waiters(&around, cpu);
+            cpu.waiters = waiters(&context, cpu);
             if let Some(options) = &options.burst {
-                burst::decide(options, &around, cpu, decisions);
+                burst::decide(options, &context, cpu, decisions);
             }
             if let Some(options) = &options.suppress {
-                suppress::decide(options, &around, cpu, decisions);
+                suppress::decide(options, &context, cpu, decisions);
             }
         }
         EventKind::CpuNotWritten { uid, container, .. } => {
@@ -207,7 +207,7 @@ pub(crate) fn comes_first(pod: &PodState, pod_cpu: &PodCpuState, has_exclusive_c
 }
 
 /// The two pods that wait longest, the longest first: for any pod, at least one of them is another pod.
-fn waiters(around: &Around<'_>, cpu: &CpuState) -> Vec<Waiter> {
+fn waiters(context: &CpuContext<'_>, cpu: &CpuState) -> Vec<Waiter> {
     let Some(source) = cpu.source else {
         return Vec::new();
     };
@@ -215,9 +215,9 @@ fn waiters(around: &Around<'_>, cpu: &CpuState) -> Vec<Waiter> {
         .pods
         .iter()
         .filter_map(|(uid, pod_cpu)| {
-            let pod = around.pods.get(uid)?;
+            let pod = context.pods.get(uid)?;
             let waited = pod_cpu.waited.filter(|waited| *waited > 0)?;
-            comes_first(pod, pod_cpu, around.has_exclusive_cpus(uid)).then_some((waited, uid, pod))
+            comes_first(pod, pod_cpu, context.has_exclusive_cpus(uid)).then_some((waited, uid, pod))
         })
         .collect();
     found.sort_by(|one, other| other.0.cmp(&one.0).then_with(|| one.1.cmp(other.1)));

@@ -7,7 +7,7 @@
 
 mod exact;
 mod generate;
-mod kept;
+mod incremental;
 mod literal;
 mod plain;
 mod rehearsed;
@@ -339,7 +339,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_is_what_is_computed_from_scratch(cluster in clusters(), other in clusters(), changes in kept::changes(), each_time in any::<bool>()) {
-        kept::check(&cluster, &other, &changes, each_time)?;
+    fn what_is_kept_is_what_is_computed_from_scratch(cluster in clusters(), other in clusters(), changes in incremental::changes(), each_time in any::<bool>()) {
+        incremental::check(&cluster, &other, &changes, each_time)?;
     }
 }

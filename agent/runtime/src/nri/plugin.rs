@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::Table;
-use super::trunk::{Connection, Kind, Message, TooLong, Trunk};
+use super::mux::{Connection, Kind, Message, Mux, TooLong};
 use crate::frames::cut;
 use crate::interface::nri::{
     ConfigureRequest, ConfigureResponse, ContainerAdjustment, ContainerUpdate,
@@ -88,7 +88,7 @@ pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infa
         let mut session = Session {
             table,
             outbox,
-            trunk: Trunk::default(),
+            mux: Mux::default(),
             runtime: String::new(),
             synchronized: None,
             begun: None,
@@ -129,7 +129,7 @@ enum Then {
 struct Session<'a> {
     table: &'a Table,
     outbox: &'a Outbox,
-    trunk: Trunk,
+    mux: Mux,
     /// Its name and version.
     runtime: String,
     /// Since when the runtime asks.
@@ -163,7 +163,7 @@ impl Session<'_> {
             let bytes = self
                 .read(&mut stream, &mut portion, synchronized_by)
                 .await?;
-            let messages = self.trunk.take(&portion[..bytes])?;
+            let messages = self.mux.take(&portion[..bytes])?;
             if !messages.is_empty() {
                 self.begun = None;
             }
@@ -194,7 +194,7 @@ impl Session<'_> {
             None => tokio::time::timeout_at(synchronized_by, reading)
                 .await
                 .map_err(|_| Ended::Late("taking this plugin", SYNCHRONIZED_WITHIN))?,
-            Some(_) if self.trunk.is_partial() => {
+            Some(_) if self.mux.is_partial() => {
                 let begun = *self.begun.get_or_insert_with(Instant::now);
                 tokio::time::timeout_at(begun + MESSAGE_WITHIN, reading)
                     .await

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
-use super::trunk::{Connection, Kind, MESSAGE_BYTES_MAX, Message, Trunk};
+use super::mux::{Connection, Kind, MESSAGE_BYTES_MAX, Message, Mux};
 use plimsoll_core::kube::runtime_link::{Adjustment, ContainerPlace};
 
 use super::*;
@@ -18,7 +18,7 @@ use crate::tests::agent::{hear, say};
 /// The runtime's end of one connection.
 struct Runtime {
     stream: UnixStream,
-    trunk: Trunk,
+    mux: Mux,
     messages: VecDeque<Message>,
     last: u32,
 }
@@ -27,7 +27,7 @@ impl Runtime {
     async fn accept(listener: &UnixListener) -> Self {
         Self {
             stream: listener.accept().await.unwrap().0,
-            trunk: Trunk::default(),
+            mux: Mux::default(),
             messages: VecDeque::new(),
             last: 1,
         }
@@ -85,8 +85,7 @@ impl Runtime {
             if read == 0 {
                 return None;
             }
-            self.messages
-                .extend(self.trunk.take(&bytes[..read]).unwrap());
+            self.messages.extend(self.mux.take(&bytes[..read]).unwrap());
         }
         self.messages.pop_front()
     }

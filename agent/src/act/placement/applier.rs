@@ -20,7 +20,7 @@ use std::time::Instant;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::cpuset_order::{self, Change, Cpus, Write};
+use plimsoll_core::placement::cpuset_order::{self, Change, Write};
 use plimsoll_core::placement::memory::NodeMemory;
 
 use super::PlacementError;
@@ -32,7 +32,7 @@ use super::kubelet_state;
 use super::outcome::{Outcome, Overlap, Written};
 use super::owner::{BackOff, OtherOwner, REWRITES_MAX};
 use super::paths::NodePaths;
-use super::plan::{all_of, left_over, nobody_alone, runs_elsewhere, runs_on, then, was_alone};
+use super::plan::{all_of, changes, left_over, nobody_alone, runs_elsewhere, runs_on};
 use super::quota::{self, Quota, Quotas};
 use super::usable::Usable;
 use crate::host::cgroup::CgroupPath;
@@ -212,16 +212,7 @@ impl Applier {
             foreign_not_kept: kept.err().map(|error| error.to_string()),
             ..Outcome::default()
         };
-        let mut known = match Checkpoint::read(&lock, &self.paths.state_dir)? {
-            Found::Nothing => Vec::new(),
-            Found::Checkpoint(found) => std::iter::once(found.assignments)
-                .chain(found.before)
-                .collect(),
-            Found::Damaged(aside) => {
-                outcome.set_aside = Some(aside);
-                Vec::new()
-            }
-        };
+        let mut known = self.read_known(&lock, &mut outcome)?;
         let mut is_new = known.first() != Some(&wanted.assignments);
         if known.is_empty() {
             known.extend(self.before.clone());
@@ -278,17 +269,42 @@ impl Applier {
             outcome.not_finished = written.err().map(|error| error.to_string());
         }
         self.is_kept_for_kubelet &= !is_new;
-        if is_apart && !self.is_kept_for_kubelet && outcome.fell_back.is_none() {
-            // Everything is in force, with them or without.
-            let kept =
-                kubelet_state::keep(&self.paths.state_dir, &wanted.assignments, &wanted.memory);
-            self.is_kept_for_kubelet = kept.is_ok();
-            outcome.not_kept_for_kubelet = kept.err().map(|error| error.to_string());
+        // Everything is in force, with the interrupts or without.
+        if is_apart && outcome.fell_back.is_none() {
+            self.keep_for_kubelet(wanted, &mut outcome);
         }
         if is_apart {
             self.before = Some(wanted.assignments.clone());
         }
         Ok(outcome)
+    }
+
+    /// What the checkpoint says is in force, and what was before that where it was not finished.
+    fn read_known(
+        &self,
+        lock: &PlacementLock,
+        outcome: &mut Outcome,
+    ) -> Result<Vec<Assignments>, PlacementError> {
+        Ok(match Checkpoint::read(lock, &self.paths.state_dir)? {
+            Found::Nothing => Vec::new(),
+            Found::Checkpoint(found) => std::iter::once(found.assignments)
+                .chain(found.before)
+                .collect(),
+            Found::Damaged(aside) => {
+                outcome.set_aside = Some(aside);
+                Vec::new()
+            }
+        })
+    }
+
+    /// Keeps this placement in the files of a kubelet that may take the node over, unless it is there.
+    fn keep_for_kubelet(&mut self, wanted: &Wanted, outcome: &mut Outcome) {
+        if self.is_kept_for_kubelet {
+            return;
+        }
+        let kept = kubelet_state::keep(&self.paths.state_dir, &wanted.assignments, &wanted.memory);
+        self.is_kept_for_kubelet = kept.is_ok();
+        outcome.not_kept_for_kubelet = kept.err().map(|error| error.to_string());
     }
 
     /// Ends the placement: all containers run on all CPUs, with memory from any node. Interrupts are put back. Nothing is done where none is in force.
@@ -431,26 +447,7 @@ impl Applier {
         usable: CpuSet,
         outcome: &mut Outcome,
     ) -> Vec<(PodUid, String)> {
-        let mut changes = Vec::new();
-        let mut moved = Vec::new();
-        for container in containers {
-            let looked =
-                runs_on(container, usable).and_then(|now| Ok((now, container.cpuset.bound()?)));
-            match looked {
-                Ok((now, bound)) => {
-                    let (then, unusable) = then(&wanted.assignments, container, usable, bound);
-                    outcome.unusable.extend(unusable);
-                    let exclusive = was_alone(known, container, now);
-                    let now = Cpus {
-                        cpus: now & usable,
-                        exclusive,
-                    };
-                    changes.push(Change { now, then });
-                    moved.push(container);
-                }
-                Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
-            }
-        }
+        let (moved, changes) = changes(&wanted.assignments, known, containers, usable, outcome);
         let order = cpuset_order::order(usable, &changes);
         outcome.shared = order
             .shared
@@ -465,11 +462,51 @@ impl Applier {
                 at[change] = cpus;
             }
         }
-        // Nobody may arrive where somebody is who could not leave.
+        self.arrive(&moved, &changes, order.arrive, &mut settled, outcome);
+        let exclusive = wanted.assignments.exclusive();
+        for (index, (container, change)) in moved.iter().zip(&changes).enumerate() {
+            if !settled[index] {
+                continue;
+            }
+            let error = match runs_elsewhere(container, change.then, exclusive) {
+                Ok(None) => continue,
+                Ok(Some(effective)) => {
+                    at[index] = effective;
+                    PlacementError::Elsewhere {
+                        wanted: change.then.cpus.to_string(),
+                        effective: effective.to_string(),
+                    }
+                }
+                Err(error) if error.is_vanished() => continue,
+                Err(error) => error.into(),
+            };
+            outcome.fail(&container.pod, &container.name, error);
+            settled[index] = false;
+        }
+        let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
+        outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);
+        for ((container, change), is_settled) in moved.iter().zip(&changes).zip(&settled) {
+            self.remember(container, change.then.cpus, *is_settled);
+        }
+        let there = moved.iter().zip(settled).filter(|(_, settled)| *settled);
+        there
+            .map(|(container, _)| (container.pod.clone(), container.name.clone()))
+            .collect()
+    }
+
+    /// Has everybody arrive who could leave, but nobody where somebody is who could not.
+    fn arrive(
+        &mut self,
+        moved: &[&Container],
+        changes: &[Change],
+        arrivals: Vec<Write>,
+        settled: &mut [bool],
+        outcome: &mut Outcome,
+    ) {
         let stuck: Vec<usize> = (0..changes.len())
             .filter(|index| !settled[*index])
             .collect();
-        for Write { change, cpus } in order.arrive {
+        for Write { change, cpus } in arrivals {
             if !settled[change] {
                 continue;
             }
@@ -490,36 +527,6 @@ impl Applier {
                 None => self.write(moved[change], cpus, outcome),
             };
         }
-        let exclusive = wanted.assignments.exclusive();
-        for index in 0..changes.len() {
-            if !settled[index] {
-                continue;
-            }
-            let (container, target) = (moved[index], changes[index].then);
-            let error = match runs_elsewhere(container, target, exclusive) {
-                Ok(None) => continue,
-                Ok(Some(effective)) => {
-                    at[index] = effective;
-                    PlacementError::Elsewhere {
-                        wanted: target.cpus.to_string(),
-                        effective: effective.to_string(),
-                    }
-                }
-                Err(error) if error.is_vanished() => continue,
-                Err(error) => error.into(),
-            };
-            outcome.fail(&container.pod, &container.name, error);
-            settled[index] = false;
-        }
-        let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
-        outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);
-        for ((container, change), is_settled) in moved.iter().zip(&changes).zip(&settled) {
-            self.remember(container, change.then.cpus, *is_settled);
-        }
-        let there = moved.iter().zip(settled).filter(|(_, settled)| *settled);
-        there
-            .map(|(container, _)| (container.pod.clone(), container.name.clone()))
-            .collect()
     }
 
     /// What it has now is what we gave it, so that we see who changes it.

@@ -28,8 +28,8 @@ use crate::pods::names::{KubeletTree, container_id};
 
 /// Its ledger, in the state directory.
 pub const CPUSETS_LEDGER: &str = "cpusets.jsonl";
-/// Room that it keeps for lines to come, bytes: some two hundred. A container that comes while the state directory is full must still be moved off others' exclusive CPUs.
-const ROOM_BYTES: u64 = 64 << 10;
+/// Space that it reserves for lines to come, bytes: some two hundred. A container that comes while the state directory is full must still be moved off others' exclusive CPUs.
+const RESERVE_BYTES: u64 = 64 << 10;
 /// After so many lines those of files that have gone are taken out.
 const FORGET_EVERY: u32 = 256;
 
@@ -152,7 +152,7 @@ impl Sets {
     /// Goes on with what an agent before has left.
     pub(super) fn open(host: &HostRoot, state_dir: &Path) -> Result<Self, KnobError> {
         let ledger = Ledger::open(host, state_dir.join(CPUSETS_LEDGER))?;
-        let mut ledger = ledger.with_room(ROOM_BYTES);
+        let mut ledger = ledger.with_reserve(RESERVE_BYTES);
         let changes = ledger.changes()?.into_iter();
         let known = changes
             .filter_map(|change| match change {

@@ -3,10 +3,11 @@
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
-use plimsoll_core::placement::cpuset_order::Cpus;
+use plimsoll_core::placement::cpuset_order::{Change, Cpus};
 
 use super::Unusable;
 use super::cgroups::Container;
+use super::outcome::Outcome;
 use crate::host::cpuset::CpusetError;
 
 /// Where its processes are: what is written, or, where that is nothing or nothing that pods can use (v2), what the kernel makes of it.
@@ -70,7 +71,7 @@ pub(super) fn nobody_alone(usable: CpuSet) -> Assignments {
 
 /// Where a container is to run, of what pods can use. `bound`: one that shares runs on no other CPUs than these, if there are any; its pod, or its QoS class, may have been made when
 /// there were fewer (v1).
-pub(super) fn then(
+fn then(
     assignments: &Assignments,
     container: &Container,
     usable: CpuSet,
@@ -98,6 +99,37 @@ pub(super) fn then(
     (Cpus { cpus, exclusive }, unusable)
 }
 
+/// Where each container is and where it is to be; those that cannot be read have failed.
+pub(super) fn changes<'a>(
+    wanted: &Assignments,
+    known: &[Assignments],
+    containers: &'a [Container],
+    usable: CpuSet,
+    outcome: &mut Outcome,
+) -> (Vec<&'a Container>, Vec<Change>) {
+    let mut changes = Vec::new();
+    let mut moved = Vec::new();
+    for container in containers {
+        let looked =
+            runs_on(container, usable).and_then(|now| Ok((now, container.cpuset.bound()?)));
+        match looked {
+            Ok((now, bound)) => {
+                let (then, unusable) = then(wanted, container, usable, bound);
+                outcome.unusable.extend(unusable);
+                let exclusive = was_alone(known, container, now);
+                let now = Cpus {
+                    cpus: now & usable,
+                    exclusive,
+                };
+                changes.push(Change { now, then });
+                moved.push(container);
+            }
+            Err(error) => outcome.fail(&container.pod, &container.name, error.into()),
+        }
+    }
+    (moved, changes)
+}
+
 /// Where the kernel runs a container that was told to run on `target`, if that is elsewhere and matters: one that is to be alone has other CPUs, or one that shares is on `exclusive` ones.
 /// A set in which the cgroup above has nothing counts for nothing (v2): its processes are wherever those of the cgroup above may be.
 pub(super) fn runs_elsewhere(
@@ -112,7 +144,7 @@ pub(super) fn runs_elsewhere(
 }
 
 /// Whether it is on CPUs that are, or were, its own.
-pub(super) fn was_alone(known: &[Assignments], container: &Container, now: CpuSet) -> bool {
+fn was_alone(known: &[Assignments], container: &Container, now: CpuSet) -> bool {
     known.iter().any(|assignments| {
         let cpus = assignments.cpus(&container.pod, &container.name);
         cpus.exclusive && now.is_subset(&cpus.cpus)

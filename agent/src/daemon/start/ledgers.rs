@@ -35,7 +35,7 @@ pub(super) struct Ledgers {
 impl Ledgers {
     /// Puts back what is in any ledger, and returns how many settings that were.
     pub(super) fn put_back(plan: &Plan<'_>) -> Result<(Self, usize), KnobError> {
-        if plan.no_room.is_some() {
+        if plan.no_space.is_some() {
             let agent = plan.ledger(AGENT_LEDGER)?;
             let pods = plan.ledger(PODS_LEDGER)?;
             return Ok((Self { agent, pods }, 0));

@@ -15,7 +15,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::knobs::{KnobError, Ledger};
 use crate::host::shown::Show as _;
-use crate::host::state_dir::{has_no_room, try_room};
+use crate::host::state_dir::{has_no_space, try_space};
 use crate::host::state_lock::{LockError, StateLock};
 use crate::input::config::{Config, ConfigFile, Effective};
 use crate::pods;
@@ -42,7 +42,7 @@ pub(super) struct Plan<'a> {
     pub(super) kubelet: Option<KubeletTree>,
     pub(super) listener: Option<TcpListener>,
     /// Why the state directory takes nothing. Then no kernel setting is changed.
-    pub(super) no_room: Option<String>,
+    pub(super) no_space: Option<String>,
 }
 
 impl<'a> Plan<'a> {
@@ -89,23 +89,23 @@ impl<'a> Plan<'a> {
             mounts,
             cgroup_root,
             listener: args.listen.map(http::bind).transpose()?,
-            no_room: None,
+            no_space: None,
         })
     }
 
     /// The lock of the state directory. `None` where that is full or read-only and has none from before.
     pub(super) fn lock(&mut self) -> Result<Option<StateLock>, LockError> {
         let lock = match StateLock::acquire(&self.args.state_dir) {
-            Err(error) if error.is_no_room() => {
-                self.no_room = Some(error.to_string());
+            Err(error) if error.is_out_of_space() => {
+                self.no_space = Some(error.to_string());
                 return Ok(None);
             }
             lock => lock?,
         };
-        if let Err(error) = try_room(&self.args.state_dir)
-            && has_no_room(&error)
+        if let Err(error) = try_space(&self.args.state_dir)
+            && has_no_space(&error)
         {
-            self.no_room = Some(format!("{}: {error}", self.args.state_dir.shown()));
+            self.no_space = Some(format!("{}: {error}", self.args.state_dir.shown()));
         }
         Ok(Some(lock))
     }
@@ -113,7 +113,7 @@ impl<'a> Plan<'a> {
     /// The ledger of this name, in the state directory.
     pub(super) fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
         let path = self.args.state_dir.join(name);
-        match &self.no_room {
+        match &self.no_space {
             Some(why) => Ledger::closed(&self.host, path, why.clone()),
             None => Ledger::open(&self.host, path),
         }

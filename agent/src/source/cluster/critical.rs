@@ -1,7 +1,7 @@
 //! Which pods the API server said are critical, on disk: an agent that starts while the API server is away knows a pod by its cgroup alone, and the UID does
 //! not tell.
 //!
-//! Bounded as the book is. Written when it changes, which is when such a pod comes or goes.
+//! Bounded as what is known is. Written when it changes, which is when such a pod comes or goes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,7 +14,7 @@ use super::ClusterChange;
 use crate::host::shown::Show as _;
 use crate::host::state_dir;
 
-/// Bytes of the file that are read: more than all UIDs that the book takes.
+/// Bytes of the file that are read: more than all UIDs that are known at most.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The file.

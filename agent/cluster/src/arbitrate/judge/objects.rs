@@ -44,6 +44,11 @@ pub(super) fn note_running(store: &Store, memory: &mut Memory, mono_ms: u64, uni
 }
 
 pub(super) fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
+    let terminating = store.namespaces.iter().filter(|(_, it)| it.is_terminating);
+    let known = std::mem::take(&mut memory.terminating_since);
+    memory.terminating_since = terminating
+        .map(|(name, _)| (name.clone(), known.get(name).copied().unwrap_or(mono_ms)))
+        .collect();
     let leaves = |uid: &String| store.pods.get(uid).is_some_and(|pod| pod.is_leaving);
     memory.leaving_since.retain(|uid, _| leaves(uid));
     for (uid, pod) in store.pods.iter().filter(|(_, pod)| pod.is_leaving) {
@@ -57,10 +62,14 @@ pub(super) fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
     }
 }
 
-/// By our own clock, from when the deletion was seen.
+/// By our own clock, from when the deletion was seen: of the pod, or of its namespace, which deletes its pods unless something keeps it from that.
 fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Leaving {
     if !pod.is_leaving {
-        return Leaving::No;
+        let since_ms = memory.terminating_since.get(&pod.namespace);
+        let since_ms = since_ms.filter(|_| pod.node.is_some());
+        return since_ms.map_or(Leaving::No, |since_ms| {
+            Leaving::of(GRACE_MAX_S, mono_ms.saturating_sub(*since_ms))
+        });
     }
     let since = memory.leaving_since.get(uid).copied();
     let (grace_s, since_ms) = since.unwrap_or((pod.leaving_grace_s, mono_ms));
@@ -202,11 +211,9 @@ fn named_pod(
     let budgets = budgets.take_while(|((namespace, _), _)| *namespace == pod.namespace);
     // Then no pod is compared with them.
     let has_many_budgets = store.has_many_budgets(&pod.namespace);
-    let terminating = store.namespaces.get(&pod.namespace);
-    let terminating = terminating.is_some_and(|namespace| namespace.is_terminating);
     let leaving = leaving(memory, uid, pod, mono_ms);
     let is_leaving = match leaving {
-        Leaving::No => terminating && pod.node.is_some(),
+        Leaving::No => false,
         Leaving::Soon => true,
         // A pending one waits for nothing any more, and from a node that is lost none comes back.
         Leaving::Later | Leaving::Hangs => !pod.node.as_ref().is_some_and(|node| {

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::heard::Heard;
+use crate::watch_event::WatchEvent;
 
 fn object(name: &str, spec: &Value) -> Value {
     json!({"metadata": {"name": name, "uid": name}, "spec": spec})
@@ -15,11 +15,11 @@ fn question(name: &str, spec: &Value, before: Option<&Value>) -> Question {
 }
 
 fn hear(store: &mut Store, kind: Kind, objects: &[Value]) {
-    store.hear(kind, Heard::List);
+    store.hear(kind, WatchEvent::List);
     for object in objects {
-        store.hear(kind, Heard::Object(object.to_string().into_bytes()));
+        store.hear(kind, WatchEvent::Object(object.to_string().into_bytes()));
     }
-    store.hear(kind, Heard::Listed);
+    store.hear(kind, WatchEvent::Listed);
 }
 
 /// A cluster of ten CPUs with a group of two members.
@@ -151,7 +151,7 @@ fn a_cycle_of_two_and_what_hangs_on_it() {
     let other = object("other", &json!({"parent": "group"}));
     store.hear(
         Kind::Consumers,
-        Heard::Object(other.to_string().into_bytes()),
+        WatchEvent::Object(other.to_string().into_bytes()),
     );
     let spec = json!({"parent": "other"});
     let before = json!({});
@@ -164,7 +164,7 @@ fn a_cycle_of_two_and_what_hangs_on_it() {
     let group = object("group", &spec);
     store.hear(
         Kind::Consumers,
-        Heard::Object(group.to_string().into_bytes()),
+        WatchEvent::Object(group.to_string().into_bytes()),
     );
     let spec = json!({"namespace": "c", "parent": "other", "reserved": {"cpu": 1}});
     let all = review(&store, &question("c", &spec, None)).refused;
@@ -220,7 +220,7 @@ fn what_is_reserved_far_below_counts_at_the_root() {
         let object = object(name, &spec);
         store.hear(
             Kind::Consumers,
-            Heard::Object(object.to_string().into_bytes()),
+            WatchEvent::Object(object.to_string().into_bytes()),
         );
     }
     // 2 of the group, 7 and 1.
@@ -267,7 +267,7 @@ fn what_mends_and_what_is_in_doubt_is_allowed() {
     let gone = json!({"request": {"uid": "r", "object": null, "oldObject": object("a", &wrong)}});
     let gone = Question::read(gone.to_string().as_bytes()).unwrap();
     assert_eq!(review(&store, &gone), Verdict::default());
-    store.hear(Kind::Consumers, Heard::Missed("x".into()));
+    store.hear(Kind::Consumers, WatchEvent::Missed("x".into()));
     let verdict = review(&store, &question("c", &wrong, None));
     assert_eq!((verdict.refused.len(), verdict.name()), (0, "uncompared"));
     assert!(verdict.warnings[0].contains("does not know all consumers"));
@@ -293,7 +293,7 @@ fn eight_levels_and_no_more() {
         let object = object(&format!("l{level}"), &json!({"parent": parent}));
         store.hear(
             Kind::Consumers,
-            Heard::Object(object.to_string().into_bytes()),
+            WatchEvent::Object(object.to_string().into_bytes()),
         );
     }
     let refused = |name: &str, parent: &str| {

@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::arbitrate::review::tests::store;
-    use crate::heard::Heard;
+    use crate::watch_event::WatchEvent;
 
     fn at(mono_ms: u64) -> Now {
         Now {
@@ -106,7 +106,7 @@ mod tests {
         let group = json!({"metadata": {"name": "new"}, "spec": {}});
         store.hear(
             Kind::Consumers,
-            Heard::Object(group.to_string().into_bytes()),
+            WatchEvent::Object(group.to_string().into_bytes()),
         );
         waiting.hear(Kind::Consumers);
         assert_eq!(waiting.due(&store, at(60)), [(1, Verdict::default())]);

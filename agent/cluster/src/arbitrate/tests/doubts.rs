@@ -16,11 +16,11 @@ fn row(world: &World, name: &str) -> Row {
 fn after_an_outage_all_notices_begin_anew() {
     let mut world = World::full(false);
     world.run(20, true, |_| None);
-    let missed = Heard::Missed("away".into());
+    let missed = WatchEvent::Missed("away".into());
     world.arbiter.hear(Kind::Budgets, missed);
     assert!(evictions(&world.run(20, true, |_| None)).is_empty());
     // The watch comes back before its backlog does.
-    world.arbiter.hear(Kind::Budgets, Heard::Word);
+    world.arbiter.hear(Kind::Budgets, WatchEvent::Word);
     assert!(evictions(&world.run(30, true, |_| None)).is_empty());
     assert_eq!(evictions(&world.run(2, true, |_| None)), ["a0"]);
 }
@@ -32,9 +32,9 @@ fn a_moment_of_silence_holds_evictions_and_ends_no_notice() {
     // Something on the way ends each connection after some seconds.
     for _ in 0..3 {
         evicted.extend(evictions(&world.run(8, true, |_| None)));
-        let missed = Heard::Missed("broke off".into());
+        let missed = WatchEvent::Missed("broke off".into());
         world.arbiter.hear(Kind::Pods, missed);
-        world.arbiter.hear(Kind::Pods, Heard::Word);
+        world.arbiter.hear(Kind::Pods, WatchEvent::Word);
         let held = evictions(&world.run(5, true, |_| None));
         assert!(held.is_empty(), "{held:?}");
         assert!(world.held().contains("only just"));
@@ -55,7 +55,7 @@ fn nothing_goes_at_once_after_an_outage_also_without_grace() {
 fn a_list_after_410_holds_evictions() {
     let mut world = World::full(false);
     world.run(29, true, |_| None);
-    world.arbiter.hear(Kind::Pods, Heard::List);
+    world.arbiter.hear(Kind::Pods, WatchEvent::List);
     assert!(evictions(&world.run(60, true, |_| None)).is_empty());
     assert!(world.held().contains("listed anew"), "{}", world.held());
     assert!(world.arbiter.is_ready());
@@ -66,11 +66,11 @@ fn a_list_after_410_holds_evictions() {
 fn a_long_list_holds_evictions_and_ends_no_notice() {
     let mut world = World::full(false);
     world.run(20, true, |_| None);
-    world.arbiter.hear(Kind::Pods, Heard::List);
+    world.arbiter.hear(Kind::Pods, WatchEvent::List);
     assert!(evictions(&world.run(20, true, |_| None)).is_empty());
     let pods: Vec<Value> = world.pods.values().cloned().collect();
     pods.into_iter().for_each(|pod| world.see_pod(pod));
-    world.arbiter.hear(Kind::Pods, Heard::Listed);
+    world.arbiter.hear(Kind::Pods, WatchEvent::Listed);
     assert!(evictions(&world.run(4, true, |_| None)).is_empty());
     assert_eq!(evictions(&world.run(4, true, |_| None)), ["a0"]);
 }

@@ -100,7 +100,7 @@ fn no_room_is_kept_where_no_eviction_comes_of_it() {
     world.run(20, true, |_| None);
     world
         .arbiter
-        .hear(Kind::Budgets, Heard::Missed("away".into()));
+        .hear(Kind::Budgets, WatchEvent::Missed("away".into()));
     assert!(holes(&world.run(20, true, |_| None)).is_empty());
 }
 
@@ -348,10 +348,10 @@ fn in_doubt_a_hole_that_was_made_stays() {
     let mut world = World::full(false);
     world.run(32, true, |_| None);
     leaves(&mut world, "a0");
-    let missed = Heard::Missed("away".into());
+    let missed = WatchEvent::Missed("away".into());
     world.arbiter.hear(Kind::Budgets, missed);
     assert!(holes(&world.run(90, true, |_| None)).is_empty());
-    world.arbiter.hear(Kind::Budgets, Heard::Word);
+    world.arbiter.hear(Kind::Budgets, WatchEvent::Word);
     assert!(holes(&world.run(30, true, |_| None)).is_empty());
 }
 

@@ -97,13 +97,37 @@ fn a_namespace_that_is_deleted_in_the_middle_of_a_plan_ends_it() {
         assert!(evictions(&calls).is_empty(), "{deleted}");
         assert_eq!(world.arbiter.notices(), 0);
         // It is gone: its Consumer says so.
-        let gone = Heard::Gone(terminating.to_string().into_bytes());
+        let gone = WatchEvent::Gone(terminating.to_string().into_bytes());
         world.arbiter.hear(Kind::Namespaces, gone);
         let calls = world.run(20, true, |_| None);
         assert!(evictions(&calls).is_empty(), "{deleted}");
         let event = (deleted.to_owned(), "NoNamespace".to_owned());
         assert!(events(&calls).contains(&event), "{:?}", events(&calls));
     }
+}
+
+/// Something keeps their deletion back, such as a webhook: they make no room, and what they use counts.
+#[test]
+fn pods_of_a_namespace_whose_deletion_hangs_hold_up_nobody_for_longer_than_one_that_hangs_itself() {
+    let mut world = World::new(false);
+    world.see(Kind::Namespaces, &json!({"metadata": {"name": "c"}}));
+    world.consumer("c", &json!({"namespace": "c"}));
+    for at in 0..5 {
+        world.pod("a", &format!("a{at}"), Some("n"));
+        world.pod("c", &format!("c{at}"), Some("n"));
+    }
+    world.pod("b", "b0", None);
+    let terminating =
+        json!({"metadata": {"name": "c", "deletionTimestamp": "2026-11-22T10:00:00Z"}});
+    world.see(Kind::Namespaces, &terminating);
+    let calls = world.run(625, true, |_| None);
+    assert!(evictions(&calls).is_empty(), "{:?}", evictions(&calls));
+    let calls = world.run(60, true, |_| None);
+    let evicted = evictions(&calls);
+    assert!(
+        evicted.len() == 1 && evicted[0].starts_with('a'),
+        "{evicted:?}"
+    );
 }
 
 #[test]

@@ -23,7 +23,9 @@
 //! The cgroup of the pod has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
 //! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
 
-use super::around::Around;
+use std::sync::Arc;
+
+use super::context::CpuContext;
 use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
 use crate::model::cpu_state::{CgroupState, CpuState, PodCpuState};
@@ -91,7 +93,7 @@ fn needed_us(configured_us: u64, period_us: u64, percent: u32, interval_ns: u64)
 /// Gives and takes back.
 pub(crate) fn decide(
     options: &CpuBurst,
-    around: &Around<'_>,
+    context: &CpuContext<'_>,
     cpu: &mut CpuState,
     decisions: &mut Vec<Decision>,
 ) {
@@ -104,7 +106,7 @@ pub(crate) fn decide(
     } = cpu;
     let look = Look {
         options,
-        now_ns: around.now_ns,
+        now_ns: context.now_ns,
         interval_ns: *interval_ns,
     };
     let busy_limit = options.node_use_percent * 100;
@@ -114,7 +116,7 @@ pub(crate) fn decide(
     });
     let limit = options.wait_percent * 100;
     for (uid, pod_cpu) in pods.iter_mut() {
-        let Some(pod) = around.pods.get(uid) else {
+        let Some(pod) = context.pods.get(uid) else {
             continue;
         };
         if pod.leaving.is_some() {
@@ -129,11 +131,11 @@ pub(crate) fn decide(
                 limit,
             })
         });
-        let is_exclusive = around.has_exclusive_cpus(uid);
+        let is_exclusive = context.has_exclusive_cpus(uid);
         for cgroup in pod_cpu.cgroups.values_mut() {
             if is_exclusive || cgroup.reading.configured_quota_us.is_none() {
                 if cgroup.grant.is_any() {
-                    cgroup.grant.give_up(CpuWhy::Untouchable, around.now_ns);
+                    cgroup.grant.give_up(CpuWhy::Untouchable, context.now_ns);
                 }
             } else {
                 look.at(cgroup, guard.as_ref());
@@ -275,13 +277,12 @@ fn target_of(options: &CpuBurst, cgroup: &CgroupState, configured_us: u64) -> Ta
     }
 }
 
-/// Adds the decisions that bring the cgroups of a pod to their targets.
-fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mut Vec<Decision>) {
-    let most = options.quota_percent.max(100);
+/// What the cgroup of the pod itself is to have: what its containers are given beyond their limits has to fit into it.
+fn target_of_pod(options: &CpuBurst, pod_cpu: &PodCpuState) -> Option<Target> {
     let (mut above_us, mut burst_us) = (0_u64, 0_u64);
-    for (name, cgroup) in &pod_cpu.cgroups {
-        if let (false, Some(configured_us)) = (name.is_empty(), cgroup.reading.configured_quota_us)
-        {
+    let containers = pod_cpu.cgroups.iter().filter(|(name, _)| !name.is_empty());
+    for (_, cgroup) in containers {
+        if let Some(configured_us) = cgroup.reading.configured_quota_us {
             let target = target_of(options, cgroup, configured_us);
             above_us = above_us.saturating_add(target.quota_us.saturating_sub(configured_us));
             if cgroup.grant.burst {
@@ -289,84 +290,96 @@ fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mu
             }
         }
     }
-    let pods = pod_cpu.cgroups.get("").and_then(|cgroup| {
-        let configured_us = cgroup.reading.configured_quota_us?;
-        let mut target = target_of(options, cgroup, configured_us);
-        let for_containers_us = configured_us
-            .saturating_add(above_us)
-            .min(part(configured_us, most));
-        target.quota_us = target.quota_us.max(for_containers_us);
-        target.burst_us = target.burst_us.max(burst_us.min(configured_us));
-        Some(target)
-    });
+    let cgroup = pod_cpu.cgroups.get("")?;
+    let configured_us = cgroup.reading.configured_quota_us?;
+    let mut target = target_of(options, cgroup, configured_us);
+    let for_containers_us = configured_us
+        .saturating_add(above_us)
+        .min(part(configured_us, options.quota_percent.max(100)));
+    target.quota_us = target.quota_us.max(for_containers_us);
+    target.burst_us = target.burst_us.max(burst_us.min(configured_us));
+    Some(target)
+}
+
+/// Adds the decisions that bring the cgroups of a pod to their targets: a pod's cgroup grows before its containers, and shrinks after them.
+fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mut Vec<Decision>) {
+    let of_pod = target_of_pod(options, pod_cpu);
     let target = |name: &str, cgroup: &CgroupState| -> Option<Target> {
         if name.is_empty() {
-            return pods;
+            return of_pod;
         }
         let mut target = target_of(options, cgroup, cgroup.reading.configured_quota_us?);
-        if let Some(pods) = pods {
-            target.quota_us = target.quota_us.min(pods.quota_us);
+        if let Some(of_pod) = of_pod {
+            target.quota_us = target.quota_us.min(of_pod.quota_us);
         }
         Some(target)
     };
-    let mut say = |name: &std::sync::Arc<str>, cgroup: &CgroupState, grows: bool| {
-        let (reading, Some(target)) = (&cgroup.reading, target(name, cgroup)) else {
-            return;
-        };
-        let knobs = [
-            (
-                CpuKnob::Quota,
-                reading.quota_us,
-                reading.configured_quota_us,
-                target.quota_us,
-            ),
-            (
-                CpuKnob::Burst,
-                reading.burst_us,
-                reading.configured_burst_us,
-                target.burst_us,
-            ),
-        ];
-        for (knob, now_us, configured_us, us) in knobs {
-            // Skip files that the kernel does not have and values that are already right.
-            let Some(now_us) = now_us.filter(|now_us| *now_us != us) else {
-                continue;
-            };
-            if (us > now_us) != grows {
-                continue;
-            }
-            let why = match &cgroup.grant.why {
-                Some(why)
-                    if cgroup.grant.is_any() || !name.is_empty() || configured_us == Some(us) =>
-                {
-                    why.clone()
-                }
-                _ => CpuWhy::FollowsContainers,
-            };
-            let (uid, container) = (uid.clone(), std::sync::Arc::clone(name));
-            decisions.push(if configured_us == Some(us) {
-                Decision::RestoreCpu {
-                    uid,
-                    container,
-                    knob,
-                    why,
-                }
-            } else {
-                Decision::SetCpu {
-                    uid,
-                    container,
-                    knob,
-                    us,
-                    configured_us,
-                    why,
-                }
-            });
+    let mut change = |(name, cgroup): (&Arc<str>, &CgroupState), grows: bool| {
+        if let Some(target) = target(name, cgroup) {
+            change_knobs(uid, (name, cgroup), target, grows, decisions);
         }
     };
-    for (name, cgroup) in &pod_cpu.cgroups {
-        say(name, cgroup, true);
-    }
-    for (name, cgroup) in pod_cpu.cgroups.iter().rev() {
-        say(name, cgroup, false);
+    pod_cpu.cgroups.iter().for_each(|it| change(it, true));
+    pod_cpu
+        .cgroups
+        .iter()
+        .rev()
+        .for_each(|it| change(it, false));
+}
+
+/// Adds the decisions for those knobs of a cgroup that are to grow, or that are not.
+fn change_knobs(
+    uid: &PodUid,
+    (name, cgroup): (&Arc<str>, &CgroupState),
+    target: Target,
+    grows: bool,
+    decisions: &mut Vec<Decision>,
+) {
+    let reading = &cgroup.reading;
+    let knobs = [
+        (
+            CpuKnob::Quota,
+            reading.quota_us,
+            reading.configured_quota_us,
+            target.quota_us,
+        ),
+        (
+            CpuKnob::Burst,
+            reading.burst_us,
+            reading.configured_burst_us,
+            target.burst_us,
+        ),
+    ];
+    for (knob, now_us, configured_us, us) in knobs {
+        // Skip files that the kernel does not have and values that are already right.
+        let Some(now_us) = now_us.filter(|now_us| *now_us != us) else {
+            continue;
+        };
+        if (us > now_us) != grows {
+            continue;
+        }
+        let is_restored = configured_us == Some(us);
+        let why = match &cgroup.grant.why {
+            Some(why) if cgroup.grant.is_any() || !name.is_empty() || is_restored => why.clone(),
+            _ => CpuWhy::FollowsContainers,
+        };
+        let (uid, container) = (uid.clone(), Arc::clone(name));
+        decisions.push(if is_restored {
+            Decision::RestoreCpu {
+                uid,
+                container,
+                knob,
+                why,
+            }
+        } else {
+            Decision::SetCpu {
+                uid,
+                container,
+                knob,
+                us,
+                configured_us,
+                why,
+            }
+        });
     }
 }

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::around::Around;
+use super::context::CpuContext;
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::bandwidth::{CpuKnob, CpuWhy};
@@ -70,7 +70,7 @@ pub(crate) fn may_be_held(pod: &PodState, pod_cpu: &PodCpuState) -> bool {
 /// Holds pods back and releases them.
 pub(crate) fn decide(
     options: &CpuSuppress,
-    around: &Around<'_>,
+    context: &CpuContext<'_>,
     cpu: &mut CpuState,
     decisions: &mut Vec<Decision>,
 ) {
@@ -82,9 +82,9 @@ pub(crate) fn decide(
         shared,
         ..
     } = cpu;
-    let now_ns = around.now_ns;
+    let now_ns = context.now_ns;
     let may_be_held = |uid: &PodUid, pod_cpu: &PodCpuState| {
-        around
+        context
             .pods
             .get(uid)
             .is_some_and(|pod| may_be_held(pod, pod_cpu))

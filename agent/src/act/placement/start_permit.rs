@@ -15,7 +15,7 @@ use crate::host::cpuset::Cpuset;
 
 /// A container's leave to start. While it is held, nobody is moved, and the placement stays as it is.
 #[derive(Debug)]
-pub struct Admission {
+pub struct StartPermit {
     lock: PlacementLock,
     pod: PodUid,
     checkpoint: Option<Checkpoint>,
@@ -24,7 +24,7 @@ pub struct Admission {
     notes: Vec<String>,
 }
 
-impl Admission {
+impl StartPermit {
     /// Waits until nobody is being moved, and reads what the pod was given. A pod that the placement does not know runs in the shared pool.
     ///
     /// # Errors

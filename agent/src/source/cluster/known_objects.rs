@@ -95,14 +95,14 @@ struct Listing {
 
 /// All of it.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct KnownObjects {
     pods: Pods,
     budgets: Shelf<Arc<str>>,
     /// A list that is not complete.
     listing: Option<Box<Listing>>,
 }
 
-impl Book {
+impl KnownObjects {
     /// The UID of the cgroup.
     pub(super) fn uid(&self, of_api: &PodUid) -> PodUid {
         self.pods.mirrors.get(of_api).unwrap_or(of_api).clone()

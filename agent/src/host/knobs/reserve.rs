@@ -1,12 +1,12 @@
-//! Room that a ledger keeps for itself, so that changes can be recorded, and made, where the file system is full.
+//! Space that a ledger reserves, so that changes can be recorded, and made, where the file system is full.
 
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::Ledger;
 
-/// Room behind a ledger's end.
+/// Space behind a ledger's end.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Room {
+pub(super) struct Reserve {
     /// Bytes that are kept free behind the end; 0: none.
     bytes: u64,
     /// Offset in the file up to which space is kept; 0 where there may be none.
@@ -14,18 +14,18 @@ pub(super) struct Room {
 }
 
 impl Ledger {
-    /// Keeps this many bytes behind the ledger's end for lines to come, as far as the file system can do that. A file system that is full takes no line when they are used up, and
+    /// Reserves this many bytes behind the ledger's end for lines to come, as far as the file system can do that. A file system that is full takes no line when they are used up, and
     /// so no change.
     #[must_use]
-    pub fn with_room(mut self, bytes: u64) -> Self {
-        self.room.bytes = bytes;
-        self.keep_room();
+    pub fn with_reserve(mut self, bytes: u64) -> Self {
+        self.reserve.bytes = bytes;
+        self.keep_reserve();
         self
     }
 
-    /// Has all of the room again when half of it is used.
-    pub(super) fn keep_room(&mut self) {
-        let Room { bytes, until } = self.room;
+    /// Has all of it again when half of it is used.
+    pub(super) fn keep_reserve(&mut self) {
+        let Reserve { bytes, until } = self.reserve;
         if bytes == 0 || self.is_closed() {
             return;
         }
@@ -35,7 +35,7 @@ impl Ledger {
         if end.saturating_add(bytes / 2) > until
             && fallocate(&self.file, FallocateFlags::KEEP_SIZE, end, bytes).is_ok()
         {
-            self.room.until = end.saturating_add(bytes);
+            self.reserve.until = end.saturating_add(bytes);
         }
     }
 }
@@ -50,7 +50,7 @@ mod tests {
     const LINES: u32 = 100;
 
     #[test]
-    fn a_ledger_with_room_takes_lines_on_a_full_file_system() {
+    fn a_ledger_with_reserve_takes_lines_on_a_full_file_system() {
         let dir = tempfile::tempdir().unwrap();
         let (disk, knob) = (dir.path().join("disk"), dir.path().join("knob"));
         std::fs::create_dir(&disk).unwrap();
@@ -60,12 +60,12 @@ mod tests {
         };
         let host = HostRoot::new(dir.path());
         let open = |name: &str| Ledger::open(&host, disk.join(name)).unwrap();
-        let mut with = open("with.jsonl").with_room(64 << 10);
+        let mut with = open("with.jsonl").with_reserve(64 << 10);
         let mut without = open("without.jsonl");
         for ledger in [&mut with, &mut without] {
             ledger.record_ahead(&knob, "1").unwrap();
         }
-        // What has gone is made room again.
+        // Space of lines that are gone is reserved again.
         assert_eq!(with.restore().unwrap().changes.len(), 1);
         std::fs::write(disk.join("filler"), vec![1; 1 << 20]).unwrap_err();
         let lines = |ledger: &mut Ledger| {

@@ -1,4 +1,4 @@
-//! A state directory without room: the agent runs all the same, changes no kernel setting, and starts anew when there is room.
+//! A state directory without space: the agent runs all the same, changes no kernel setting, and starts anew when there is space.
 //!
 //! **Problem.** Every change of a setting is in a ledger before it is made. A full or read-only `/run` takes no ledger, and any user may be able to fill
 //! it; a node whose agent then does not start is unwatched. **Approach.** Ledgers are closed ([`Ledger::closed`](crate::host::knobs::Ledger::closed)), so
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::host::state_dir::{has_no_room, try_room};
+use crate::host::state_dir::{has_no_space, try_space};
 use crate::host::stop::StopSignals;
 use crate::host::syscall::sched_other;
 use crate::host::worker::WorkerThread;
@@ -28,15 +28,15 @@ const STACK_BYTES: usize = 64 << 10;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Waits until a directory has room. Dropping it ends its thread.
+/// Waits until a directory has space. Dropping it ends its thread.
 #[derive(Debug)]
-pub(super) struct RoomWatch {
+pub(super) struct SpaceWatch {
     found: Arc<AtomicBool>,
     notify: Arc<Notify>,
     _thread: WorkerThread<Infallible>,
 }
 
-impl RoomWatch {
+impl SpaceWatch {
     /// Tries `dir` again and again.
     ///
     /// # Errors
@@ -44,11 +44,11 @@ impl RoomWatch {
     pub(super) fn start(dir: &Path) -> io::Result<Self> {
         let (found, notify) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
         let (dir, has_found, wake) = (dir.to_owned(), Arc::clone(&found), Arc::clone(&notify));
-        let thread = WorkerThread::start("room", STACK_BYTES, 0, move |queue| {
+        let thread = WorkerThread::start("space", STACK_BYTES, 0, move |queue| {
             let mut pause = PAUSE_MIN;
             while queue.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 // Any other error is for the start to say.
-                if !try_room(&dir).is_err_and(|error| has_no_room(&error)) {
+                if !try_space(&dir).is_err_and(|error| has_no_space(&error)) {
                     has_found.store(true, Ordering::Release);
                     wake.notify_one();
                     return;
@@ -63,18 +63,18 @@ impl RoomWatch {
         })
     }
 
-    /// Told once, when there is room.
+    /// Told once, when there is space.
     pub(super) fn notify(&self) -> Arc<Notify> {
         Arc::clone(&self.notify)
     }
 
-    /// Whether there is room by now.
+    /// Whether there is space by now.
     pub(super) fn has_found(&self) -> bool {
         self.found.load(Ordering::Acquire)
     }
 
-    /// After a run without room: executes this program anew if there is room, or after a failure as soon as there is. Returns if it is to end: when
-    /// one of `signals`, which were caught before the run, has come, even while the run was ending for the room.
+    /// After a run without space: executes this program anew if there is space, or after a failure as soon as there is. Returns if it is to end: when
+    /// one of `signals`, which were caught before the run, has come, even while the run was ending for the space.
     ///
     /// # Errors
     /// `ended`, or why the program cannot be executed.
@@ -86,7 +86,7 @@ impl RoomWatch {
         if let Err(error) = &ended
             && !self.has_found()
         {
-            tracing::error!("{error:#}; the agent restarts when the state directory has room");
+            tracing::error!("{error:#}; the agent restarts when the state directory has space");
             tokio::select! {
                 () = self.notify.notified() => {}
                 () = signals.received() => return ended,
@@ -121,7 +121,7 @@ mod tests {
 
     /// As a `/run` that any user has filled.
     #[test]
-    fn a_full_state_directory_is_locked_and_changes_nothing_until_it_has_room() {
+    fn a_full_state_directory_is_locked_and_changes_nothing_until_it_has_space() {
         let dir = tempfile::tempdir().unwrap();
         let (disk, knob) = (dir.path().join("disk"), dir.path().join("knob"));
         std::fs::create_dir(&disk).unwrap();
@@ -133,8 +133,8 @@ mod tests {
         let filler = disk.join("filler");
         std::fs::write(&filler, vec![1; 1 << 20]).unwrap_err();
         let _lock = StateLock::acquire(&state).unwrap();
-        let error = try_room(&state).unwrap_err();
-        assert!(has_no_room(&error), "{error}");
+        let error = try_space(&state).unwrap_err();
+        assert!(has_no_space(&error), "{error}");
         let host = HostRoot::new(dir.path());
         let mut ledger = Ledger::open(&host, state.join("knobs.jsonl")).unwrap();
         ledger.write(&knob, "2").unwrap_err();
@@ -150,11 +150,11 @@ mod tests {
             assert!(mount.status().unwrap().success());
         }
         let seen = view.join("plimsoll");
-        assert!(StateLock::acquire(&seen).is_err_and(|error| !error.is_no_room()));
+        assert!(StateLock::acquire(&seen).is_err_and(|error| !error.is_out_of_space()));
         let absent = view.join("other");
-        assert!(StateLock::acquire(&absent).is_err_and(|error| error.is_no_room()));
+        assert!(StateLock::acquire(&absent).is_err_and(|error| error.is_out_of_space()));
 
-        let watch = RoomWatch::start(&state).unwrap();
+        let watch = SpaceWatch::start(&state).unwrap();
         assert!(!watch.has_found());
         std::fs::remove_file(&filler).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -164,7 +164,7 @@ mod tests {
             let signals = StopSignals::catch().unwrap();
             watch.notify().notified().await;
             assert!(watch.has_found());
-            // As a signal that comes while the run ends for the room.
+            // As a signal that comes while the run ends for the space.
             let notified = Arc::new(Notify::new());
             notified.notify_one();
             let ended = watch.start_anew(Ok(()), signals.or_when(notified)).await;

@@ -1,10 +1,10 @@
 //! What goes over the socket of NRI: frames of its multiplexer, and in them messages of ttrpc. No I/O.
 //!
 //! **Problem.** Two connections share one socket (containerd/nri, pkg/net/multiplex): on one the runtime calls the plugin, on the other the plugin the runtime. A length
-//! comes before what it counts, in each of two layers, and may be a lie. **Approach.** [`Trunk::take`] is given bytes as they come, however they are cut. A length is compared with its bound
+//! comes before what it counts, in each of two layers, and may be a lie. **Approach.** [`Mux::take`] is given bytes as they come, however they are cut. A length is compared with its bound
 //! before a byte after it is kept, and memory is taken only for bytes that have come.
 //!
-//! **Terms.** *trunk*: the socket. *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*: ten bytes (length, stream, kind, flags;
+//! **Terms.** *mux*: what the socket carries. *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*: ten bytes (length, stream, kind, flags;
 //! big endian), then so many bytes (containerd/ttrpc, channel.go); it may begin and end anywhere in a frame.
 
 /// Bytes of a message at most, its header not counted: ttrpc's own bound (`messageLengthMax`).
@@ -154,7 +154,7 @@ impl Message {
 
 /// The reading end of a socket.
 #[derive(Debug, Default)]
-pub struct Trunk {
+pub struct Mux {
     /// Of a frame, as far as it has come.
     header: Vec<u8>,
     /// The connection of the frame that is under way, and how many of its bytes are to come.
@@ -165,7 +165,7 @@ pub struct Trunk {
     runtime: Vec<u8>,
 }
 
-impl Trunk {
+impl Mux {
     /// Takes bytes that have come, and returns the messages that end in them.
     ///
     /// # Errors
@@ -238,7 +238,7 @@ mod tests {
         ]
         .concat();
         assert_eq!(one.encode(), Ok(bytes.clone()));
-        assert_eq!(Trunk::default().take(&bytes), Ok(vec![one]));
+        assert_eq!(Mux::default().take(&bytes), Ok(vec![one]));
     }
 
     #[test]
@@ -254,13 +254,13 @@ mod tests {
             .flat_map(|message| message.encode().unwrap())
             .collect();
         for portion in [1, 2, 3, 7, 8, 9, 17, 4096, bytes.len()] {
-            let mut trunk = Trunk::default();
+            let mut mux = Mux::default();
             let mut taken = Vec::new();
             for part in bytes.chunks(portion) {
-                taken.extend(trunk.take(part).unwrap());
+                taken.extend(mux.take(part).unwrap());
             }
             assert_eq!(taken, sent, "{portion}");
-            assert!(!trunk.is_partial());
+            assert!(!mux.is_partial());
         }
     }
 
@@ -276,8 +276,8 @@ mod tests {
             (first.to_vec(), second.to_vec())
         };
         let ((p1, p2), (r1, r2)) = (cut(&plugin), cut(&runtime));
-        let mut trunk = Trunk::default();
-        let taken = trunk.take(&[p1, r1, r2, p2].concat());
+        let mut mux = Mux::default();
+        let taken = mux.take(&[p1, r1, r2, p2].concat());
         assert_eq!(taken, Ok(vec![runtime, plugin]));
     }
 
@@ -285,19 +285,19 @@ mod tests {
     fn a_length_above_its_bound_is_refused_before_what_it_counts() {
         let frame = |length: u32| [&1_u32.to_be_bytes()[..], &length.to_be_bytes()].concat();
         let most = u32::try_from(FRAME_BYTES_MAX).unwrap();
-        assert_eq!(Trunk::default().take(&frame(most)), Ok(vec![]));
+        assert_eq!(Mux::default().take(&frame(most)), Ok(vec![]));
         for length in [most + 1, u32::MAX] {
-            assert!(Trunk::default().take(&frame(length)).is_err());
+            assert!(Mux::default().take(&frame(length)).is_err());
         }
         let announced = |length: usize| {
             let length = u32::try_from(length).unwrap().to_be_bytes();
             [frame(10), length.to_vec(), vec![0, 0, 0, 1, 1, 0]].concat()
         };
         assert_eq!(
-            Trunk::default().take(&announced(MESSAGE_BYTES_MAX)),
+            Mux::default().take(&announced(MESSAGE_BYTES_MAX)),
             Ok(vec![])
         );
-        let refused = Trunk::default()
+        let refused = Mux::default()
             .take(&announced(MESSAGE_BYTES_MAX + 1))
             .unwrap_err();
         assert_eq!(
@@ -315,8 +315,8 @@ mod tests {
     fn a_connection_that_is_not_ours_is_passed_over() {
         let other = [&9_u32.to_be_bytes()[..], &3_u32.to_be_bytes(), b"abc"].concat();
         let ours = message(Connection::Plugin, 1);
-        let mut trunk = Trunk::default();
-        let taken = trunk.take(&[other, ours.encode().unwrap()].concat());
+        let mut mux = Mux::default();
+        let taken = mux.take(&[other, ours.encode().unwrap()].concat());
         assert_eq!(taken, Ok(vec![ours]));
     }
 }

@@ -31,7 +31,7 @@ pub trait Borne<K> {
 
 /// Objects of a kind.
 #[derive(Debug, Clone)]
-pub struct Kept<K, V> {
+pub struct Bounded<K, V> {
     all: BTreeMap<K, V>,
     listing: Option<BTreeSet<K>>,
     /// While a list is on its way: keys of objects with a bearer that it has not shown so far, by namespace.
@@ -55,7 +55,7 @@ struct Part<K> {
     weight: usize,
 }
 
-impl<K, V> Default for Kept<K, V> {
+impl<K, V> Default for Bounded<K, V> {
     fn default() -> Self {
         Self {
             all: BTreeMap::new(),
@@ -70,7 +70,7 @@ impl<K, V> Default for Kept<K, V> {
     }
 }
 
-impl<K: Ord + Clone, V: PartialEq + Borne<K>> Kept<K, V> {
+impl<K: Ord + Clone, V: PartialEq + Borne<K>> Bounded<K, V> {
     /// One of them.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_large_object_counts_as_several() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         assert_eq!(kept.put(0, Large("flood", 5), MOST), Some(true));
         assert_eq!(kept.put(1, Large("flood", 3), MOST), Some(true));
         assert_eq!(kept.put(2, Large("flood", 1), MOST), Some(true), "left out");
@@ -344,13 +344,13 @@ mod tests {
         of_each: 8,
     };
 
-    fn keys(kept: &Kept<u32, Object>) -> Vec<u32> {
+    fn keys(kept: &Bounded<u32, Object>) -> Vec<u32> {
         kept.iter().map(|(key, _)| *key).collect()
     }
 
     #[test]
     fn a_namespace_with_too_many_loses_its_own_and_no_other_namespace_does() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         for key in 0..8 {
             assert_eq!(kept.put(key, Object(Some("flood")), MOST), Some(true));
         }
@@ -376,7 +376,7 @@ mod tests {
     /// A list takes a while, and until it ends nobody knows that fewer are there.
     #[test]
     fn what_was_left_out_stays_so_until_a_list_is_whole() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         for key in 0..9 {
             kept.put(key, Object(Some("flood")), MOST);
         }
@@ -393,7 +393,7 @@ mod tests {
     /// While no watch said so, all that was there went, and as much came.
     #[test]
     fn what_a_list_has_not_shown_gives_way_to_what_it_shows() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         for key in 0..8 {
             kept.put(key, Object(Some("a")), MOST);
         }
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn who_bears_most_gives_way_until_all_bear_the_same() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         for key in 0..8 {
             kept.put(key, Object(Some("a")), MOST);
         }
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn what_counts_otherwise_than_before_takes_the_room_that_it_then_has() {
-        let mut kept = Kept::default();
+        let mut kept = Bounded::default();
         for key in 0..9 {
             kept.put(key, Object(Some("a")), MOST);
         }

@@ -7,7 +7,7 @@
 //! cluster, to the byte, but where a cycle [cannot search for all](super::plan::turns). What couples all namespaces is computed as a whole: the common level of a filling, and the plan. One pod more can change what each of
 //! the others deserves, so there is nothing to be kept of that.
 //!
-//! Of nodes, Consumers and budgets there are few, and they seldom change: then a new [`Kept`] is made. A pod of a cordoned node changes what there is: then all is counted.
+//! Of nodes, Consumers and budgets there are few, and they seldom change: then a new [`IncrementalCluster`] is made. A pod of a cordoned node changes what there is: then all is counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use super::plan::{Step, plan};
 
 /// A cluster, and what was computed of it.
 #[derive(Debug)]
-pub struct Kept {
+pub struct IncrementalCluster {
     cluster: Cluster,
     /// The place of each pod, by its UID.
     places: BTreeMap<String, usize>,
@@ -40,7 +40,7 @@ pub struct Kept {
     is_capacity_void: bool,
 }
 
-impl Kept {
+impl IncrementalCluster {
     /// From a whole cluster. Of pods with the same UID the last one counts.
     #[must_use]
     pub fn new(mut cluster: Cluster) -> Self {

@@ -7,7 +7,7 @@ use crate::model::state::PodState;
 use crate::placement::node::NodePlacement;
 
 /// What both policies look at beside [`CpuState`].
-pub(crate) struct Around<'a> {
+pub(crate) struct CpuContext<'a> {
     /// All pods.
     pub(crate) pods: &'a BTreeMap<PodUid, PodState>,
     pub(super) placement: Option<&'a NodePlacement>,
@@ -15,7 +15,7 @@ pub(crate) struct Around<'a> {
     pub(crate) now_ns: u64,
 }
 
-impl Around<'_> {
+impl CpuContext<'_> {
     /// Whether a pod has exclusive CPUs: then no quota applies to it, and pods of the shared pool do not delay it.
     pub(crate) fn has_exclusive_cpus(&self, uid: &PodUid) -> bool {
         self.placement

@@ -4,7 +4,7 @@ use plimsoll_core::arbitration::amounts::Resources;
 use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Pod};
 use plimsoll_core::arbitration::groups::Consumer;
-use plimsoll_core::arbitration::kept::Kept;
+use plimsoll_core::arbitration::incremental::IncrementalCluster;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ pub(crate) fn check(
     asks_each_time: bool,
 ) -> Result<(), TestCaseError> {
     let pods = fitting(cluster, other);
-    let mut kept = Kept::new(cluster.clone());
+    let mut kept = IncrementalCluster::new(cluster.clone());
     for change in changes {
         match change {
             Change::Put(at) => {
@@ -121,7 +121,7 @@ fn one_pod_changes_what_all_other_namespaces_deserve() {
             resources: resources.clone(),
             ..Cluster::default()
         };
-        let mut kept = Kept::new(cluster);
+        let mut kept = IncrementalCluster::new(cluster);
         let before = kept.deserved().clone();
         kept.put(pod(0, 501));
         let after = kept.deserved();

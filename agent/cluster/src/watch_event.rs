@@ -2,7 +2,7 @@
 
 /// What was heard of a resource.
 #[derive(Debug)]
-pub enum Heard {
+pub enum WatchEvent {
     /// A list begins.
     List,
     /// An object, listed, added or changed.

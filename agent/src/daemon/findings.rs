@@ -17,7 +17,7 @@ pub struct Crossing {
 
 /// What a turn of the loop has found.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Findings {
     pub(super) cause: Option<Cause>,
     /// The crossing of the newest threshold, if that is what woke the loop.
     pub(super) crossing: Option<Crossing>,
@@ -25,7 +25,7 @@ pub(super) struct Found {
     pub(super) containers: bool,
 }
 
-impl Found {
+impl Findings {
     /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
     pub(super) fn by(&mut self, cause: Cause) {
         let weight = |cause: &Cause| match cause {
