@@ -172,6 +172,13 @@ impl Reporter {
         if known != node.overused.as_ref() {
             self.outgoing.push(overused(node.overused.as_ref(), now));
         }
+        if self
+            .node
+            .as_ref()
+            .is_some_and(|known| known.uid != node.uid)
+        {
+            self.reports.note_new_node();
+        }
         self.node = Some(node);
         self.is_node_known = true;
     }
@@ -540,7 +547,10 @@ impl Reporter {
         };
         match answer {
             Answer::Done(_) => self.heard(),
-            Answer::Refused(refusal) if refusal.is_foreign || matches!(refusal.code, 502..=504) => {
+            // A token that is not taken is heard by nobody, as for the watches.
+            Answer::Refused(refusal)
+                if refusal.is_foreign || matches!(refusal.code, 401 | 502..=504) =>
+            {
                 self.missed(now);
             }
             Answer::Refused(refusal) if refusal.code < 500 => self.heard(),

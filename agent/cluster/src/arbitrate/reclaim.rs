@@ -33,6 +33,8 @@ const KEPT_MAX_MS: u64 = 30 * 60_000;
 const GAP_MS: u64 = 10_000;
 /// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.
 const CONFLICTS_MAX: u32 = 3;
+/// So often in a row the API server may answer a pod's eviction with 500.
+const ERRORS_MAX: u32 = 3;
 /// So often a pod may miss its hole.
 const MISSES_MAX: u32 = 2;
 
@@ -201,6 +203,8 @@ pub struct Reclaims {
     /// Notices that the newest plans do not name, and since when.
     gaps: BTreeMap<String, (Notice, u64)>,
     conflicts: BTreeMap<String, Conflicts>,
+    /// How often in a row the API server answered a pod's eviction with an error of its own.
+    errors: BTreeMap<String, u32>,
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
     asked: BTreeMap<String, Asked>,
@@ -221,6 +225,7 @@ impl Reclaims {
             notices: BTreeMap::new(),
             gaps: BTreeMap::new(),
             conflicts: BTreeMap::new(),
+            errors: BTreeMap::new(),
             plan: Vec::new(),
             asked: BTreeMap::new(),
             tried: BTreeMap::new(),
@@ -342,6 +347,7 @@ impl Reclaims {
             asked.is_on_its_way || !(leaves(uid) || was_not_done)
         });
         self.conflicts.retain(|uid, _| !leaves(uid));
+        self.errors.retain(|uid, _| !leaves(uid));
         self.tried
             .retain(|_, trial| trial.is_on_its_way || mono_ms < trial.at_ms + TRIED_MS);
         self.alone
@@ -664,8 +670,16 @@ impl Reclaims {
     ) {
         match outcome {
             Outcome::Unclear => {
-                let wait_ms = self.backoff.wait_ms();
-                self.pause_until(mono_ms + wait_ms);
+                let errors = self.note_error(victim, answer);
+                // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away for its namespace.
+                if errors < 2 {
+                    let wait_ms = self.backoff.wait_ms();
+                    self.pause_until(mono_ms + wait_ms);
+                }
+                if errors >= ERRORS_MAX {
+                    self.errors.remove(victim);
+                    self.leave_alone(victim, mono_ms);
+                }
             }
             Outcome::Later => {
                 let asks_ms = match answer {
@@ -692,6 +706,17 @@ impl Reclaims {
             Outcome::Budget | Outcome::Refused => self.leave_alone(victim, mono_ms),
             Outcome::Evicted => {}
         }
+    }
+
+    /// Returns how often in a row the API server has answered this pod's eviction with 500; 0: it did not answer, or something else did.
+    fn note_error(&mut self, victim: &str, answer: &Answer) -> u32 {
+        let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
+        if !is_error {
+            return 0;
+        }
+        let errors = self.errors.entry(victim.to_owned()).or_default();
+        *errors += 1;
+        *errors
     }
 
     /// Nothing is begun before that. What another answer has asked for stays.

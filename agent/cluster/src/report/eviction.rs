@@ -26,6 +26,9 @@ const LAST_LOOK_MS: u64 = 60_000;
 /// Refusals that no waiting mends, before the eviction is given up: some two minutes. RBAC and admission policies take effect some seconds after they are
 /// written, and an API server that has just started refuses until it has read them.
 const REFUSALS_MAX: u32 = 9;
+/// How long the API server may answer that it cannot take the report of a pod that is held, milliseconds: as long as a hold lasts where it does not answer.
+/// A webhook that is away answers 500 for as long as it is.
+const UNTAKEN_MAX_MS: u64 = 600_000;
 /// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on doing so.
 const CONFLICTS_AT_ONCE: u32 = 3;
 /// How soon a budget is asked again, milliseconds.
@@ -109,6 +112,8 @@ pub struct Eviction {
     /// Reasons of Events that were said.
     said: Vec<&'static str>,
     refusals: u32,
+    /// Since when the API server has answered that it cannot take this now.
+    untaken_since_ms: Option<u64>,
     conflicts: u32,
     not_before_ms: u64,
     backoff: Backoff,
@@ -136,6 +141,7 @@ impl Eviction {
             no_eviction_api: false,
             said: Vec::new(),
             refusals: 0,
+            untaken_since_ms: None,
             conflicts: 0,
             not_before_ms: 0,
             backoff: Backoff::new(seed),
@@ -244,7 +250,7 @@ impl Eviction {
                 Step::Wait(None)
             };
         };
-        if self.refusals >= REFUSALS_MAX {
+        if self.refusals >= REFUSALS_MAX || self.is_untaken(now) {
             return Step::Settle(Settled::GivenUp);
         }
         if now.mono_ms < self.not_before_ms {
@@ -295,6 +301,12 @@ impl Eviction {
                 now,
             ),
         }
+    }
+
+    /// Whether the pod has been held for long enough for an API server that answers and takes nothing.
+    fn is_untaken(&self, now: Now) -> bool {
+        let since_ms = self.untaken_since_ms.filter(|_| self.intent.is_held);
+        since_ms.is_some_and(|since_ms| now.mono_ms >= since_ms + UNTAKEN_MAX_MS)
     }
 
     /// An earlier process told it: then since the intent came here.
@@ -381,6 +393,7 @@ impl Eviction {
         if purpose != Purpose::Read {
             self.backoff.reset();
             (self.refusals, self.conflicts) = (0, 0);
+            self.untaken_since_ms = None;
         }
         match purpose {
             Purpose::Read => {
@@ -418,6 +431,7 @@ impl Eviction {
                 return Effect::RefusedByBudget;
             }
             _ if refusal.is_passing() => {
+                self.untaken_since_ms.get_or_insert(now.mono_ms);
                 self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
                 if purpose == Purpose::Evict {
                     self.not_before_ms = self.not_before_ms.min(self.grace_ends_ms);

@@ -170,6 +170,9 @@ pub struct NodeReports {
     in_flight: Option<NodePurpose>,
     not_before_ms: u64,
     backoff: Backoff,
+    /// A taint that cannot be written does not keep the conditions from being written.
+    taint_not_before_ms: u64,
+    taint_backoff: Backoff,
 }
 
 impl NodeReports {
@@ -192,7 +195,14 @@ impl NodeReports {
             in_flight: None,
             not_before_ms: 0,
             backoff: Backoff::new(seed),
+            taint_not_before_ms: 0,
+            taint_backoff: Backoff::new(!seed),
         }
+    }
+
+    /// The node was registered anew: it has none of the conditions.
+    pub const fn note_new_node(&mut self) {
+        self.is_dirty |= !self.wanted.is_empty();
     }
 
     /// Takes all conditions of the agent, each once. Returns those that have just begun. `taints`: whether pressure is to be a taint; without, one that is there from
@@ -278,7 +288,7 @@ impl NodeReports {
     /// Whether nothing waits but the next heartbeat, or for the node to be seen.
     #[must_use]
     pub fn is_idle(&self, node: Option<&SeenNode>, now: Now) -> bool {
-        node.is_none_or(|node| !self.is_dirty && !self.taint_differs(node, now))
+        node.is_none_or(|node| !self.is_dirty && !self.is_taint_due(node, now))
     }
 
     fn is_taint_left(&self, refusal: &Refusal) -> bool {
@@ -290,18 +300,25 @@ impl NodeReports {
             .is_some_and(|wants| wants != node.has_taint())
     }
 
+    fn is_taint_due(&self, node: &SeenNode, now: Now) -> bool {
+        now.mono_ms >= self.taint_not_before_ms && self.taint_differs(node, now)
+    }
+
     /// What to do next.
     #[must_use]
     pub fn next(&self, node: Option<&SeenNode>, now: Now) -> Option<NodePurpose> {
         let node = node?;
-        if self.in_flight.is_some() || now.mono_ms < self.not_before_ms {
+        if self.in_flight.is_some() {
             return None;
         }
-        if self.taint_differs(node, now) {
+        if self.is_taint_due(node, now) {
             return Some(match self.fresh {
                 Some(_) => NodePurpose::WriteTaints,
                 None => NodePurpose::ReadTaints,
             });
+        }
+        if now.mono_ms < self.not_before_ms {
+            return None;
         }
         // What is withheld would be void before the next heartbeat.
         let every_ms = if self.withheld_bytes > 0 {
@@ -356,14 +373,36 @@ impl NodeReports {
         now: Now,
     ) -> Option<SeenNode> {
         self.in_flight = None;
-        match (answer, purpose) {
-            (Answer::Done(_), NodePurpose::Conditions) => {
-                self.last_written_ms = now.mono_ms;
-                self.is_unknown = self.sends_unknown;
-                self.backoff.reset();
+        match purpose {
+            NodePurpose::Conditions => {
+                self.conditions_answered(answer, now);
                 None
             }
-            (Answer::Done(body), _) => {
+            NodePurpose::ReadTaints | NodePurpose::WriteTaints => {
+                self.taints_answered(purpose, answer, now)
+            }
+        }
+    }
+
+    fn conditions_answered(&mut self, answer: &Answer, now: Now) {
+        if let Answer::Done(_) = answer {
+            self.last_written_ms = now.mono_ms;
+            self.is_unknown = self.sends_unknown;
+            self.backoff.reset();
+        } else {
+            self.is_dirty = true;
+            self.not_before_ms = now.mono_ms + wait_ms(answer, &mut self.backoff);
+        }
+    }
+
+    fn taints_answered(
+        &mut self,
+        purpose: NodePurpose,
+        answer: &Answer,
+        now: Now,
+    ) -> Option<SeenNode> {
+        match answer {
+            Answer::Done(body) => {
                 let node = SeenNode::read(body);
                 if purpose == NodePurpose::ReadTaints {
                     self.fresh.clone_from(&node);
@@ -373,42 +412,34 @@ impl NodeReports {
                         self.wants_taint = None;
                     }
                     self.had_conflict = false;
-                    self.backoff.reset();
+                    self.taint_backoff.reset();
                 }
-                node
+                return node;
             }
-            (Answer::Refused(refusal), NodePurpose::WriteTaints)
-                if matches!(refusal.code, 409 | 422) =>
-            {
-                // Somebody else wrote the taints in between: read again, at once the first time.
-                if std::mem::replace(&mut self.had_conflict, true) {
-                    self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
-                }
-                None
-            }
+            // Somebody else wrote the taints in between: read again, at once the first time.
+            Answer::Refused(refusal)
+                if purpose == NodePurpose::WriteTaints
+                    && matches!(refusal.code, 409 | 422)
+                    && !std::mem::replace(&mut self.had_conflict, true) => {}
             // The right goes with the option.
-            (Answer::Refused(refusal), NodePurpose::ReadTaints | NodePurpose::WriteTaints)
-                if self.is_taint_left(refusal) =>
-            {
+            Answer::Refused(refusal) if self.is_taint_left(refusal) => {
                 (self.leaves_taint, self.wants_taint) = (true, None);
-                None
             }
-            (Answer::Refused(refusal), _) => {
-                self.is_dirty |= purpose == NodePurpose::Conditions;
-                let wait_ms = refusal
-                    .retry_after_ms
-                    .unwrap_or(0)
-                    .max(self.backoff.wait_ms());
-                self.not_before_ms = now.mono_ms + wait_ms;
-                None
-            }
-            (Answer::Lost(_), _) => {
-                self.is_dirty |= purpose == NodePurpose::Conditions;
-                self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
-                None
+            Answer::Refused(_) | Answer::Lost(_) => {
+                self.taint_not_before_ms = now.mono_ms + wait_ms(answer, &mut self.taint_backoff);
             }
         }
+        None
     }
+}
+
+/// How long to wait after an answer that is no success, milliseconds.
+fn wait_ms(answer: &Answer, backoff: &mut Backoff) -> u64 {
+    let asked_ms = match answer {
+        Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
+        Answer::Done(_) | Answer::Lost(_) => 0,
+    };
+    asked_ms.max(backoff.wait_ms())
 }
 
 /// `heard`: when the agent was last known to hold to it.
@@ -725,6 +756,57 @@ mod tests {
     }
 
     #[test]
+    fn a_taint_that_is_refused_for_good_keeps_back_no_condition_and_no_heartbeat() {
+        let mut reports = NodeReports::new(1);
+        let node = node(&json!(null));
+        reports.want(vec![pressure(true)], true);
+        reports.withhold(4096);
+        let forbidden = Answer::Refused(Refusal {
+            code: 403,
+            ..Refusal::default()
+        });
+        let (mut conditions, mut taints) = (0, 0);
+        for at in 0..600 {
+            let Some(purpose) = reports.next(Some(&node), now(at * 1_000)) else {
+                continue;
+            };
+            reports.send(purpose, "n", now(at * 1_000), false);
+            let is_condition = purpose == NodePurpose::Conditions;
+            *(if is_condition {
+                &mut conditions
+            } else {
+                &mut taints
+            }) += 1;
+            let answer = if is_condition {
+                &Answer::Done(Vec::new())
+            } else {
+                &forbidden
+            };
+            reports.answered(purpose, answer, now(at * 1_000));
+        }
+        // What is withheld is renewed each 25 s; the taint is tried again and again.
+        assert_eq!(conditions, 24);
+        assert!((10..40).contains(&taints), "{taints}");
+    }
+
+    #[test]
+    fn a_node_that_is_registered_anew_gets_its_conditions_at_once() {
+        let mut reports = NodeReports::new(1);
+        let node = node(&json!(null));
+        reports.note_new_node();
+        assert_eq!(reports.next(Some(&node), now(1)), None);
+        reports.want(vec![pressure(false)], false);
+        reports.send(NodePurpose::Conditions, "n", now(1), false);
+        reports.answered(NodePurpose::Conditions, &Answer::Done(Vec::new()), now(1));
+        assert_eq!(reports.next(Some(&node), now(2)), None);
+        reports.note_new_node();
+        assert_eq!(
+            reports.next(Some(&node), now(2)),
+            Some(NodePurpose::Conditions)
+        );
+    }
+
+    #[test]
     fn conditions_are_written_on_a_change_and_every_ten_minutes() {
         let mut reports = NodeReports::new(1);
         let node = node(&json!(null));
@@ -850,12 +932,17 @@ mod tests {
         let add = json!({"op": "add", "path": "/spec/taints/-", "value": ours});
         assert_eq!(body(&call), json!([uid, add]));
         assert_eq!(answer(&mut reports, read(), 3).0, NodePurpose::ReadTaints);
-        // Somebody else writes them all the time.
+        // Somebody else writes them all the time: that keeps back nothing else.
         assert_eq!(
             answer(&mut reports, refused(409), 4).0,
             NodePurpose::WriteTaints
         );
-        assert_eq!(reports.next(Some(&stale), now(4)), None);
+        assert_eq!(
+            answer(&mut reports, Answer::Done(Vec::new()), 5).0,
+            NodePurpose::Conditions
+        );
+        assert_eq!(reports.next(Some(&stale), now(6)), None);
+        assert!(reports.is_idle(Some(&stale), now(6)));
         assert_eq!(
             answer(&mut reports, read(), 60_000).0,
             NodePurpose::ReadTaints

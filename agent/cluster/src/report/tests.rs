@@ -408,6 +408,33 @@ fn the_agent_hears_whether_the_api_server_answers() {
     assert_eq!(reporter.greeting(now(0)).len(), 3);
 }
 
+/// The agent lifts its holds when the API server has not answered for ten minutes: who does not take the token hears nothing.
+#[test]
+fn a_token_that_is_not_taken_is_no_answer() {
+    let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
+    reporter.from_agent(
+        ToCluster::Evicted {
+            intent: Box::new(intent("u0")),
+            is_let_go: false,
+        },
+        now(0),
+    );
+    let unauthorized = Answer::Refused(Refusal {
+        code: 401,
+        reason: "Unauthorized".into(),
+        ..Refusal::default()
+    });
+    let mut tries = 0;
+    for at in (0..300_000).step_by(100) {
+        if let Some((target, _)) = reporter.next(&pods, now(at)) {
+            reporter.answered(&target, &unauthorized, &mut pods, now(at));
+            tries += 1;
+        }
+        assert_eq!(reporter.check_reach(now(at)), at < 5_000, "{at}");
+    }
+    assert!(tries > 5);
+}
+
 #[test]
 fn the_agent_hears_who_uses_too_much_once_and_for_as_long_as_it_holds() {
     let mut reporter = reporter(Policy::default());

@@ -130,6 +130,36 @@ fn a_pod_that_changes_again_and_again_is_left_alone() {
     assert_eq!(reclaims.left_alone(5_000), ["v".to_owned()].into());
 }
 
+/// As where a webhook on evictions in its namespace is away.
+#[test]
+fn a_pod_whose_eviction_always_fails_is_left_alone_and_holds_up_the_others_once() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"]), reclaim("q", &["w"])];
+    let mut ms = 0;
+    for time in 1..=ERRORS_MAX {
+        due(&mut reclaims, &plan, ms);
+        ms += 60_000;
+        assert_eq!(due(&mut reclaims, &plan, ms).as_deref(), Some("v"));
+        sent(&mut reclaims, ms);
+        let outcome = reclaims.answered("v", &refused(500, None), false, ms);
+        assert_eq!(outcome.0, Outcome::Unclear);
+        let next = reclaims.next(ms, ALL, |_, _| true);
+        assert_eq!(next.is_some(), time > 1, "{time}");
+        ms += UNCLEAR_MS;
+        reclaims.look(ms, |_| false, |_| false, |_| true);
+    }
+    assert_eq!(reclaims.left_alone(ms), ["v".to_owned()].into());
+    // Silence is no pod's fault.
+    let mut reclaims = Reclaims::new(1);
+    for _ in 0..10 {
+        sent(&mut reclaims, ms);
+        reclaims.answered("v", &Answer::Lost(String::new()), false, ms);
+        ms += UNCLEAR_MS;
+        reclaims.look(ms, |_| false, |_| false, |_| true);
+    }
+    assert!(reclaims.left_alone(ms).is_empty());
+}
+
 /// A watch that is late shows the same version again.
 #[test]
 fn only_versions_that_are_seen_to_change_count_as_old() {

@@ -101,6 +101,9 @@ pub struct ApiPlacement {
     containers: Option<Vec<Container>>,
     init_containers: Option<Vec<Container>>,
     scheduler_name: Option<String>,
+    /// Which pods are placed together or not at all: as 1.35 has it, and later versions.
+    workload_ref: Option<IgnoredAny>,
+    scheduling_group: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize, Default)]
@@ -196,6 +199,8 @@ impl ApiPlacement {
             Some("a resource claim")
         } else if ports.any(|port| port.host_port.is_some_and(|port| port > 0)) {
             Some("a host port")
+        } else if self.workload_ref.is_some() || self.scheduling_group.is_some() {
+            Some("a group that is placed as a whole")
         } else if self.has_own_scheduler() {
             Some("a scheduler of its own")
         } else {
@@ -395,6 +400,14 @@ mod tests {
             (
                 json!({"initContainers": [{"restartPolicy": "Always", "ports": [{"hostPort": 80}]}]}),
                 "a host port",
+            ),
+            (
+                json!({"workloadRef": {"name": "training", "podGroup": "workers"}}),
+                "a group that is placed as a whole",
+            ),
+            (
+                json!({"schedulingGroup": {"podGroupName": "workers"}}),
+                "a group that is placed as a whole",
             ),
             (
                 json!({"schedulerName": "volcano"}),

@@ -484,6 +484,11 @@ fn refusals_and_silence() {
         script.push((4_000_000, Call(Report, done(), Reported)));
         script
     };
+    // Of a pod that is held: it runs again after ten minutes.
+    let untaken = |code: u16| {
+        let calls = (0..6_u64).map(|at| (at * 100_000, Call(Report, refused(code), NoEffect)));
+        calls.chain([(600_000, settle(Settled::GivenUp))]).collect()
+    };
     let refused_for_good = |code: u16, reads: bool| {
         let mut script = Vec::new();
         for at in 0..u64::from(REFUSALS_MAX) {
@@ -502,8 +507,18 @@ fn refusals_and_silence() {
     });
     let cases = [
         case("no answer", forever(Answer::Lost(String::new()))),
-        case("500", forever(refused(500))),
-        case("a token that has expired", forever(refused(401))),
+        case("500, as of a webhook that is away", untaken(500)),
+        case("a token that is not taken", untaken(401)),
+        case(
+            "500 for a while",
+            vec![
+                (0, Call(Report, refused(500), NoEffect)),
+                (599_000, Call(Report, done(), Reported)),
+                (602_000, Sees(TAKEN_BACK)),
+                (602_001, Call(Report, refused(500), NoEffect)),
+                (1_200_000, Call(Report, done(), Reported)),
+            ],
+        ),
         case(
             "flow control",
             vec![
@@ -529,6 +544,22 @@ fn refusals_and_silence() {
         ),
     ];
     cases.iter().for_each(run);
+}
+
+#[test]
+fn a_pod_that_is_not_held_waits_for_nobody() {
+    let mut eviction = Eviction::new(
+        EvictionIntent {
+            is_held: false,
+            ..intent(0)
+        },
+        now(0),
+        1,
+    );
+    for at in 0..40 {
+        eviction.answered(Report, &refused(500), now(at * 100_000));
+        assert!(!eviction.is_untaken(now(at * 100_000)));
+    }
 }
 
 #[test]
