@@ -499,6 +499,7 @@ fn node() -> (tempfile::TempDir, HostRoot, Engine) {
                 name: "cache".to_owned(),
                 used: used(5, 1),
             }],
+            is_cut: false,
         }],
     };
     step(EventKind::Sample(Sample {

@@ -5,6 +5,7 @@
 //! [`OPEN_MAX`] deepest directories stay open; one further up is opened again by `..` from below, and believed only if device and
 //! inode are what they were. Where they are not, somebody has moved a directory: what lies between is given up and counted, so that a
 //! walk never leaves its tree. A directory that is opened again goes on reading at the cookie that `getdents64(2)` gave.
+//! Whoever makes or moves names faster than they are read would keep us for ever: only so many names are read ([`NAMES_MAX`]).
 //! **Terms.** *level*: one directory on the way. *pending*: names of directories that were read and not entered yet.
 
 use std::ffi::{CStr, CString};
@@ -24,6 +25,8 @@ pub(super) const OPEN_MAX: usize = 32;
 pub(super) const DEPTH_MAX: usize = 1 << 16;
 /// Names of directories kept at most, over all levels; each level may have one beyond that.
 const PENDING_MAX: usize = 4096;
+/// Names that one descent reads, unless another bound is given. Of hard-linked files each name counts.
+pub(super) const NAMES_MAX: u32 = 4_000_000;
 /// Bytes of one `getdents64(2)`: some hundred entries.
 pub(super) const BUFFER_BYTES: usize = 16 << 10;
 
@@ -115,6 +118,9 @@ pub(super) struct Entry {
 pub(super) struct Descent {
     levels: Vec<Level>,
     pending: usize,
+    /// Names that were read.
+    names: u32,
+    names_max: u32,
 }
 
 /// Directories between here and the next one that is open were given up.
@@ -126,6 +132,8 @@ impl Descent {
         let mut descent = Self {
             levels: Vec::new(),
             pending: 0,
+            names: 0,
+            names_max: NAMES_MAX,
         };
         descent.push(root, identity, CString::default(), Entry::default());
         descent
@@ -133,6 +141,21 @@ impl Descent {
 
     pub(super) fn is_done(&self) -> bool {
         self.levels.is_empty()
+    }
+
+    /// Reads this many names at most, in all.
+    pub(super) fn bound(&mut self, names: u32) {
+        self.names_max = names;
+    }
+
+    /// How many names were read.
+    pub(super) fn names(&self) -> u32 {
+        self.names
+    }
+
+    /// Whether it ends here, because it has read as many names as it may. What is left is not read.
+    pub(super) fn is_cut(&self) -> bool {
+        !self.is_done() && self.names >= self.names_max
     }
 
     pub(super) fn depth(&self) -> usize {
@@ -253,6 +276,7 @@ impl Descent {
             let name = entry.file_name();
             if name != c"." && name != c".." {
                 *budget = budget.saturating_sub(1);
+                self.names = self.names.saturating_add(1);
                 if visit(fd, name, entry.file_type()) {
                     level.pending.push(name.to_owned());
                     self.pending += 1;
@@ -261,7 +285,8 @@ impl Descent {
             if entries.is_buffer_empty() {
                 break;
             }
-            if self.pending >= PENDING_MAX && !level.pending.is_empty() || *budget == 0 {
+            let is_full = self.pending >= PENDING_MAX && !level.pending.is_empty();
+            if is_full || *budget == 0 || self.names >= self.names_max {
                 // The rest of the buffer is read again.
                 seek(fd, SeekFrom::Start(level.cookie))?;
                 break;

@@ -20,11 +20,13 @@ use super::descent::OPEN_DIRECTORY;
 use super::mountinfo::{RootMount, root_mount};
 use super::places::{Places, mountinfo};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
-use crate::host::file::read_text;
+use crate::host::file::{ControlFile, read_text};
 use crate::host::processes::start_ticks;
 
 /// Levels of cgroups below a container's that are searched for a process.
 const CGROUP_DEPTH_MAX: usize = 4;
+/// Cgroups of one container that are searched. A process of the container may make any number of them.
+const CGROUPS_SEARCHED_MAX: usize = 256;
 /// Processes of one container of which the first is looked for. The kernel lists those that came first before those that came later.
 const PROCESSES_ASKED_MAX: usize = 64;
 /// Threads of the first process that are asked, if its main thread has ended.
@@ -45,6 +47,11 @@ pub enum LayerUnknown {
         "its first process runs and does not show its mounts or its root; where the agent lacks CAP_SYS_PTRACE, the kernel hides them"
     )]
     NotShown,
+    /// It has processes where nobody searches.
+    #[error(
+        "it may have processes, and none was found in its cgroup or in the {CGROUPS_SEARCHED_MAX} cgroups, {CGROUP_DEPTH_MAX} levels deep, that are searched"
+    )]
+    NoProcessFound,
     /// Its root is something else than it says.
     #[error("its first process has another root than its mounts show")]
     OtherRoot,
@@ -127,9 +134,19 @@ pub(super) fn container_layer(
     let Some(dir) = dir else {
         return Layer::Absent;
     };
-    let mut pids = Vec::new();
-    processes(&dir, CGROUP_DEPTH_MAX, &mut pids);
-    let first = pids
+    // By the kernel's count where there is one, else where not every cgroup was searched.
+    let hides =
+        |search: &Search| search.pids.is_empty() && is_populated(&dir).unwrap_or(search.is_cut);
+    let mut search = Search::of(&dir);
+    if hides(&search) {
+        // One may have started or ended since.
+        search = Search::of(&dir);
+        if hides(&search) {
+            return Layer::Unknown(LayerUnknown::NoProcessFound);
+        }
+    }
+    let first = search
+        .pids
         .iter()
         .filter_map(|pid| Some((start_ticks(&places.host, *pid)?, *pid)))
         .min_by_key(|(started, pid)| (*started, pid.as_raw_nonzero()));
@@ -137,9 +154,8 @@ pub(super) fn container_layer(
         return Layer::Absent;
     };
     let is_listed = || {
-        let mut listed = Vec::new();
-        processes(&dir, CGROUP_DEPTH_MAX, &mut listed);
-        listed.contains(&first)
+        let again = Search::of(&dir);
+        again.pids.contains(&first) || hides(&again)
     };
     layer_of(places, first, host_layer, is_listed)
 }
@@ -235,19 +251,53 @@ fn layer_of(
     }
 }
 
-/// Some processes of a cgroup, else of those below.
-fn processes(dir: &Path, depth_left: usize, pids: &mut Vec<Pid>) {
-    if let Ok(text) = read_text(dir.join("cgroup.procs")) {
-        let listed = text.lines().take(PROCESSES_ASKED_MAX);
-        pids.extend(listed.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)));
+/// Whether a process is in a cgroup or below it, by the kernel's count; `None`: cgroup v1 has none.
+fn is_populated(dir: &Path) -> Option<bool> {
+    let events = ControlFile::open(dir.join("cgroup.events")).ok()?;
+    let [populated] = events.read_keyed(&["populated"]).ok()?;
+    populated.map(|populated| populated != 0)
+}
+
+/// A search for processes in a cgroup, else in those below.
+struct Search {
+    /// Some of those of the first cgroup that has any.
+    pids: Vec<Pid>,
+    cgroups_left: usize,
+    /// Whether there are cgroups that were not searched for want of cgroups or levels left.
+    is_cut: bool,
+}
+
+impl Search {
+    fn of(dir: &Path) -> Self {
+        let mut search = Self {
+            pids: Vec::new(),
+            cgroups_left: CGROUPS_SEARCHED_MAX,
+            is_cut: false,
+        };
+        search.visit(dir, CGROUP_DEPTH_MAX);
+        search
     }
-    if !pids.is_empty() || depth_left == 0 {
-        return;
-    }
-    for child in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if child.file_type().is_ok_and(|kind| kind.is_dir()) {
-            processes(&child.path(), depth_left - 1, pids);
-            if !pids.is_empty() {
+
+    fn visit(&mut self, dir: &Path, depth_left: usize) {
+        self.cgroups_left = self.cgroups_left.saturating_sub(1);
+        if let Ok(text) = read_text(dir.join("cgroup.procs")) {
+            let listed = text.lines().take(PROCESSES_ASKED_MAX);
+            let listed = listed.filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
+            self.pids.extend(listed);
+        }
+        if !self.pids.is_empty() {
+            return;
+        }
+        for child in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            if !child.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if depth_left == 0 || self.cgroups_left == 0 {
+                self.is_cut = true;
+                return;
+            }
+            self.visit(&child.path(), depth_left - 1);
+            if !self.pids.is_empty() {
                 return;
             }
         }

@@ -87,6 +87,12 @@ pub enum KeptBecause {
     /// Directories were moved while they were deleted.
     #[error("moved while it was deleted")]
     Moved,
+    /// It has this many names at least, or names are made in it as fast as they are deleted.
+    #[error(
+        "not all of it goes in one request: {0} names were read in the pod's directories; it has more, or somebody still makes new ones; the next \
+         request goes on"
+    )]
+    TooManyNames(u32),
     /// It could not be opened.
     #[error("{0}")]
     Unreadable(Errno),

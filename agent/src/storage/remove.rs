@@ -5,7 +5,8 @@
 //! unlinked relative to a directory that is open, by `openat2(2)` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`,
 //! so neither a link nor a mount (a bind mount neither) leads out; and `unlinkat(2)` takes a link away, not what it points to. What
 //! cannot be deleted (a mount point, an immutable file) is counted and left with the directories above it. If directories are moved
-//! while they are deleted, the removal ends ([`Removed::moved`]); the next one starts at the top again.
+//! while they are deleted, the removal ends ([`Removed::moved`]); the next one starts at the top again. It ends, too, where somebody who still
+//! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]).
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
@@ -33,6 +34,8 @@ pub struct Removed {
     pub failed: u64,
     /// Whether it ended early because a directory was moved.
     pub moved: bool,
+    /// How many names were read when it ended early, because it may read no more.
+    pub cut_at: Option<u32>,
     /// Whether the tree is gone with its root.
     pub is_gone: bool,
 }
@@ -93,10 +96,26 @@ impl Removal {
         })
     }
 
-    /// Deletes `entries` entries more. The result, once nothing is left that can be deleted.
+    /// The same removal, which ends after this many names in all.
+    #[must_use]
+    pub fn at_most(mut self, names: u32) -> Self {
+        self.descent.bound(names);
+        self
+    }
+
+    /// How many names were read so far.
+    pub fn names(&self) -> u32 {
+        self.descent.names()
+    }
+
+    /// Deletes `entries` entries more. The result, once nothing is left that can be deleted, or no more may be read.
     pub fn advance(&mut self, entries: u32) -> Option<Removed> {
         let mut budget = entries;
         while !self.descent.is_done() {
+            if self.descent.is_cut() {
+                self.removed.cut_at = Some(self.descent.names());
+                break;
+            }
             if budget == 0 {
                 return None;
             }

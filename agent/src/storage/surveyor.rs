@@ -72,6 +72,10 @@ pub(super) struct Surveyor {
     /// Directories whose figures are known to be short.
     said: BTreeSet<std::path::PathBuf>,
     is_idle_class: bool,
+    /// The last slice freed.
+    has_freed: bool,
+    /// A pod was seen in the machine's user namespace. What it has put into projects of other pods stays there when it ends.
+    doubts_quotas: bool,
 }
 
 impl Surveyor {
@@ -101,6 +105,8 @@ impl Surveyor {
             unsent: VecDeque::new(),
             said: BTreeSet::new(),
             is_idle_class: false,
+            has_freed: false,
+            doubts_quotas: false,
         }
     }
 
@@ -174,6 +180,12 @@ impl Surveyor {
             let new = uids.difference(&known).copied().cloned();
             reclaim.request.live.extend(new);
         }
+        self.doubts_quotas |= !pods.iter().all(|pod| pod.has_user_namespace);
+        if self.doubts_quotas
+            && let Some(survey) = &mut self.survey
+        {
+            survey.doubt_quotas();
+        }
         self.pods = pods;
     }
 
@@ -203,11 +215,18 @@ impl Surveyor {
             .reclaim
             .as_ref()
             .map(|it| (it.provider, it.request.dry));
-        // Space first: a ranking is of use only if freeing was not enough.
-        let worked = boundary::guard(|| self.free_slice() || self.survey_slice(start));
+        // Space first: a ranking is of use only if freeing was not enough. But freeing may take long, so they take turns.
+        let is_turn_of_survey = std::mem::take(&mut self.has_freed);
+        let worked = boundary::guard(|| {
+            if is_turn_of_survey && self.survey_slice(start) {
+                return true;
+            }
+            self.has_freed = self.free_slice();
+            self.has_freed || self.survey_slice(start)
+        });
         worked.unwrap_or_else(|error| {
             // The loop may wait for either, and gets what there is.
-            if self.reclaim.take().is_none()
+            if self.reclaim.is_none()
                 && let Some((provider, dry)) = freed
                 && let Some(provider) = self.means.providers.get(provider)
             {
@@ -285,7 +304,7 @@ impl Surveyor {
     fn survey_slice(&mut self, now: Instant) -> bool {
         if self.rank_next && !self.is_ranking {
             // Pods that were measured before the ranking was asked for are measured again.
-            self.survey = Some(Survey::of(Arc::clone(&self.pods)));
+            self.survey = Some(self.survey_of(Arc::clone(&self.pods)));
             self.cycle_start = Some(now);
             self.is_ranking = true;
             self.rank_next = false;
@@ -324,7 +343,7 @@ impl Surveyor {
             .is_none_or(|start| now.saturating_duration_since(start) >= self.means.cycle);
         if is_due {
             self.cycle_start = Some(now);
-            return Some(Survey::of(Arc::clone(&self.pods)));
+            return Some(self.survey_of(Arc::clone(&self.pods)));
         }
         let new: Vec<PodDirs> = self
             .pods
@@ -332,7 +351,15 @@ impl Surveyor {
             .filter(|pod| !self.surveyed.contains_key(&pod.uid))
             .cloned()
             .collect();
-        (!new.is_empty()).then(|| Survey::of(new.into()))
+        (!new.is_empty()).then(|| self.survey_of(new.into()))
+    }
+
+    fn survey_of(&self, pods: Arc<[PodDirs]>) -> Survey {
+        let mut survey = Survey::of(pods);
+        if self.doubts_quotas {
+            survey.doubt_quotas();
+        }
+        survey
     }
 
     fn keep(&mut self, pod: PodSurvey) {
@@ -419,3 +446,6 @@ impl Surveyor {
         .max(Duration::from_millis(1))
     }
 }
+
+#[cfg(test)]
+mod tests;

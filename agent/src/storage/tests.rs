@@ -5,13 +5,13 @@ use crate::pods::directories::{ContainerDirs, PodDirs, VolumeDir, VolumePlugin};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::file_system::ImageFsLayout;
 
-struct Machine {
-    dir: tempfile::TempDir,
-    settings: StorageSettings,
+pub(super) struct Machine {
+    pub(super) dir: tempfile::TempDir,
+    pub(super) settings: StorageSettings,
 }
 
 impl Machine {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(std::fs::canonicalize(dir.path()).unwrap());
         let settings = StorageSettings {
@@ -46,7 +46,7 @@ impl Machine {
         std::fs::write(path, text).unwrap();
     }
 
-    fn volume_file(&self, uid: &str, file: &str) {
+    pub(super) fn volume_file(&self, uid: &str, file: &str) {
         let path =
             format!("var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data/{file}");
         self.write(&path, "0123456789");
@@ -57,7 +57,7 @@ impl Machine {
     }
 }
 
-fn pod(uid: &str) -> PodDirs {
+pub(super) fn pod(uid: &str) -> PodDirs {
     PodDirs {
         uid: PodUid::from(uid),
         namespace: "default".into(),

@@ -7,11 +7,16 @@
 //! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in `pkg/kubelet/kuberuntime/helpers.go`).
 //! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process ([`super::layer`]).
 //!
-//! **How**: by project quota where the directory is the root of a project of its own, and its pod is in a user namespace of its own: one system
-//! call, exact, and files that are deleted but still open count too. *Of its own* means: things made in it inherit the project, the directory above
-//! has another, and no other measured directory has the same. In the machine's user namespace whoever owns a file can give it another project
-//! (`fileattr_set_prepare` in fs/file_attr.c), and the figure is what he likes. Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file
-//! below has grown, so no figure is kept because a directory looks unchanged.
+//! **How**: by project quota where the directory is the root of a project of its own, and *every* pod is in a user namespace of its own: one
+//! system call, exact, and files that are deleted but still open count too. *Of its own* means: things made in it inherit the project, the
+//! directory above has another, and no other measured directory has the same. In the machine's user namespace whoever owns a file can give it any
+//! project (`fileattr_set_prepare` in fs/file_attr.c): one pod there makes its own figure what it likes, and that of every other pod larger.
+//! Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file below has grown, so no figure is kept
+//! because a directory looks unchanged.
+//!
+//! **Bounds.** A pod may make or move names faster than they are read. A walk ends after so many names ([`NAMES_MAX`]), and those of one pod
+//! share a bound, too ([`FULL_WALKS`]): the pods after it get their figures. The figure is then what was counted, and is said to be short; in the
+//! rankings the pod has none ([`PodStorage::is_cut`]).
 //!
 //! **Terms.** *survey*: one measurement of a list of pods, a slice at a time.
 
@@ -26,7 +31,7 @@ use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used, VolumeSt
 use rustix::fs::{CWD, Mode, StatxAttributes, openat};
 use rustix::io::Errno;
 
-use super::descent::{OPEN_DIRECTORY, status_at};
+use super::descent::{NAMES_MAX, OPEN_DIRECTORY, status_at};
 use super::layer::{Layer, LayerUnknown, RuntimePath, container_layer, host_layer};
 use super::mountinfo::MountKinds;
 use super::places::{Places, mountinfo};
@@ -36,6 +41,12 @@ use crate::host::clock::now_ns;
 use crate::host::shown::Show as _;
 use crate::host::syscall::{project_of, project_usage};
 use crate::pods::directories::PodDirs;
+
+/// How many walks of one pod may be as long as a walk may be. When as many names were read, each further walk of that pod in the same survey
+/// is short.
+const FULL_WALKS: u32 = 4;
+/// Which part of the longest a short walk is. It sees a few large files wherever they are.
+const SHORT_WALK_PART: u32 = 40;
 
 /// Which part of a pod a directory is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,6 +97,11 @@ pub struct DirectoryReport {
 }
 
 impl DirectoryReport {
+    /// Whether its count ended before it did.
+    fn is_cut(&self) -> bool {
+        matches!(&self.way, Way::Walked(walked) if walked.cut_at.is_some())
+    }
+
     /// Why the figures are less than what is there, if they are.
     pub fn shortfall(&self) -> Option<String> {
         match &self.way {
@@ -94,8 +110,10 @@ impl DirectoryReport {
             // It ended in the meantime.
             Way::Failed(Errno::NOENT) => None,
             Way::Walked(walked) => Some(format!(
-                "{path}: usage is inexact: {unreadable} unreadable, {moved} moved during the count, {deep} too deep, {links} hard links perhaps counted twice",
+                "{path}: usage is inexact: {unreadable} unreadable, {moved} moved during the count, {deep} too deep, {links} hard links \
+                 perhaps counted twice{cut}",
                 path = self.path.shown(),
+                cut = cut(walked),
                 unreadable = walked.unreadable,
                 moved = walked.moved,
                 deep = walked.too_deep,
@@ -112,6 +130,16 @@ impl DirectoryReport {
             )),
         }
     }
+}
+
+/// That the count ended early, if it did.
+fn cut(walked: &Walked) -> String {
+    let said = |names| {
+        format!(
+            ", and the count ended after {names} names: there are more, or they are made faster than they are read"
+        )
+    };
+    walked.cut_at.map(said).unwrap_or_default()
 }
 
 /// A pod, measured.
@@ -193,6 +221,12 @@ pub struct Survey {
     pod: usize,
     reports: Vec<DirectoryReport>,
     walk: Option<Walk>,
+    /// Names that one walk reads at most.
+    pub(super) names_max: u32,
+    /// Names that were read in directories of this pod that are finished.
+    names: u32,
+    /// Whether no pod can put files into the project of another.
+    pub(super) believes_quotas: bool,
     /// The writable layer of the machine's own root, once it was looked for.
     host_layer: Option<Option<PathBuf>>,
     /// Of the agent's mount namespace, once a mount was met.
@@ -203,15 +237,23 @@ impl Survey {
     /// A survey of these pods, in this order.
     pub fn of(pods: Arc<[PodDirs]>) -> Self {
         Self {
+            believes_quotas: pods.iter().all(|pod| pod.has_user_namespace),
             plans: Vec::with_capacity(pods.len()),
             pods,
             projects: BTreeMap::new(),
             pod: 0,
             reports: Vec::new(),
             walk: None,
+            names_max: NAMES_MAX,
+            names: 0,
             host_layer: None,
             mount_kinds: MountKinds::default(),
         }
+    }
+
+    /// From now on everything is walked: a pod that is not in this survey can put files into the projects of those that are.
+    pub fn doubt_quotas(&mut self) {
+        self.believes_quotas = false;
     }
 
     /// Looks at about `entries` entries more and gives each pod that is finished to `finished`. Whether all are.
@@ -252,6 +294,7 @@ impl Survey {
                         directories,
                     });
                     self.pod += 1;
+                    self.names = 0;
                     left -= 1;
                 }
                 Some(_) => match self.measure(places, &mut left) {
@@ -263,20 +306,30 @@ impl Survey {
         true
     }
 
+    /// How many names the next walk may read.
+    fn names_left(&self) -> u32 {
+        let of_pod = self.names_max.saturating_mul(FULL_WALKS);
+        let left = of_pod.saturating_sub(self.names).min(self.names_max);
+        left.max(self.names_max / SHORT_WALK_PART)
+    }
+
     /// Goes on with the current directory.
     fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
+        let names_left = self.names_left();
         let planned = &self.plans[self.pod][self.reports.len()];
         let (way, used) = match self.walk.as_mut() {
             Some(walk) => {
                 let walked = walk.advance(*left);
                 *left = 0; // what is left of a slice is not worth counting exactly
-                walked_way(walked?)
+                let walked = walked?;
+                self.names = self.names.saturating_add(walk.names());
+                walked_way(walked)
             }
             None => {
                 *left = left.saturating_sub(1);
                 let alone = planned
                     .project
-                    .filter(|key| self.projects.get(key) == Some(&1));
+                    .filter(|key| self.believes_quotas && self.projects.get(key) == Some(&1));
                 let reported = match planned.place {
                     Place::Runtime(_, used) => used,
                     _ => Used::default(),
@@ -289,20 +342,23 @@ impl Survey {
                 {
                     Err(way) => (way, reported),
                     Ok((Some(measured), _)) => measured,
-                    Ok((None, fd)) => match Walk::start_at(fd.as_fd()) {
-                        Ok(mut walk) => match walk.advance(*left) {
-                            Some(walked) => {
-                                let inodes = u32::try_from(walked.inodes).unwrap_or(u32::MAX);
-                                *left = left.saturating_sub(inodes);
-                                walked_way(walked)
-                            }
-                            None => {
-                                self.walk = Some(walk);
-                                return None;
-                            }
-                        },
-                        Err(error) => (Way::Failed(error), Used::default()),
-                    },
+                    Ok((None, fd)) => {
+                        match Walk::start_at(fd.as_fd()).map(|walk| walk.at_most(names_left)) {
+                            Ok(mut walk) => match walk.advance(*left) {
+                                Some(walked) => {
+                                    // Not inodes: a file may have many names.
+                                    *left = left.saturating_sub(walk.names().saturating_add(1));
+                                    self.names = self.names.saturating_add(walk.names());
+                                    walked_way(walked)
+                                }
+                                None => {
+                                    self.walk = Some(walk);
+                                    return None;
+                                }
+                            },
+                            Err(error) => (Way::Failed(error), Used::default()),
+                        }
+                    }
                 }
             }
         };
@@ -338,7 +394,7 @@ fn plan(
     let mut add = |part, place: Place| match place.open(places, kinds) {
         Ok(fd) => plan.push(Planned {
             part,
-            project: project_rooted_at(&fd).filter(|_| pod.has_user_namespace),
+            project: project_rooted_at(&fd),
             place,
         }),
         Err(Way::Failed(Errno::NOENT)) => {}
@@ -430,6 +486,7 @@ fn assemble(pod: &PodDirs, reports: &[DirectoryReport]) -> PodStorage {
         uid: pod.uid.clone(),
         containers: containers.collect(),
         volumes: volumes.collect(),
+        is_cut: reports.iter().any(DirectoryReport::is_cut),
     }
 }
 

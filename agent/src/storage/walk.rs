@@ -8,6 +8,7 @@
 //! and no error.
 //!
 //! Memory is bounded: hard-linked files are remembered up to [`LINKS_MAX`]; beyond, each name counts, and [`Walked`] says how many.
+//! So is the time, whatever the pod does meanwhile: after so many names the walk ends, and [`Walked::cut_at`] says so.
 
 use std::collections::HashSet;
 use std::mem::MaybeUninit;
@@ -40,12 +41,16 @@ pub struct Walked {
     pub moved: u64,
     /// Directories deeper than we go.
     pub too_deep: u64,
+    /// How many names were read when the walk ended before the tree did, because it may read no more.
+    pub cut_at: Option<u32>,
 }
 
 impl Walked {
     /// Whether everything was counted, once. Otherwise the figures are what could be seen.
     pub fn is_complete(&self) -> bool {
-        self.unreadable == 0 && self.moved == 0 && self.too_deep == 0 && self.links_untracked == 0
+        self.cut_at.is_none()
+            && (self.unreadable, self.moved) == (0, 0)
+            && (self.too_deep, self.links_untracked) == (0, 0)
     }
 
     fn count(&mut self, status: &Statx) {
@@ -96,10 +101,26 @@ impl Walk {
         })
     }
 
-    /// Looks at `entries` entries more. The result, once there are no more.
+    /// The same walk, which ends after this many names in all.
+    #[must_use]
+    pub fn at_most(mut self, names: u32) -> Self {
+        self.descent.bound(names);
+        self
+    }
+
+    /// How many names were read so far.
+    pub fn names(&self) -> u32 {
+        self.descent.names()
+    }
+
+    /// Looks at `entries` entries more. The result, once there are no more, or no more may be read.
     pub fn advance(&mut self, entries: u32) -> Option<Walked> {
         let mut budget = entries;
         while !self.descent.is_done() {
+            if self.descent.is_cut() {
+                self.walked.cut_at = Some(self.descent.names());
+                break;
+            }
             if budget == 0 {
                 return None;
             }

@@ -348,6 +348,7 @@ fn storage(random: &mut Random, at_ns: u64) -> StorageReading {
         })
     };
     let (nodefs, imagefs, containerfs) = (file_system(), file_system(), file_system());
+    let is_cut = random.one_in(16);
     let mut used = || Used {
         bytes: (!random.one_in(8)).then(|| random.below(CAPACITY)),
         inodes: (!random.one_in(8)).then(|| random.below(10_000)),
@@ -363,6 +364,7 @@ fn storage(random: &mut Random, at_ns: u64) -> StorageReading {
             name: "v".to_owned(),
             used: used(),
         }],
+        is_cut,
     });
     StorageReading {
         nodefs,

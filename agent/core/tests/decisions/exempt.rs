@@ -121,6 +121,7 @@ fn storage(at_ns: u64, available_mi: u64) -> StorageReading {
                     inodes: None,
                 },
             }],
+            is_cut: false,
         })
         .collect();
     pods.sort_by(|a, b| a.uid.cmp(&b.uid));

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::decision::{Decision, Limited, Reason};
-use plimsoll_core::model::event::EventKind;
+use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::file_system::ImageFsLayout;
-use plimsoll_core::model::reading::{ContainerStorage, PodStorage, Used};
+use plimsoll_core::model::reading::{
+    ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used,
+};
+use plimsoll_core::model::signal::Signal;
 use serde_json::json;
 
-use crate::node::{Node, with_storage};
+use crate::node::{Node, hard, with_storage};
 
 /// `podEphemeralStorageLimitEviction` and `containerEphemeralStorageLimitEviction` of Kubernetes 1.36.
 #[test]
@@ -41,6 +44,8 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
                 logs: used(logs),
             }],
             volumes: Vec::new(),
+            // What was counted counts, however much more there is.
+            is_cut: logs == 24,
         });
         let decisions = node.sample(&[("d", 1, 0, 0)], sample);
         decisions.iter().find_map(|decision| match decision {
@@ -62,5 +67,64 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
         // As it is, not rounded.
         assert_eq!(goes(layout, "100500m", 0, 101), of_pod);
         assert_eq!(goes(layout, "100500m", 0, 100), None);
+    }
+}
+
+/// Who has more names than are counted hides nothing by it: when the disk runs short it is the first to go, as a pod without statistics.
+#[test]
+fn a_pod_whose_count_ended_early_goes_first_for_the_disk() {
+    for (is_cut, first) in [(false, "large"), (true, "hider")] {
+        let mut node = Node::with(EngineConfig {
+            thresholds: vec![hard(Signal::NodefsAvailable, 1 << 30)],
+            ..EngineConfig::default()
+        });
+        for name in ["hider", "large"] {
+            node.pod(name, json!({}), json!({"containers": [{"name": "c"}]}));
+            node.step(EventKind::PodRunning { uid: name.into() });
+        }
+        let pods = [("hider", 1, is_cut), ("large", 1 << 30, false)];
+        let pods = pods.map(|(name, bytes, is_cut)| PodStorage {
+            uid: name.into(),
+            containers: vec![ContainerStorage {
+                name: "c".to_owned(),
+                rootfs: Used {
+                    bytes: Some(bytes),
+                    inodes: Some(1),
+                },
+                logs: Used::default(),
+            }],
+            volumes: Vec::new(),
+            is_cut,
+        });
+        let reading = StorageReading {
+            nodefs: Some(FileSystemReading {
+                at_ns: 1,
+                available_bytes: 1,
+                capacity_bytes: 100 << 30,
+                inodes_free: None,
+                inodes: None,
+            }),
+            imagefs: None,
+            containerfs: None,
+            pods: pods.into(),
+        };
+        let mut evicted = Vec::new();
+        for second in 1..=90 {
+            let mut reading = reading.clone();
+            if let Some(nodefs) = &mut reading.nodefs {
+                nodefs.at_ns = second * 1_000_000_000;
+            }
+            let sample = Sample {
+                storage: Some(Arc::new(reading)),
+                ..Sample::default()
+            };
+            let used = [("hider", 1, 0, 0), ("large", 1, 0, 0)];
+            let decisions = node.sample_after(1_000_000_000, &used, sample);
+            evicted.extend(decisions.into_iter().filter_map(|decision| match decision {
+                Decision::Evict { uid, .. } => Some(uid.to_string()),
+                _ => None,
+            }));
+        }
+        assert_eq!(evicted.first().map(String::as_str), Some(first));
     }
 }

@@ -12,9 +12,12 @@
 //!
 //! What goes are the emptyDir volumes, then the directories above them as far as they are empty, and the pod's directory of logs. Other
 //! volumes stay: they may be somebody's data. Deletion is [`super::super::remove`]: no link is followed, no mount crossed.
+//!
+//! Somebody else may have a directory open, and fill it as fast as it is emptied. So only so many names of a pod are read in one request; what
+//! is left then is kept, and said.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +32,7 @@ use super::{Kept, KeptBecause, NodeReclaim, ReclaimError, ReclaimRequest, Reclai
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::pods;
 use crate::pods::directories::VolumePlugin;
-use crate::storage::descent::OPEN_DIRECTORY;
+use crate::storage::descent::{NAMES_MAX, OPEN_DIRECTORY};
 use crate::storage::mountinfo::{has_mount_at_or_below, has_mount_inside, inside};
 use crate::storage::places::{Places, mountinfo};
 use crate::storage::remove::{Removal, open_beneath};
@@ -54,6 +57,8 @@ pub struct EndedPods {
     cgroup_root: CgroupPath,
     waiting: VecDeque<Candidate>,
     current: Option<Current>,
+    /// Names that are read in the directories of one candidate, in one request.
+    names_max: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +84,9 @@ struct Current {
     path: PathBuf,
     trees: Vec<CString>,
     job: Option<(CString, Job)>,
+    /// Names that may be read, and how many were in trees that are finished.
+    names_max: u32,
+    names: u32,
     /// Directories above, deepest first, which go if they are empty then.
     above: Vec<(OwnedFd, CString)>,
 }
@@ -87,6 +95,49 @@ struct Current {
 enum Job {
     Count(Walk),
     Remove(Removal),
+}
+
+/// How a tree's turn ended.
+enum Ended {
+    /// It is gone, or would be.
+    Gone,
+    /// No more names may be read.
+    Cut,
+    /// Something else keeps it.
+    Left(KeptBecause),
+}
+
+impl Job {
+    /// Bytes and inodes.
+    fn so_far(&self) -> (u64, u64) {
+        match self {
+            Self::Count(walk) => (walk.so_far().bytes, walk.so_far().inodes),
+            Self::Remove(removal) => (removal.so_far().bytes, removal.so_far().inodes),
+        }
+    }
+
+    fn names(&self) -> u32 {
+        match self {
+            Self::Count(walk) => walk.names(),
+            Self::Remove(removal) => removal.names(),
+        }
+    }
+
+    /// Looks at `entries` entries more. How it ended, once it has.
+    fn advance(&mut self, entries: u32) -> Option<Ended> {
+        Some(match self {
+            Self::Count(walk) => match walk.advance(entries)?.cut_at {
+                Some(_) => Ended::Cut,
+                None => Ended::Gone,
+            },
+            Self::Remove(removal) => match removal.advance(entries)? {
+                removed if removed.is_gone => Ended::Gone,
+                removed if removed.cut_at.is_some() => Ended::Cut,
+                removed if removed.moved => Ended::Left(KeptBecause::Moved),
+                removed => Ended::Left(KeptBecause::Undeletable(removed.failed)),
+            },
+        })
+    }
 }
 
 impl Candidate {
@@ -111,6 +162,7 @@ impl EndedPods {
             cgroup_root,
             waiting: VecDeque::new(),
             current: None,
+            names_max: NAMES_MAX,
         }
     }
 
@@ -325,10 +377,9 @@ impl NodeReclaim for EndedPods {
             if request.live.contains(&candidate.uid) {
                 continue; // since it was listed
             }
-            match self
-                .check(&candidate, request)
-                .and_then(|()| Current::open(&candidate).map_err(KeptBecause::Unreadable))
-            {
+            match self.check(&candidate, request).and_then(|()| {
+                Current::open(&candidate, self.names_max).map_err(KeptBecause::Unreadable)
+            }) {
                 Ok(current) => self.current = current,
                 Err(KeptBecause::Unreadable(Errno::NOENT)) => {}
                 Err(why) => reclaimed.keep(candidate.kept(why)),
@@ -341,7 +392,7 @@ impl NodeReclaim for EndedPods {
 
 impl Current {
     /// Opens what is to go; `None`: the pod has no such directory.
-    fn open(candidate: &Candidate) -> Result<Option<Self>, Errno> {
+    fn open(candidate: &Candidate, names_max: u32) -> Result<Option<Self>, Errno> {
         let parent = openat(CWD, &candidate.parent, OPEN_DIRECTORY, Mode::empty())?;
         let name = c_string(candidate.name.as_os_str())?;
         if candidate.kind == Kind::Logs {
@@ -350,6 +401,8 @@ impl Current {
                 path: candidate.parent.clone(),
                 trees: vec![name],
                 job: None,
+                names_max,
+                names: 0,
                 above: Vec::new(),
             }));
         }
@@ -372,6 +425,8 @@ impl Current {
                 .join(VolumePlugin::EmptyDir.directory()),
             trees,
             job: None,
+            names_max,
+            names: 0,
             above: vec![
                 (volumes, plugin),
                 (pod, c"volumes".to_owned()),
@@ -382,75 +437,74 @@ impl Current {
 
     /// Goes on; `true`: nothing is left to do.
     fn advance(&mut self, dry: bool, left: &mut u32, reclaimed: &mut Reclaimed) -> bool {
-        let Some((name, job)) = &mut self.job else {
-            let Some(name) = self.trees.pop() else {
-                if !dry {
-                    self.remove_above();
-                }
-                return true;
-            };
-            *left = left.saturating_sub(1);
-            let started = if dry {
-                open_beneath(self.dir.as_fd(), &name)
-                    .and_then(|fd| Walk::start_at(fd.as_fd()))
-                    .map(Job::Count)
-            } else {
-                Removal::start(self.dir.as_fd(), &name).map(Job::Remove)
-            };
-            match started {
-                Ok(job) => {
-                    if let Job::Count(walk) = &job {
-                        // The root is counted when a walk starts.
-                        reclaimed.bytes += walk.so_far().bytes;
-                        reclaimed.inodes += walk.so_far().inodes;
-                    }
-                    self.job = Some((name, job));
-                }
-                Err(Errno::NOENT) => {}
-                Err(error) => reclaimed.keep(Kept {
-                    path: self.path.join(OsStr::from_bytes(name.to_bytes())),
-                    why: KeptBecause::Unreadable(error),
-                }),
-            }
+        if self.job.is_some() {
+            self.go_on(*left, reclaimed);
+            *left = 0; // what is left of a slice is not worth counting exactly
             return false;
-        };
-        let is_done = match job {
-            Job::Count(walk) => {
-                let before = walk.so_far();
-                let walked = walk.advance(*left);
-                let now = walk.so_far();
-                reclaimed.bytes += now.bytes - before.bytes;
-                reclaimed.inodes += now.inodes - before.inodes;
-                walked.map(|_| reclaimed.items += 1).is_some()
-            }
-            Job::Remove(removal) => {
-                let before = removal.so_far();
-                let removed = removal.advance(*left);
-                let now = removal.so_far();
-                reclaimed.bytes += now.bytes - before.bytes;
-                reclaimed.inodes += now.inodes - before.inodes;
-                if let Some(removed) = removed {
-                    if removed.is_gone {
-                        reclaimed.items += 1;
-                    } else {
-                        reclaimed.keep(Kept {
-                            path: self.path.join(OsStr::from_bytes(name.to_bytes())),
-                            why: if removed.moved {
-                                KeptBecause::Moved
-                            } else {
-                                KeptBecause::Undeletable(removed.failed)
-                            },
-                        });
-                    }
-                }
-                removed.is_some()
-            }
-        };
-        *left = 0; // what is left of a slice is not worth counting exactly
-        if is_done {
-            self.job = None;
         }
+        let Some(name) = self.trees.pop() else {
+            if !dry {
+                self.remove_above();
+            }
+            return true;
+        };
+        *left = left.saturating_sub(1);
+        self.start(name, dry, reclaimed);
         false
+    }
+
+    /// Starts with the tree of this name.
+    fn start(&mut self, name: CString, dry: bool, reclaimed: &mut Reclaimed) {
+        let names = self.names_max.saturating_sub(self.names);
+        let started = if dry {
+            open_beneath(self.dir.as_fd(), &name)
+                .and_then(|fd| Walk::start_at(fd.as_fd()))
+                .map(|walk| Job::Count(walk.at_most(names)))
+        } else {
+            Removal::start(self.dir.as_fd(), &name)
+                .map(|removal| Job::Remove(removal.at_most(names)))
+        };
+        match started {
+            Ok(job) => {
+                if let Job::Count(walk) = &job {
+                    // The root is counted when a walk starts.
+                    reclaimed.bytes += walk.so_far().bytes;
+                    reclaimed.inodes += walk.so_far().inodes;
+                }
+                self.job = Some((name, job));
+            }
+            Err(Errno::NOENT) => {}
+            Err(error) => reclaimed.keep(self.kept(&name, KeptBecause::Unreadable(error))),
+        }
+    }
+
+    /// Goes on with the tree whose turn it is, for `entries` entries.
+    fn go_on(&mut self, entries: u32, reclaimed: &mut Reclaimed) {
+        let Some((name, mut job)) = self.job.take() else {
+            return;
+        };
+        let before = job.so_far();
+        let ended = job.advance(entries);
+        let now = job.so_far();
+        reclaimed.bytes += now.0 - before.0;
+        reclaimed.inodes += now.1 - before.1;
+        let Some(ended) = ended else {
+            self.job = Some((name, job));
+            return;
+        };
+        self.names = self.names.saturating_add(job.names());
+        match ended {
+            Ended::Gone => reclaimed.items += 1,
+            Ended::Cut => reclaimed.keep(self.kept(&name, KeptBecause::TooManyNames(self.names))),
+            Ended::Left(why) => reclaimed.keep(self.kept(&name, why)),
+        }
+    }
+
+    fn kept(&self, name: &CStr, why: KeptBecause) -> Kept {
+        Kept {
+            path: self.path.join(OsStr::from_bytes(name.to_bytes())),
+            why,
+        }
     }
 
     fn remove_above(&self) {

@@ -3,6 +3,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::runtime_link::{ContainerState, LayerUse, RuntimeContainer};
 
 use crate::host::{CgroupPath, HostRoot};
+use crate::pods::directories::VolumeDir;
 use crate::storage::places::RuntimeLayers;
 
 /// The machine's user namespace.
@@ -411,6 +412,186 @@ fn a_survey_goes_on_where_a_slice_ended() {
     drop(machine.dir);
 }
 
+/// The volume `data` of a pod.
+fn data(uid: &str) -> String {
+    format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data")
+}
+
+fn web(uid: &str) -> PodDirs {
+    PodDirs {
+        uid: PodUid::from(uid),
+        ..pod(WEB)
+    }
+}
+
+#[test]
+fn a_pod_that_makes_directories_ahead_of_the_walk_holds_up_nobody() {
+    let machine = Machine::new();
+    for uid in ["a", "b"] {
+        machine.write(&format!("{}/f", data(uid)), 1);
+    }
+    let mut deepest = machine.places.host.path(data("a"));
+    let mut survey = Survey::of([web("a"), web("b")].into());
+    survey.names_max = 100;
+    let mut finished = Vec::new();
+    let is_done = (0..1_000).any(|_| {
+        // One level a slice, and a level takes two: its name is read, and it is entered.
+        deepest.push("d");
+        std::fs::create_dir(&deepest).unwrap();
+        survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+            finished.push(pod);
+        })
+    });
+    assert!(is_done, "a survey without end");
+    let [a, b] = &finished[..] else {
+        panic!("{finished:?}");
+    };
+    let shortfall = a.directories[0].shortfall().unwrap();
+    assert!(
+        shortfall.contains("the count ended after 100 names"),
+        "{shortfall}"
+    );
+    assert!(a.storage.volumes[0].used.inodes > Some(90), "{a:?}");
+    assert_eq!(b.storage.volumes[0].used.inodes, Some(2));
+    assert_eq!(b.directories[0].shortfall(), None);
+}
+
+#[test]
+fn the_directories_of_a_pod_share_a_bound_and_none_is_left_out() {
+    let machine = Machine::new();
+    let mut many = pod(WEB);
+    let names = ["v0", "v1", "v2", "v3", "v4", "v5"];
+    let volume = many.volumes[0].clone();
+    many.volumes.clear();
+    for name in names {
+        for file in 0..100 {
+            machine.write(&format!("{}/{file}", data("u").replace("data", name)), 1);
+        }
+        many.volumes.push(VolumeDir {
+            name: name.to_owned(),
+            ..volume.clone()
+        });
+    }
+    for entries in [1, 1_000_000] {
+        let mut survey = Survey::of([many.clone(), many.clone()].into());
+        survey.names_max = 80;
+        let mut finished = Vec::new();
+        let mut advance = || {
+            survey.advance(&machine.places, &machine.mounts, entries, |pod| {
+                finished.push(pod);
+            })
+        };
+        assert!((0..10_000).any(|_| advance()), "a survey without end");
+        assert_eq!(finished.len(), 2);
+        for pod in &finished {
+            let counted: Vec<_> = pod
+                .storage
+                .volumes
+                .iter()
+                .map(|volume| volume.used.inodes.unwrap())
+                .collect();
+            assert_eq!(counted, [81, 81, 81, 81, 3, 3], "the next pod starts anew");
+        }
+    }
+}
+
+#[test]
+fn a_pod_whose_count_ended_early_says_so() {
+    let machine = Machine::new();
+    for file in 0..50 {
+        machine.write(&format!("{}/{file}", data("u")), 4096);
+    }
+    for (names_max, is_cut, inodes) in [(1_000, false, 51), (20, true, 21)] {
+        let mut survey = Survey::of([pod(WEB)].into());
+        survey.names_max = names_max;
+        let mut finished = Vec::new();
+        assert!(
+            survey.advance(&machine.places, &machine.mounts, 10_000, |pod| {
+                finished.push(pod);
+            })
+        );
+        assert_eq!(finished[0].storage.is_cut, is_cut);
+        assert_eq!(finished[0].directories[0].used.inodes, Some(inodes));
+        assert_eq!(finished[0].directories[0].shortfall().is_some(), is_cut);
+    }
+}
+
+/// One pod in the machine's user namespace can put its files into the projects of all.
+#[test]
+fn quotas_are_believed_only_if_no_pod_can_change_projects() {
+    let namespaced = |uid| PodDirs {
+        has_user_namespace: true,
+        ..web(uid)
+    };
+    assert!(Survey::of([namespaced("a"), namespaced("b")].into()).believes_quotas);
+    assert!(!Survey::of([namespaced("a"), web("b")].into()).believes_quotas);
+    let mut survey = Survey::of([namespaced("a")].into());
+    survey.doubt_quotas();
+    assert!(!survey.believes_quotas);
+}
+
+#[test]
+fn a_container_whose_processes_are_hidden_below_many_cgroups_has_an_unknown_layer() {
+    let machine = Machine::new();
+    machine.write("/run/snapshots/1/fs/f", 1);
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/run/snapshots/1/fs\n";
+    machine.process(7, 50, MACHINE, overlay);
+    let app = "/sys/fs/cgroup/kubepods/podu/app";
+    let populated = |count: u32| {
+        let text = format!("populated {count}\nfrozen 0\n");
+        machine.text(&format!("{app}/cgroup.events"), &text);
+    };
+    populated(1);
+    let app_dir = machine.places.host.path(app);
+    for index in 0..300 {
+        std::fs::create_dir(app_dir.join(index.to_string())).unwrap();
+    }
+    let layer = || {
+        let surveyed = machine.survey(vec![pod(WEB)], 100);
+        let report = surveyed[0].directories.first().cloned();
+        (surveyed[0].storage.containers[0].rootfs.inodes, report)
+    };
+    // In the order in which they are searched.
+    let cgroups: Vec<PathBuf> = std::fs::read_dir(&app_dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    let procs = |index: usize| cgroups[index].join("cgroup.procs");
+    for (index, is_found) in [(0, true), (200, true), (299, false)] {
+        std::fs::write(procs(index), "7\n").unwrap();
+        let (inodes, report) = layer();
+        let report = report.unwrap();
+        if is_found {
+            assert_eq!((inodes, report.shortfall()), (Some(2), None), "{index}");
+        } else {
+            let unknown = Way::Unknown(LayerUnknown::NoProcessFound);
+            assert_eq!((inodes, report.way), (None, unknown));
+            let shortfall = report.shortfall().unwrap();
+            assert!(shortfall.contains("none was found"), "{shortfall}");
+        }
+        std::fs::remove_file(procs(index)).unwrap();
+    }
+    // It has ended, by the kernel's count; without that nobody knows.
+    populated(0);
+    assert_eq!(layer(), (None, None));
+    std::fs::remove_file(app_dir.join("cgroup.events")).unwrap();
+    assert!(layer().1.is_some());
+}
+
+#[test]
+fn a_container_whose_processes_are_hidden_deep_down_has_an_unknown_layer() {
+    let machine = Machine::new();
+    let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/run/snapshots/1/fs\n";
+    machine.process(7, 50, MACHINE, overlay);
+    let app = "/sys/fs/cgroup/kubepods/podu/app";
+    machine.text(&format!("{app}/cgroup.events"), "populated 1\nfrozen 0\n");
+    machine.text(&format!("{app}/1/2/3/4/5/cgroup.procs"), "7\n");
+    let surveyed = machine.survey(vec![pod(WEB)], 100);
+    let ways: Vec<_> = surveyed[0].directories.iter().map(|it| it.way).collect();
+    assert_eq!(ways, [Way::Unknown(LayerUnknown::NoProcessFound)]);
+}
+
 /// Needs a file system with project quotas (in a guest the module `quota_v2`), and `chattr`:
 /// `mkfs.ext4 -O quota,project -E quotatype=prjquota IMAGE; mount -o loop,prjquota IMAGE /mnt`, then
 /// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`. In a guest: this program, stripped, with `libgcc_s.so.1` and
@@ -485,6 +666,18 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     );
     let bytes = |index: usize| surveyed[0].directories[index].used.bytes.unwrap();
     assert_eq!(bytes(0), bytes(1) + (1 << 20));
+    // A pod in the machine's user namespace gives a file of its own the project of another pod's volume.
+    let stranger = PodDirs {
+        has_user_namespace: false,
+        ..self::web("stranger")
+    };
+    let file = format!("{}/f", data("stranger"));
+    machine.write(&file, 8 << 20);
+    put_in_project(&machine.places.host.path(&file), "7001");
+    let surveyed = machine.survey(vec![pod(web), stranger], 10);
+    let quota = &surveyed[0].directories[0];
+    assert!(matches!(quota.way, Way::Walked(_)), "{quota:?}");
+    assert!(quota.used.bytes < Some(1 << 20), "{quota:?}");
     // In the machine's user namespace the pod gives its files the project that it likes.
     put_in_project(&path("quota/a/f"), "0");
     let surveyed = machine.survey(vec![pod(&web.replace("\"hostUsers\":false,", ""))], 10);

@@ -167,6 +167,29 @@ fn a_wide_tree_is_counted_with_few_names_in_memory() {
 }
 
 #[test]
+fn a_walk_ends_after_so_many_names_also_of_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("f");
+    std::fs::write(&file, "x").unwrap();
+    for index in 0..49 {
+        std::fs::hard_link(&file, dir.path().join(index.to_string())).unwrap();
+    }
+    for (at_most, entries, cut_at) in [
+        (10, 1_000, Some(10)),
+        (10, 3, Some(10)),
+        (0, 3, Some(0)),
+        (51, 3, None),
+    ] {
+        let mut walk = Walk::start(dir.path()).unwrap().at_most(at_most);
+        let walked = (0..100).find_map(|_| walk.advance(entries)).unwrap();
+        assert_eq!(walked.cut_at, cut_at);
+        assert_eq!(walked.is_complete(), cut_at.is_none());
+        assert_eq!(walked.inodes, 1 + u64::from(at_most > 0));
+        assert_eq!(walk.names(), at_most.min(50));
+    }
+}
+
+#[test]
 fn directories_that_are_moved_away_do_not_lead_the_walk_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let (inside, outside) = (dir.path().join("inside"), dir.path().join("outside"));

@@ -62,7 +62,7 @@ pub(crate) fn row(
         let at = all
             .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
             .ok()?;
-        Some(&all[at])
+        Some(&all[at]).filter(|usage| !usage.is_cut)
     };
     let mut row = match resource {
         Resource::Memory => pod.row.clone(),

@@ -314,6 +314,65 @@ fn a_pod_that_is_wanted_again_keeps_what_has_not_gone_yet() {
     assert_eq!(rest.items, 1, "only the one whose turn had come");
 }
 
+/// A process that has ended with its pod has handed an open directory on.
+#[test]
+fn a_directory_that_somebody_fills_again_and_again_holds_up_nobody() {
+    let mut machine = Machine::new();
+    machine.provider.names_max = 100;
+    let file = machine.volume_file("a", "data/f");
+    let other = machine.volume_file("b", "data/f");
+    let mut deepest = machine.path(&file).parent().unwrap().to_owned();
+    let request = wet(&["a", "b"]);
+    let mut all = machine.provider.reclaim(&request, true, 1).unwrap();
+    let mut calls = 0;
+    while all.more {
+        calls += 1;
+        assert!(calls < 1_000, "a reclaim without end");
+        // One level a call, and a level takes two: its name is read, and it is entered.
+        deepest.push("d");
+        std::fs::create_dir(&deepest).unwrap();
+        let next = machine.provider.reclaim(&request, false, 1).unwrap();
+        all.add(next);
+    }
+    assert_eq!(why(&all), [KeptBecause::TooManyNames(100)]);
+    assert!(
+        all.kept[0]
+            .path
+            .ends_with("a/volumes/kubernetes.io~empty-dir/data")
+    );
+    assert!(!machine.has(&other));
+    assert_eq!(all.items, 1);
+    // Nobody fills it any more: another request does the rest, with a bound above the depth of any tree.
+    machine.provider.names_max = NAMES_MAX;
+    assert_eq!(machine.reclaim(&request).items, 1);
+    assert!(!machine.has("/var/lib/kubelet/pods/a"));
+}
+
+#[test]
+fn the_trees_of_a_pod_share_a_bound_and_a_dry_request_says_so_too() {
+    let mut machine = Machine::new();
+    machine.provider.names_max = 15;
+    for tree in ["x", "y"] {
+        for file in 0..10 {
+            machine.volume_file("u", &format!("{tree}/{file}"));
+        }
+    }
+    let mut dry = wet(&["u"]);
+    dry.dry = true;
+    for request in [dry, wet(&["u"])] {
+        for entries in [1, 100_000] {
+            if !request.dry && entries > 1 {
+                break; // the rest is gone then
+            }
+            let reclaimed = machine.reclaim_by(&request, entries);
+            assert_eq!(why(&reclaimed), [KeptBecause::TooManyNames(15)]);
+            assert_eq!(reclaimed.items, 1, "{reclaimed:?}");
+        }
+    }
+    assert_eq!(machine.reclaim(&wet(&["u"])).items, 1);
+    assert!(!machine.has("/var/lib/kubelet/pods/u"));
+}
+
 #[test]
 fn a_machine_without_the_directories_has_nothing_to_free() {
     let mut machine = Machine::new();

@@ -1,0 +1,113 @@
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+use crate::storage::reclaim::ReclaimError;
+use crate::storage::tests::{Machine, pod};
+
+/// Nobody listens to it, and it takes no orders but those of the test.
+fn surveyor(machine: &Machine, providers: Vec<Box<dyn NodeReclaim>>) -> Surveyor {
+    let means = Means {
+        places: crate::storage::places(&machine.settings),
+        mounts: machine.settings.host.cgroup_mounts().unwrap(),
+        providers,
+        // None comes again by itself.
+        cycle: Duration::from_secs(100_000),
+        observer: None,
+    };
+    let shared = Arc::new(Shared {
+        interval_ms: AtomicU64::new(0),
+        events_dropped: AtomicU64::new(0),
+    });
+    let (_, orders) = std::sync::mpsc::sync_channel(1);
+    let (figures, _) = std::sync::mpsc::sync_channel(1);
+    let (events, _) = tokio::sync::mpsc::channel(1);
+    Surveyor::new(means, shared, orders, figures, events)
+}
+
+fn namespaced(uid: &str) -> PodDirs {
+    PodDirs {
+        has_user_namespace: true,
+        ..pod(uid)
+    }
+}
+
+/// Has always more to free.
+struct Endless;
+
+impl NodeReclaim for Endless {
+    fn name(&self) -> &'static str {
+        "endless"
+    }
+
+    fn frees(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn reclaim(&mut self, _: &ReclaimRequest, _: bool, _: u32) -> Result<Reclaimed, ReclaimError> {
+        Ok(Reclaimed {
+            items: 1,
+            more: true,
+            ..Reclaimed::default()
+        })
+    }
+}
+
+#[test]
+fn pods_are_surveyed_while_space_is_freed() {
+    let machine = Machine::new();
+    machine.volume_file("a", "1");
+    let mut surveyor = surveyor(&machine, vec![Box::new(Endless)]);
+    surveyor.set_pods([pod("a")].into());
+    surveyor.take(Order::Reclaim(ReclaimRequest::default()));
+    surveyor.take(Order::Rank);
+    for _ in 0..20 {
+        assert!(surveyor.slice(Instant::now()));
+    }
+    assert_eq!(surveyor.surveyed.len(), 1);
+    assert!(surveyor.is_ranked && !surveyor.is_ranking);
+    // It goes on with both: where there is nothing to survey, every slice frees.
+    let freed = surveyor.reclaim.as_ref().map(|it| it.so_far.items);
+    assert!(freed >= Some(15), "{freed:?}");
+}
+
+#[test]
+fn a_count_that_ended_early_is_said() {
+    let machine = Machine::new();
+    for file in 0..50 {
+        machine.volume_file("a", &file.to_string());
+    }
+    let mut surveyor = surveyor(&machine, Vec::new());
+    surveyor.set_pods([pod("a")].into());
+    let figure = |surveyor: &Surveyor| {
+        let pod = surveyor.surveyed.values().next().unwrap();
+        pod.storage.volumes[0].used.inodes
+    };
+    surveyor.slice(Instant::now());
+    assert_eq!(figure(&surveyor), Some(51));
+    assert!(surveyor.unsent.is_empty());
+    let mut short = surveyor.survey_of(Arc::clone(&surveyor.pods));
+    short.names_max = 20;
+    surveyor.survey = Some(short);
+    surveyor.slice(Instant::now());
+    assert_eq!(figure(&surveyor), Some(21));
+    let warning = format!("{:?}", surveyor.unsent);
+    assert!(warning.contains("ended after 20 names"), "{warning}");
+}
+
+#[test]
+fn quotas_are_doubted_from_the_first_pod_on_that_could_change_projects() {
+    let machine = Machine::new();
+    let mut surveyor = surveyor(&machine, Vec::new());
+    let believes = |survey: &Survey| survey.believes_quotas;
+    let survey = |surveyor: &Surveyor| surveyor.survey_of([namespaced("a")].into());
+    surveyor.set_pods([namespaced("a")].into());
+    assert!(believes(&survey(&surveyor)));
+    // Also by the survey that is under way, and by one of the new pods alone.
+    surveyor.survey = Some(survey(&surveyor));
+    surveyor.set_pods([namespaced("a"), pod("b")].into());
+    assert!(!surveyor.survey.as_ref().is_some_and(believes));
+    assert!(!believes(&survey(&surveyor)));
+    // What it put into projects of others stays when it ends.
+    surveyor.set_pods([namespaced("a")].into());
+    assert!(!believes(&survey(&surveyor)));
+}
