@@ -710,6 +710,8 @@ fn said_of(eviction: &Eviction, reason: &'static str) -> Said {
     ];
     let ending = if reason == NOT_SHOWN && eviction.is_let_go() {
         "The API server did not answer for too long: the pod runs again."
+    } else if reason == NOT_SHOWN && eviction.is_never_taken() {
+        "The API server answered for ten minutes that it could not take this: the pod runs again."
     } else if reason == NOT_SHOWN {
         "The API server or the kubelet did not keep this as the pod's status."
     } else if intent.is_held {

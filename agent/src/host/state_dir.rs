@@ -99,7 +99,7 @@ pub enum StateError {
         mode: RawMode,
     },
     /// It cannot be made, read or repaired.
-    #[error("{path}: the state directory cannot be used: {source}; make room there, or choose another --state-dir", path = path.shown())]
+    #[error("{path}: the state directory cannot be used: {source}; free space there, or choose another --state-dir", path = path.shown())]
     Io {
         /// The directory, or a file in it.
         path: PathBuf,

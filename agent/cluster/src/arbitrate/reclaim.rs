@@ -203,8 +203,8 @@ pub struct Reclaims {
     /// Notices that the newest plans do not name, and since when.
     gaps: BTreeMap<String, (Notice, u64)>,
     conflicts: BTreeMap<String, Conflicts>,
-    /// How often in a row the API server answered a pod's eviction with an error of its own.
-    errors: BTreeMap<String, u32>,
+    /// How often in a row the API server answered a pod's eviction with 500, and when that last counted.
+    errors: BTreeMap<String, (u32, u64)>,
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
     asked: BTreeMap<String, Asked>,
@@ -640,6 +640,7 @@ impl Reclaims {
             }
             Outcome::Evicted => {
                 self.backoff.reset();
+                self.errors.remove(victim);
                 let claim = self.claims.entry(for_pod.clone()).or_default();
                 claim.opens(node, victim, left, mono_ms);
             }
@@ -668,15 +669,19 @@ impl Reclaims {
         answer: &Answer,
         mono_ms: u64,
     ) {
+        if outcome != Outcome::Unclear {
+            self.errors.remove(victim);
+        }
         match outcome {
             Outcome::Unclear => {
-                let errors = self.note_error(victim, answer);
+                let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
+                let errors = is_error.then(|| self.note_error(victim, mono_ms));
                 // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away for its namespace.
-                if errors < 2 {
+                if errors.flatten().is_none_or(|errors| errors < 2) {
                     let wait_ms = self.backoff.wait_ms();
                     self.pause_until(mono_ms + wait_ms);
                 }
-                if errors >= ERRORS_MAX {
+                if errors.flatten().is_some_and(|errors| errors >= ERRORS_MAX) {
                     self.errors.remove(victim);
                     self.leave_alone(victim, mono_ms);
                 }
@@ -708,15 +713,15 @@ impl Reclaims {
         }
     }
 
-    /// Returns how often in a row the API server has answered this pod's eviction with 500; 0: it did not answer, or something else did.
-    fn note_error(&mut self, victim: &str, answer: &Answer) -> u32 {
-        let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
-        if !is_error {
-            return 0;
+    /// Counts an answer of 500, but one in [`UNCLEAR_MS`]: one hiccup is no row. Returns how many there are, if this one counts.
+    fn note_error(&mut self, victim: &str, mono_ms: u64) -> Option<u32> {
+        let (errors, at_ms) = self.errors.entry(victim.to_owned()).or_default();
+        let counts = *errors == 0 || mono_ms >= *at_ms + UNCLEAR_MS;
+        if !counts {
+            return None;
         }
-        let errors = self.errors.entry(victim.to_owned()).or_default();
-        *errors += 1;
-        *errors
+        (*errors, *at_ms) = (*errors + 1, mono_ms);
+        Some(*errors)
     }
 
     /// Nothing is begun before that. What another answer has asked for stays.

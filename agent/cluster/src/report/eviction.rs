@@ -303,10 +303,18 @@ impl Eviction {
         }
     }
 
-    /// Whether the pod has been held for long enough for an API server that answers and takes nothing.
+    /// Whether the pod has been held for long enough for an API server that answers and takes nothing. A pod with a grace is held when nobody has acknowledged
+    /// its eviction for some seconds.
     fn is_untaken(&self, now: Now) -> bool {
-        let since_ms = self.untaken_since_ms.filter(|_| self.intent.is_held);
+        let is_held = self.intent.is_held || self.intent.grace_s > 0;
+        let since_ms = self.untaken_since_ms.filter(|_| is_held);
         since_ms.is_some_and(|since_ms| now.mono_ms >= since_ms + UNTAKEN_MAX_MS)
+    }
+
+    /// Whether the API server has answered and never taken it.
+    #[must_use]
+    pub const fn is_never_taken(&self) -> bool {
+        self.untaken_since_ms.is_some() && self.refusals < REFUSALS_MAX && !self.is_reported()
     }
 
     /// An earlier process told it: then since the intent came here.

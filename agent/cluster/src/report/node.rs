@@ -412,7 +412,16 @@ impl NodeReports {
                         self.wants_taint = None;
                     }
                     self.had_conflict = false;
-                    self.taint_backoff.reset();
+                    // Something may have undone it on the way.
+                    if node
+                        .as_ref()
+                        .is_none_or(|node| self.taint_differs(node, now))
+                    {
+                        let wait_ms = self.taint_backoff.wait_ms();
+                        self.taint_not_before_ms = now.mono_ms + wait_ms;
+                    } else {
+                        self.taint_backoff.reset();
+                    }
                 }
                 return node;
             }

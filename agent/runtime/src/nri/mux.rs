@@ -4,7 +4,7 @@
 //! comes before what it counts, in each of two layers, and may be a lie. **Approach.** [`Mux::take`] is given bytes as they come, however they are cut. A length is compared with its bound
 //! before a byte after it is kept, and memory is taken only for bytes that have come.
 //!
-//! **Terms.** *mux*: what the socket carries. *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*: ten bytes (length, stream, kind, flags;
+//! **Terms.** *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*: ten bytes (length, stream, kind, flags;
 //! big endian), then so many bytes (containerd/ttrpc, channel.go); it may begin and end anywhere in a frame.
 
 /// Bytes of a message at most, its header not counted: ttrpc's own bound (`messageLengthMax`).

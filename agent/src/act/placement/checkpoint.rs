@@ -54,7 +54,7 @@ const REPLACED_MAX: u32 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file cannot be read or written.
-    #[error("{path}: {source}; make room there, or choose another --state-dir", path = path.shown())]
+    #[error("{path}: {source}; free space there, or choose another --state-dir", path = path.shown())]
     Io {
         /// Which.
         path: PathBuf,

@@ -80,7 +80,7 @@ struct Row {
 }
 
 #[derive(Default)]
-struct WatchEvent {
+struct Heard {
     pings: Vec<u64>,
     by_name: BTreeMap<(&'static str, bool), Vec<u64>>,
 }
@@ -88,7 +88,7 @@ struct WatchEvent {
 struct Listener {
     bpf: Bpf,
     ping: Ping,
-    heard: WatchEvent,
+    heard: Heard,
     pings: u64,
     is_quiet: bool,
     looked: Instant,
@@ -109,7 +109,7 @@ pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
     let mut listener = Listener {
         bpf,
         ping: Ping::attach()?,
-        heard: WatchEvent::default(),
+        heard: Heard::default(),
         pings: 0,
         is_quiet: true,
         looked: Instant::now(),

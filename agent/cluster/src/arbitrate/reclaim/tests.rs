@@ -149,6 +149,19 @@ fn a_pod_whose_eviction_always_fails_is_left_alone_and_holds_up_the_others_once(
         reclaims.look(ms, |_| false, |_| false, |_| true);
     }
     assert_eq!(reclaims.left_alone(ms), ["v".to_owned()].into());
+    // A hiccup is no row, as of trials, which follow each other at once; nor is another answer in between.
+    let mut reclaims = Reclaims::new(1);
+    for at in 0..ERRORS_MAX {
+        reclaims.tries("v", "1", "p", u64::from(at));
+        reclaims.note_trial("v", &refused(500, None), u64::from(at));
+    }
+    reclaims.tries("v", "1", "p", UNCLEAR_MS);
+    reclaims.note_trial("v", &refused(500, None), UNCLEAR_MS);
+    reclaims.tries("v", "1", "p", 2 * UNCLEAR_MS);
+    reclaims.note_trial("v", &refused(409, None), 2 * UNCLEAR_MS);
+    reclaims.tries("v", "1", "p", 3 * UNCLEAR_MS);
+    reclaims.note_trial("v", &refused(500, None), 3 * UNCLEAR_MS);
+    assert!(reclaims.left_alone(3 * UNCLEAR_MS).is_empty());
     // Silence is no pod's fault.
     let mut reclaims = Reclaims::new(1);
     for _ in 0..10 {

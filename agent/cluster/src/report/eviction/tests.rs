@@ -560,6 +560,9 @@ fn a_pod_that_is_not_held_waits_for_nobody() {
         eviction.answered(Report, &refused(500), now(at * 100_000));
         assert!(!eviction.is_untaken(now(at * 100_000)));
     }
+    // One with a grace is held when nobody acknowledges it.
+    eviction.intent.grace_s = 30;
+    assert!(eviction.is_untaken(now(4_000_000)) && eviction.is_never_taken());
 }
 
 #[test]
