@@ -653,7 +653,7 @@ impl Arbiter {
                 seen_after_ms
             }
             Answer::Refused(refusal) if refusal.is_passing() => {
-                refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms())
+                backoff.wait_at_least_ms(refusal.retry_after_ms)
             }
             Answer::Refused(_) => {
                 self.figures.refused += 1;

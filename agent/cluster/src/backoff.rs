@@ -35,6 +35,11 @@ impl Backoff {
         base + self.random % (base / 2)
     }
 
+    /// The same, and not less than the server has asked for.
+    pub fn wait_at_least_ms(&mut self, asked_ms: Option<u64>) -> u64 {
+        asked_ms.unwrap_or(0).max(self.wait_ms())
+    }
+
     /// After a success.
     pub const fn reset(&mut self) {
         self.next_ms = FIRST_MS;

@@ -140,6 +140,15 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// How long the server asks to wait before the next try, milliseconds.
+    #[must_use]
+    pub const fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            Self::Refused(refusal) => refusal.retry_after_ms,
+            Self::Done(_) | Self::Lost(_) => None,
+        }
+    }
+
     /// Why it is no success, in words.
     #[must_use]
     pub fn words(&self) -> String {

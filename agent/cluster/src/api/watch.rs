@@ -388,7 +388,7 @@ async fn watch(
                         *bookmarks = Bookmarks::None;
                         End::Silent
                     }
-                    (_, true | false) => End::Silent,
+                    _ => End::Silent,
                 };
             }
             Err(end) => return end,

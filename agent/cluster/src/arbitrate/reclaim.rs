@@ -675,23 +675,19 @@ impl Reclaims {
         match outcome {
             Outcome::Unclear => {
                 let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
-                let errors = is_error.then(|| self.note_error(victim, mono_ms));
+                let errors = is_error.then(|| self.note_error(victim, mono_ms)).flatten();
                 // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away for its namespace.
-                if errors.flatten().is_none_or(|errors| errors < 2) {
+                if errors.is_none_or(|errors| errors < 2) {
                     let wait_ms = self.backoff.wait_ms();
                     self.pause_until(mono_ms + wait_ms);
                 }
-                if errors.flatten().is_some_and(|errors| errors >= ERRORS_MAX) {
+                if errors.is_some_and(|errors| errors >= ERRORS_MAX) {
                     self.errors.remove(victim);
                     self.leave_alone(victim, mono_ms);
                 }
             }
             Outcome::Later => {
-                let asks_ms = match answer {
-                    Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
-                    _ => 0,
-                };
-                let wait_ms = asks_ms.max(self.backoff.wait_ms());
+                let wait_ms = self.backoff.wait_at_least_ms(answer.retry_after_ms());
                 self.pause_until(mono_ms + wait_ms);
             }
             // Seen anew by the watch before it is planned again.

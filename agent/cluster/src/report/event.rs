@@ -256,8 +256,8 @@ impl Events {
             }
             Answer::Refused(refusal) if refusal.is_passing() && entry.tries < TRIES_MAX => {
                 entry.tries += 1;
-                let wait_ms = refusal.retry_after_ms.unwrap_or(0);
-                entry.not_before_ms = now.mono_ms + wait_ms.max(entry.backoff.wait_ms());
+                let wait_ms = entry.backoff.wait_at_least_ms(refusal.retry_after_ms);
+                entry.not_before_ms = now.mono_ms + wait_ms;
             }
             Answer::Refused(_) => {
                 entry.written = entry.count;

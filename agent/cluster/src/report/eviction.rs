@@ -418,8 +418,7 @@ impl Eviction {
     }
 
     fn refused(&mut self, purpose: Purpose, refusal: &Refusal, now: Now) -> Effect {
-        let wait_ms =
-            |backoff: &mut Backoff| refusal.retry_after_ms.unwrap_or(0).max(backoff.wait_ms());
+        let wait_ms = |backoff: &mut Backoff| backoff.wait_at_least_ms(refusal.retry_after_ms);
         match refusal.code {
             404 if purpose == Purpose::Read && refusal.is_not_found() => self.is_gone = true,
             404 if refusal.is_not_found() => {

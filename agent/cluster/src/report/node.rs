@@ -391,7 +391,8 @@ impl NodeReports {
             self.backoff.reset();
         } else {
             self.is_dirty = true;
-            self.not_before_ms = now.mono_ms + wait_ms(answer, &mut self.backoff);
+            let wait_ms = self.backoff.wait_at_least_ms(answer.retry_after_ms());
+            self.not_before_ms = now.mono_ms + wait_ms;
         }
     }
 
@@ -435,20 +436,13 @@ impl NodeReports {
                 (self.leaves_taint, self.wants_taint) = (true, None);
             }
             Answer::Refused(_) | Answer::Lost(_) => {
-                self.taint_not_before_ms = now.mono_ms + wait_ms(answer, &mut self.taint_backoff);
+                let asked_ms = answer.retry_after_ms();
+                let wait_ms = self.taint_backoff.wait_at_least_ms(asked_ms);
+                self.taint_not_before_ms = now.mono_ms + wait_ms;
             }
         }
         None
     }
-}
-
-/// How long to wait after an answer that is no success, milliseconds.
-fn wait_ms(answer: &Answer, backoff: &mut Backoff) -> u64 {
-    let asked_ms = match answer {
-        Answer::Refused(refusal) => refusal.retry_after_ms.unwrap_or(0),
-        Answer::Done(_) | Answer::Lost(_) => 0,
-    };
-    asked_ms.max(backoff.wait_ms())
 }
 
 /// `heard`: when the agent was last known to hold to it.

@@ -26,6 +26,14 @@ fn intent(uid: &str) -> EvictionIntent {
     .unwrap()
 }
 
+/// What the agent sends of a pod that it has evicted.
+fn evicted(uid: &str) -> ToCluster {
+    ToCluster::Evicted {
+        intent: Box::new(intent(uid)),
+        is_let_go: false,
+    }
+}
+
 /// Pods `u0` to `uN`, running.
 fn store(pods: usize) -> Store {
     let mut store = Store::new("node-1", false);
@@ -69,13 +77,7 @@ fn answer_of(call: &Call) -> Answer {
 #[test]
 fn an_eviction_from_the_intent_to_the_agents_word() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
-    reporter.from_agent(
-        ToCluster::Evicted {
-            intent: Box::new(intent("u1")),
-            is_let_go: false,
-        },
-        now(0),
-    );
+    reporter.from_agent(evicted("u1"), now(0));
     assert_eq!(reporter.figures(now(5)).oldest_unreported_ms, 5);
     let (target, call) = reporter.next(&pods, now(5)).unwrap();
     assert_eq!((call.verb, call.resource), (Verb::Patch, "pods/status"));
@@ -146,13 +148,7 @@ fn the_event_of_a_pod_without_a_name_is_where_the_api_has_the_pod() {
 fn a_thousand_intents_are_told_once_each_and_not_too_fast() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(INTENTS_MAX));
     for at in 0..INTENTS_MAX + 10 {
-        reporter.from_agent(
-            ToCluster::Evicted {
-                intent: Box::new(intent(&format!("u{at}"))),
-                is_let_go: false,
-            },
-            now(0),
-        );
+        reporter.from_agent(evicted(&format!("u{at}")), now(0));
     }
     assert_eq!(reporter.figures(now(0)).intents_refused, 10);
     let mut reported: BTreeMap<PodUid, u32> = BTreeMap::new();
@@ -206,13 +202,7 @@ fn a_thousand_intents_are_told_once_each_and_not_too_fast() {
 fn one_pod_that_cannot_be_told_holds_up_no_other() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(4));
     for uid in ["u0", "u1", "u2"] {
-        reporter.from_agent(
-            ToCluster::Evicted {
-                intent: Box::new(intent(uid)),
-                is_let_go: false,
-            },
-            now(0),
-        );
+        reporter.from_agent(evicted(uid), now(0));
     }
     let mut reported = BTreeSet::new();
     for at in (0..20_000).step_by(50) {
@@ -242,13 +232,7 @@ fn one_pod_that_cannot_be_told_holds_up_no_other() {
 #[test]
 fn a_success_that_shows_no_pod_is_none() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
-    reporter.from_agent(
-        ToCluster::Evicted {
-            intent: Box::new(intent("u0")),
-            is_let_go: false,
-        },
-        now(0),
-    );
+    reporter.from_agent(evicted("u0"), now(0));
     let mut at = 0;
     for garbage in [&b"<html>log in</html>"[..], b"", b"{}", b"[]"] {
         at += 100_000;
@@ -262,10 +246,6 @@ fn a_success_that_shows_no_pod_is_none() {
 #[test]
 fn withdrawn_sent_again_and_gone() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(2));
-    let evicted = |uid: &str| ToCluster::Evicted {
-        intent: Box::new(intent(uid)),
-        is_let_go: false,
-    };
     reporter.from_agent(evicted("u0"), now(0));
     reporter.from_agent(ToCluster::Withdrawn { uid: "u0".into() }, now(1));
     assert!(reporter.next(&pods, now(2)).is_none());
@@ -305,10 +285,7 @@ fn a_withdrawal_is_not_lost_while_the_api_server_is_asked_or_nothing_is_connecte
         unreported: 0,
     };
     let withdrawn = ToCluster::Withdrawn { uid: "u0".into() };
-    let evicted = ToCluster::Evicted {
-        intent: Box::new(intent("u0")),
-        is_let_go: false,
-    };
+    let evicted = evicted("u0");
     let budget = Answer::Refused(Refusal {
         code: 503,
         ..Refusal::default()
@@ -381,13 +358,7 @@ fn kept_pods_are_deleted_when_their_time_is_over() {
 #[test]
 fn the_agent_hears_whether_the_api_server_answers() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
-    reporter.from_agent(
-        ToCluster::Evicted {
-            intent: Box::new(intent("u0")),
-            is_let_go: false,
-        },
-        now(0),
-    );
+    reporter.from_agent(evicted("u0"), now(0));
     let mut at = 0;
     while reporter.check_reach(now(at)) {
         if let Some((target, _)) = reporter.next(&pods, now(at)) {
@@ -412,13 +383,7 @@ fn the_agent_hears_whether_the_api_server_answers() {
 #[test]
 fn a_token_that_is_not_taken_is_no_answer() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));
-    reporter.from_agent(
-        ToCluster::Evicted {
-            intent: Box::new(intent("u0")),
-            is_let_go: false,
-        },
-        now(0),
-    );
+    reporter.from_agent(evicted("u0"), now(0));
     let unauthorized = Answer::Refused(Refusal {
         code: 401,
         reason: "Unauthorized".into(),

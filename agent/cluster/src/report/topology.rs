@@ -178,13 +178,9 @@ impl TopologyReports {
                 self.not_before_ms = now.mono_ms + ABSENT_AGAIN_MS;
                 ObjectState::Absent
             }
-            Answer::Refused(refusal) => {
-                let wait_ms = refusal.retry_after_ms.unwrap_or(0);
-                self.not_before_ms = now.mono_ms + wait_ms.max(self.backoff.wait_ms());
-                ObjectState::Failed
-            }
-            Answer::Lost(_) => {
-                self.not_before_ms = now.mono_ms + self.backoff.wait_ms();
+            Answer::Refused(_) | Answer::Lost(_) => {
+                let wait_ms = self.backoff.wait_at_least_ms(answer.retry_after_ms());
+                self.not_before_ms = now.mono_ms + wait_ms;
                 ObjectState::Failed
             }
         };
