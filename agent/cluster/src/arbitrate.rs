@@ -10,7 +10,7 @@
 
 pub mod judge;
 pub mod lease;
-pub mod odd;
+pub mod pod_warning;
 pub mod reclaim;
 pub mod review;
 pub mod scheduler;
@@ -223,7 +223,7 @@ impl Arbiter {
     pub fn hear(&mut self, kind: Kind, heard: WatchEvent) {
         self.was_stale |= matches!(
             heard,
-            WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List
+            WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List(_)
         );
         self.is_changed |= self.store.hear(kind, heard);
     }
@@ -549,13 +549,13 @@ impl Arbiter {
         }
     }
 
-    /// Each thing that is wrong with a Consumer, or odd about its pods, once, until it is mended.
+    /// Each thing that is wrong with a Consumer, or unusual about its pods, once, until it is mended.
     fn say_wrong(&mut self, now: Now) {
         let rows = self.rows.values();
         let wrong = rows.flat_map(|row| {
-            let odd = row.odd_pods.iter();
-            let odd = odd.map(|(odd, pods)| (odd.reason(), odd.text(*pods)));
-            let wrong = row.wrong.iter().cloned().chain(odd);
+            let warnings = row.pod_warnings.iter();
+            let warnings = warnings.map(|(warning, pods)| (warning.reason(), warning.text(*pods)));
+            let wrong = row.wrong.iter().cloned().chain(warnings);
             wrong.map(|wrong| (row.name.clone(), wrong))
         });
         let wrong: Vec<(String, (&'static str, String))> = wrong.collect();

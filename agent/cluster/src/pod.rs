@@ -162,6 +162,17 @@ struct OutlineStatus {
     qos_class: Option<String>,
 }
 
+impl OutlineSpec {
+    fn without_containers(self) -> PodSpec {
+        PodSpec {
+            priority: self.priority,
+            priority_class_name: self.priority_class_name,
+            termination_grace_period_seconds: self.termination_grace_period_seconds,
+            ..PodSpec::default()
+        }
+    }
+}
+
 /// Of a pod object, only whose it is.
 #[derive(Deserialize)]
 struct Identity {
@@ -213,6 +224,22 @@ struct Containers {
     ephemeral_container_statuses: Option<Vec<ApiContainerStatus>>,
 }
 
+impl Containers {
+    /// By the ids of their containers the agent tells these from the sandbox.
+    fn into_status(self, qos_class: Option<QosClass>) -> PodStatus {
+        let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
+            let statuses = statuses.unwrap_or_default();
+            statuses.into_iter().map(|status| status.kept).collect()
+        };
+        PodStatus {
+            qos_class,
+            container_statuses: kept(self.container_statuses),
+            init_container_statuses: kept(self.init_container_statuses),
+            ephemeral_container_statuses: kept(self.ephemeral_container_statuses),
+        }
+    }
+}
+
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ApiContainerStatus {
@@ -260,17 +287,7 @@ impl SeenPod {
         let containers = observed.unwrap_or_default().status.unwrap_or_default();
         let spec = match wanted {
             Some(wanted) => reduced(wanted.spec, &containers),
-            None => PodSpec {
-                priority: outline.spec.priority,
-                priority_class_name: outline.spec.priority_class_name,
-                termination_grace_period_seconds: outline.spec.termination_grace_period_seconds,
-                ..PodSpec::default()
-            },
-        };
-        // By their ids the agent tells containers from the sandbox.
-        let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
-            let statuses = statuses.unwrap_or_default();
-            statuses.into_iter().map(|status| status.kept).collect()
+            None => outline.spec.without_containers(),
         };
         let owner = owner_references
             .unwrap_or_default()
@@ -285,12 +302,7 @@ impl SeenPod {
                 labels: all_labels.filter(|_| labels).unwrap_or_default(),
             },
             spec,
-            status: PodStatus {
-                qos_class,
-                container_statuses: kept(containers.container_statuses),
-                init_container_statuses: kept(containers.init_container_statuses),
-                ephemeral_container_statuses: kept(containers.ephemeral_container_statuses),
-            },
+            status: containers.into_status(qos_class),
         };
         if !(pod.is_mirror() && owner.as_ref().is_some_and(|owner| owner.is_node(node))) {
             pod.clear_static();
@@ -302,11 +314,9 @@ impl SeenPod {
         // The image of a static pod is made anew when it is deleted, and the pod runs on.
         let is_leaving = phase.is_terminal() || is_deleting && !pod.is_mirror();
         let whole = is_readable.then(|| frame(pod.clone(), is_leaving).ok());
-        let whole = whole.flatten();
-        let is_shortened = whole.is_none();
-        let frame = match whole {
-            Some(whole) => whole,
-            None => frame(shortened(pod), is_leaving)?,
+        let (frame, is_shortened) = match whole.flatten() {
+            Some(whole) => (whole, false),
+            None => (frame(shortened(pod), is_leaving)?, true),
         };
         Ok(Self {
             uid,

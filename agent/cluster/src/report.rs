@@ -109,7 +109,7 @@ pub struct Reporter {
     reach: Reach,
     kept_in_flight: BTreeSet<PodUid>,
     kept_not_before_ms: u64,
-    /// When the last list of the pods was begun, and when the last one that is whole.
+    /// What the last list of the pods has at least is what was there at this time; the same of the last one that is whole. None: it came from a cache.
     list_began_ms: Option<u64>,
     whole_list_began_ms: Option<u64>,
     seed: u64,
@@ -340,9 +340,9 @@ impl Reporter {
         self.events.say(said, now);
     }
 
-    /// A list of the node's pods begins.
-    pub const fn list_begins(&mut self, now: Now) {
-        self.list_began_ms = Some(now.mono_ms);
+    /// A list of the node's pods begins, which has all that were there at this time; none: it may lack new ones.
+    pub const fn list_begins(&mut self, current_ms: Option<u64>) {
+        self.list_began_ms = current_ms;
     }
 
     /// That list is whole.

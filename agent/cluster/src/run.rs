@@ -199,12 +199,15 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
 
 /// The present, for a program that began then.
 fn now(began: Instant) -> Now {
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let unix = SystemTime::now().duration_since(UNIX_EPOCH);
     Now {
-        mono_ms: ms(began.elapsed()),
-        unix_ms: ms(unix.unwrap_or_default()),
+        mono_ms: ms_of(began.elapsed()),
+        unix_ms: ms_of(unix.unwrap_or_default()),
     }
+}
+
+fn ms_of(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What the arbitrator's loop and the tasks beside it share: one at a time; what a panic left is as it was.
@@ -407,9 +410,10 @@ impl Loop {
         match heard {
             WatchEvent::Missed(why) => return self.missed(&why),
             WatchEvent::Refused(why) => self.metrics.say(&why),
-            WatchEvent::List => {
+            WatchEvent::List(current_at) => {
                 self.pods.list();
-                self.reporter.list_begins(self.now());
+                let ms = |at: Instant| ms_of(at.saturating_duration_since(self.began));
+                self.reporter.list_begins(current_at.map(ms));
             }
             WatchEvent::Object(object) => {
                 let Change { displaced, frame } = self.pods.saw(&object);
@@ -451,7 +455,7 @@ impl Loop {
         match heard {
             WatchEvent::Missed(why) => return self.missed(&why),
             WatchEvent::Refused(why) => self.metrics.say(&why),
-            WatchEvent::List => self.is_node_listed = false,
+            WatchEvent::List(_) => self.is_node_listed = false,
             WatchEvent::Object(object) => match SeenNode::read(&object) {
                 Some(node) if node.name == self.settings.node => {
                     self.is_node_listed = true;
@@ -490,7 +494,7 @@ impl Loop {
         match heard {
             // Whether the API server answers, the pods and the node say.
             WatchEvent::Missed(why) | WatchEvent::Refused(why) => return self.metrics.say(&why),
-            WatchEvent::List => {
+            WatchEvent::List(_) => {
                 self.listed_budgets = Some(Budgets::new());
                 let namespaces = self.pods.iter().map(|pod| pod.namespace.clone());
                 self.budget_namespaces = namespaces.collect();

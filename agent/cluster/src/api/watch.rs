@@ -1,7 +1,8 @@
 //! List and watch of one resource, for ever: bookmarks, 410, resets, back-off.
 //!
 //! A list is streamed, so that its size does not matter. The first one may be any version that the API server has (a thousand nodes that start together would
-//! read etcd otherwise); each later one is at least as new as what was seen, so that nothing goes back in time.
+//! read etcd otherwise); each later one is at least as new as what was seen, so that nothing goes back in time. A list of one node's objects that is wanted again is
+//! the most recent one: who asks wants to know what is gone, and a cache that lags has not heard of what is new.
 
 use std::time::Duration;
 
@@ -61,6 +62,14 @@ impl Watched {
             url.push_str(&self.fields);
         }
         url
+    }
+
+    /// Another list, wanted by who knows this version.
+    fn again(&self, version: Option<String>) -> From {
+        let is_one_nodes = !self.fields.is_empty();
+        version
+            .filter(|_| !is_one_nodes)
+            .map_or(From::MostRecent, From::NotOlderThan)
     }
 
     /// How long a list has until its first byte. Servers before 1.33 encode all of it before that: of a whole cluster, that is a gigabyte.
@@ -175,7 +184,7 @@ pub async fn run(
             End::Closed => wait().min(SHORT_PAUSE_MAX),
             End::Silent => Duration::ZERO,
             End::Again => {
-                from = version.take().map_or(From::MostRecent, From::NotOlderThan);
+                from = watched.again(version.take());
                 LISTS_APART.saturating_sub(listed_at.elapsed())
             }
             End::Expired => {
@@ -231,12 +240,14 @@ async fn list(
     heard: &Sender<WatchEvent>,
 ) -> Result<String, End> {
     let call = Call::get(watched.resource, watched.url(&from.parameters()));
+    let asked = Instant::now();
     let answer = api.send(&call, "LIST", watched.head_timeout()).await;
     let response = answer.map_err(End::Failed)?;
     if !response.status().is_success() {
         return Err(refused(whole(response).await));
     }
-    send(heard, WatchEvent::List).await?;
+    let current_at = (*from == From::MostRecent).then(|| asked.into_std());
+    send(heard, WatchEvent::List(current_at)).await?;
     let mut body = response.into_body();
     let mut items = Items::default();
     let began = Instant::now();
@@ -600,7 +611,7 @@ mod tests {
         while words < 2 {
             match fake.heard.recv().await.unwrap() {
                 WatchEvent::Word => words += 1,
-                WatchEvent::List | WatchEvent::Listed => {}
+                WatchEvent::List(_) | WatchEvent::Listed => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -19,7 +19,7 @@ use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::plan::turns::Turns;
 use plimsoll_core::arbitration::plan::{Action, Step, plan};
 
-use super::odd::Odd;
+use super::pod_warning::PodWarning;
 use super::seen::consumer::ConsumerSpec;
 use super::seen::pod::SeenPod;
 use super::store::Store;
@@ -121,8 +121,8 @@ pub struct Row {
     pub not_served: BTreeMap<&'static str, u64>,
     /// What is wrong with it: a word and a text.
     pub wrong: Vec<(&'static str, String)>,
-    /// What is odd about pods of it, and of how many.
-    pub odd_pods: BTreeMap<Odd, u64>,
+    /// What is unusual about its pods, and of how many.
+    pub pod_warnings: BTreeMap<PodWarning, u64>,
 }
 
 /// What a cycle comes to.
@@ -188,11 +188,11 @@ pub fn judge(
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
     for (at, (_, pod)) in pods.iter().enumerate() {
-        // With too many quotas it is not the pod that is odd.
-        if let Some(odd) = Odd::of(pod, census.standings[at])
+        // With too many quotas it is not the pod that is unusual.
+        if let Some(warning) = PodWarning::of(pod, census.standings[at])
             && !store.has_many_quotas(&pod.namespace)
         {
-            judgement.note_odd(odd, &cluster, at);
+            judgement.warn_of_pod(warning, &cluster, at);
         }
     }
     let left_out = all.iter().filter(|entitled| !is_served(entitled));
@@ -223,12 +223,12 @@ pub fn judge(
 }
 
 impl Judgement {
-    fn note_odd(&mut self, odd: Odd, cluster: &Cluster, pod: usize) {
+    fn warn_of_pod(&mut self, warning: PodWarning, cluster: &Cluster, pod: usize) {
         if let Some(row) = self.row_of(cluster, pod) {
-            *row.odd_pods.entry(odd).or_default() += 1;
+            *row.pod_warnings.entry(warning).or_default() += 1;
         }
-        let known = self.wrong_objects.entry(odd.reason());
-        *known.or_default() += u64::from(odd == Odd::NeverFits);
+        let known = self.wrong_objects.entry(warning.reason());
+        *known.or_default() += u64::from(warning == PodWarning::NeverFits);
     }
 
     /// The row of a pod's Consumer.

@@ -75,15 +75,17 @@ fn condition(kind: &'static str, is_true: bool, reason: &str, message: String) -
 
 fn accepted(row: &Row) -> Condition {
     match row.wrong.first() {
-        None if row.odd_pods.is_empty() => condition(
+        None if row.pod_warnings.is_empty() => condition(
             "Accepted",
             true,
             "Accepted",
             "nothing is wrong with it".to_owned(),
         ),
         None => {
-            let odd = row.odd_pods.iter();
-            let texts: Vec<String> = odd.map(|(odd, pods)| odd.text(*pods)).collect();
+            let warnings = row.pod_warnings.iter();
+            let texts: Vec<String> = warnings
+                .map(|(warning, pods)| warning.text(*pods))
+                .collect();
             condition("Accepted", true, "Accepted", texts.join("; "))
         }
         Some((reason, _)) => {

@@ -260,7 +260,7 @@ impl Store {
         if watch.is_listed
             && !matches!(
                 heard,
-                WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List
+                WatchEvent::Missed(_) | WatchEvent::Refused(_) | WatchEvent::List(_)
             )
         {
             watch.missed = None;
@@ -275,7 +275,7 @@ impl Store {
                 watch.unreadable += 1;
                 false
             }
-            WatchEvent::List => {
+            WatchEvent::List(_) => {
                 watch.beyond = 0;
                 watch.is_listed = false;
                 self.list(kind);
@@ -459,7 +459,7 @@ mod tests {
                     .stale()
                     .is_some_and(|(_, why)| why == "not listed yet")
             );
-            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::List(None));
             store.hear(kind, WatchEvent::Listed);
         }
         assert_eq!(store.stale(), None);
@@ -467,7 +467,7 @@ mod tests {
         assert!(!store.hear(Kind::Pods, pod("u1")), "nothing changed");
         store.hear(Kind::Pods, WatchEvent::Missed("away".into()));
         assert_eq!(store.stale(), Some((Kind::Pods, "away".into())));
-        store.hear(Kind::Pods, WatchEvent::List);
+        store.hear(Kind::Pods, WatchEvent::List(None));
         assert!(store.stale().is_some(), "a list that has only begun");
         store.hear(Kind::Pods, pod("u2"));
         assert_eq!(
@@ -484,11 +484,11 @@ mod tests {
     fn what_is_listed_anew_is_not_known_until_the_list_ends() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::List(None));
             store.hear(kind, WatchEvent::Listed);
         }
         // As after 410: nothing was missed in words.
-        store.hear(Kind::Pods, WatchEvent::List);
+        store.hear(Kind::Pods, WatchEvent::List(None));
         assert_eq!(store.stale(), Some((Kind::Pods, "listed anew".into())));
         store.hear(Kind::Pods, pod("u1"));
         store.hear(Kind::Pods, WatchEvent::Word);
@@ -503,7 +503,7 @@ mod tests {
         let mut store = Store::default();
         let node = |name: &str, cpus: u64| json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": cpus.to_string()}}});
         let sum = |store: &Store| store.allocatable().get("cpu").copied().unwrap_or(0);
-        store.hear(Kind::Nodes, WatchEvent::List);
+        store.hear(Kind::Nodes, WatchEvent::List(None));
         for name in ["n", "m"] {
             store.hear(Kind::Nodes, object(&node(name, 10)));
         }
@@ -519,7 +519,7 @@ mod tests {
         );
         assert_eq!(sum(&store), 4_000);
         // Gone while no watch said so.
-        store.hear(Kind::Nodes, WatchEvent::List);
+        store.hear(Kind::Nodes, WatchEvent::List(None));
         store.hear(Kind::Nodes, WatchEvent::Listed);
         assert_eq!(sum(&store), 0);
     }
@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn what_was_beyond_the_bound_is_listed_when_there_is_room() {
         let mut store = Store::default();
-        store.hear(Kind::Nodes, WatchEvent::List);
+        store.hear(Kind::Nodes, WatchEvent::List(None));
         let node = |at: usize| json!({"metadata": {"name": format!("n{at}")}});
         for at in 0..=Kind::Nodes.most().in_all {
             store.hear(Kind::Nodes, object(&node(at)));
@@ -538,7 +538,7 @@ mod tests {
         let gone = WatchEvent::Gone(node(0).to_string().into_bytes());
         store.hear(Kind::Nodes, gone);
         assert_eq!(store.wants_list(Kind::Nodes), Some(LIST_EVERY_MS));
-        store.hear(Kind::Nodes, WatchEvent::List);
+        store.hear(Kind::Nodes, WatchEvent::List(None));
         assert_eq!(store.wants_list(Kind::Nodes), None, "it is on its way");
     }
 
@@ -546,7 +546,7 @@ mod tests {
     fn budgets_that_a_namespace_has_too_many_of_are_in_doubt_for_it_alone() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::List(None));
             store.hear(kind, WatchEvent::Listed);
         }
         let budget = |namespace: &str, at: usize| json!({"metadata": {"name": format!("b{at}"), "namespace": namespace}});
@@ -567,7 +567,7 @@ mod tests {
         }
         assert!(store.has_many_budgets("flood"));
         assert_eq!(store.wants_list(Kind::Budgets), Some(LIST_FOR_ONE_EVERY_MS));
-        store.hear(Kind::Budgets, WatchEvent::List);
+        store.hear(Kind::Budgets, WatchEvent::List(None));
         store.hear(Kind::Budgets, object(&budget("quiet", 0)));
         store.hear(Kind::Budgets, WatchEvent::Listed);
         assert!(!store.has_many_budgets("flood"));
@@ -581,7 +581,7 @@ mod tests {
             object(&json!({"metadata": {"name": format!("{name}{at}"), "namespace": "a"}}))
         };
         for kind in Kind::ALL {
-            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::List(None));
             store.hear(kind, WatchEvent::Listed);
         }
         for at in 0..=OF_A_NAMESPACE_MAX + 1 {
@@ -590,7 +590,7 @@ mod tests {
         let gone = json!({"metadata": {"name": "b0", "namespace": "a"}});
         let gone = || WatchEvent::Gone(gone.to_string().into_bytes());
         store.hear(Kind::Budgets, gone());
-        store.hear(Kind::Budgets, WatchEvent::List);
+        store.hear(Kind::Budgets, WatchEvent::List(None));
         assert!(store.has_many_budgets("a"), "so far as is known");
         // They were made anew by other names.
         for at in 0..OF_A_NAMESPACE_MAX {
@@ -607,7 +607,7 @@ mod tests {
     fn more_pods_than_all_may_have_cost_first_who_waits_and_then_all() {
         let mut store = Store::default();
         for kind in Kind::ALL {
-            store.hear(kind, WatchEvent::List);
+            store.hear(kind, WatchEvent::List(None));
             store.hear(kind, WatchEvent::Listed);
         }
         let most = Kind::Pods.most();

@@ -48,7 +48,7 @@ impl World {
         };
         world.arbiter.eviction_version = Some("policy/v1".into());
         for kind in Kind::ALL {
-            world.arbiter.hear(kind, WatchEvent::List);
+            world.arbiter.hear(kind, WatchEvent::List(None));
         }
         world.see(Kind::Nodes, &json!({"metadata": {"name": "n"}, "status": {
             "allocatable": {"cpu": "10", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}}));

@@ -78,7 +78,7 @@ pub struct View<'a> {
     pub is_listed: bool,
     /// Whether none of them was left out.
     pub is_complete: bool,
-    /// When the last list of them that is whole was begun.
+    /// The last list of them that is whole has at least what was there at this time; none: it came from a cache.
     pub list_began_ms: Option<u64>,
     /// Whether the kubelet ends a pod whose status says `Failed` (1.22 and later).
     pub kubelet_heeds_status: bool,

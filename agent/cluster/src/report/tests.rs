@@ -253,7 +253,11 @@ fn withdrawn_sent_again_and_gone() {
     reporter.from_agent(evicted("away"), now(3));
     assert!(reporter.next(&pods, now(3)).is_none() && reporter.outgoing().is_empty());
     assert!(reporter.wants_list(&pods), "it may be newer than the list");
-    reporter.list_begins(now(4));
+    reporter.list_begins(None);
+    reporter.list_ends();
+    assert!(reporter.wants_list(&pods), "it may be newer than a cache");
+    assert!(reporter.next(&pods, now(4)).is_none());
+    reporter.list_begins(Some(4));
     assert!(!reporter.wants_list(&pods));
     assert!(reporter.next(&pods, now(4)).is_none());
     reporter.list_ends();

@@ -29,6 +29,14 @@ pub(super) fn rows(
         let Some(Ok(spec)) = store.consumers.get(name).map(|consumer| &consumer.spec) else {
             continue;
         };
+        // One whose namespace another Consumer has is left out by the core.
+        let is_left_out = |namespace: &String| {
+            let first = consumers.get(namespace);
+            first.is_none_or(|(first, _)| *first != name)
+        };
+        if spec.namespace.as_ref().is_some_and(is_left_out) {
+            continue;
+        }
         let (used, may) = (&deserved.used[at], &deserved.amounts[at]);
         let excess: Vec<u64> = used
             .iter()
@@ -44,23 +52,11 @@ pub(super) fn rows(
             );
             wrong.push(("QuotaBelowHard", text));
         }
-        if let Some(namespace) = spec
-            .namespace
-            .as_ref()
-            .filter(|it| store.namespaces.get(*it).is_none())
-        {
-            wrong.push(("NoNamespace", format!("there is no namespace {namespace}")));
-        }
         if let Some(namespace) = &spec.namespace {
+            if store.namespaces.get(namespace).is_none() {
+                wrong.push(("NoNamespace", format!("there is no namespace {namespace}")));
+            }
             wrong.extend(left_out(store, namespace));
-        }
-        // One whose namespace another Consumer has is left out by the core.
-        if spec
-            .namespace
-            .as_ref()
-            .is_some_and(|it| consumers.get(it).is_none_or(|(first, _)| *first != name))
-        {
-            continue;
         }
         rows.push(Row {
             name: name.clone(),

@@ -15,7 +15,7 @@ fn question(name: &str, spec: &Value, before: Option<&Value>) -> Question {
 }
 
 fn hear(store: &mut Store, kind: Kind, objects: &[Value]) {
-    store.hear(kind, WatchEvent::List);
+    store.hear(kind, WatchEvent::List(None));
     for object in objects {
         store.hear(kind, WatchEvent::Object(object.to_string().into_bytes()));
     }

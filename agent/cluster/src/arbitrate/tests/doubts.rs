@@ -55,7 +55,7 @@ fn nothing_goes_at_once_after_an_outage_also_without_grace() {
 fn a_list_after_410_holds_evictions() {
     let mut world = World::full(false);
     world.run(29, true, |_| None);
-    world.arbiter.hear(Kind::Pods, WatchEvent::List);
+    world.arbiter.hear(Kind::Pods, WatchEvent::List(None));
     assert!(evictions(&world.run(60, true, |_| None)).is_empty());
     assert!(world.held().contains("listed anew"), "{}", world.held());
     assert!(world.arbiter.is_ready());
@@ -66,7 +66,7 @@ fn a_list_after_410_holds_evictions() {
 fn a_long_list_holds_evictions_and_ends_no_notice() {
     let mut world = World::full(false);
     world.run(20, true, |_| None);
-    world.arbiter.hear(Kind::Pods, WatchEvent::List);
+    world.arbiter.hear(Kind::Pods, WatchEvent::List(None));
     assert!(evictions(&world.run(20, true, |_| None)).is_empty());
     let pods: Vec<Value> = world.pods.values().cloned().collect();
     pods.into_iter().for_each(|pod| world.see_pod(pod));

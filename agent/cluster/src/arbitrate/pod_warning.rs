@@ -1,21 +1,21 @@
-//! Pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
+//! Warnings of pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
 
 use plimsoll_core::arbitration::census::Standing;
 use plimsoll_core::arbitration::requests::is_nothing;
 
 use super::seen::pod::SeenPod;
 
-/// What is odd about a pod: it counts otherwise than its owner may think.
+/// What is unusual about a pod: it counts otherwise than its owner may think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Odd {
+pub enum PodWarning {
     /// It requests nothing.
     NoRequests,
     /// No node could hold it.
     NeverFits,
 }
 
-impl Odd {
-    /// What is odd about this one.
+impl PodWarning {
+    /// What is unusual about this one.
     #[must_use]
     pub fn of(pod: &SeenPod, standing: Standing) -> Option<Self> {
         if standing == Standing::NeverFits {
