@@ -4,10 +4,10 @@
 //! makes ([`victims`]). Later pods see the claims of earlier ones, and what was planned for them.
 
 mod candidates;
-mod found;
 mod free;
 mod holes;
 mod kinds;
+mod search;
 mod sets;
 pub mod turns;
 mod victims;
@@ -23,10 +23,10 @@ use super::cluster::{Cluster, NodeState, Pod};
 use super::entitled::{self, Entitled};
 use super::groups::Deserved;
 use candidates::Candidates;
-use found::{Bound, Price, Victims};
 use free::{Free, Parts};
 use holes::{Holes, Order, Wanted};
 use kinds::Kinds;
+use search::{Bound, Price, Victims};
 use turns::Turns;
 use victims::Search;
 use work::{Most, Work};

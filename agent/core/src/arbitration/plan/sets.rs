@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::Planner;
-use super::found::{Found, Need, Worth, missing};
+use super::search::{Found, Need, Worth, missing};
 use crate::arbitration::entitled::Entitled;
 
 /// Up to so many victims all sets are tried.

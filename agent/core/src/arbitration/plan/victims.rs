@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::found::{Best, Bound, Effort, Found, Need, Price, Victims, Worth, missing};
+use super::search::{Best, Bound, Effort, Found, Need, Price, Victims, Worth, missing};
 use super::sets::Site;
 use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;

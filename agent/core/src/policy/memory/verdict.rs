@@ -22,7 +22,7 @@ use crate::policy::memory::lineup::Lineup;
 use crate::policy::memory::rank::{RankRow, SortKey};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, head, leaving, on_node, stall, target};
+use crate::policy::memory::{breaker, candidates, leaving, on_node, ranking_head, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -248,7 +248,7 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
 /// Which pods go: rows of [`Scratch::chosen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Victims {
-    /// How many pods were candidates. [`Scratch::rows`] has all of them, or the [head](crate::policy::memory::head) of their ranking.
+    /// How many pods were candidates. [`Scratch::rows`] has all of them, or the [head](crate::policy::memory::ranking_head) of their ranking.
     pub(crate) ranked: usize,
     /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller than is known, the same pods go.
     pub(crate) rests_on: usize,
@@ -273,7 +273,7 @@ pub(crate) fn first_known<'scratch>(
         lineup,
         ..
     } = scratch;
-    head::fill(view, true, lineup, rows, sort_keys, |pod| !pod.row.exempt);
+    ranking_head::fill(view, true, lineup, rows, sort_keys, |pod| !pod.row.exempt);
     let first = rows.iter().position(|row| !row.exempt)?;
     let mut leaders = rows[..=first].iter();
     leaders.find(|row| view.is_unread(&row.uid))
@@ -293,7 +293,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
     let is_soft = !met.threshold.is_hard();
     let head = if takes_the_first(view.config, met) {
         let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
-        head::fill(view, false, lineup, rows, sort_keys, goes)
+        ranking_head::fill(view, false, lineup, rows, sort_keys, goes)
     } else {
         None
     };
