@@ -84,6 +84,8 @@ pub struct StorageSettings {
     pub image_dir: Option<PathBuf>,
     /// A directory on containerfs; else as imagefs.
     pub container_dir: Option<PathBuf>,
+    /// Whether a container runtime keeps images on this machine, as beside a kubelet.
+    pub has_images: bool,
     /// Where the runtime has both, as far as that can be seen here ([`Self::follow_runtime`]).
     pub of_runtime: RuntimeDirectories,
     /// Below which the pods' cgroups are.
@@ -105,6 +107,7 @@ impl StorageSettings {
             logs_dir: PathBuf::from(LOGS_DIR),
             image_dir: None,
             container_dir: None,
+            has_images: false,
             of_runtime: RuntimeDirectories::default(),
             cgroup_root,
             interval: INTERVAL_MAX,
@@ -136,7 +139,13 @@ impl StorageSettings {
     /// The file systems that are watched with these settings; their layout is a setting of the engine.
     pub fn file_systems(&self) -> FileSystems {
         let [images, layers] = self.named_dirs();
-        FileSystems::detect(&self.host, &self.kubelet_dir, images, layers)
+        FileSystems::detect(
+            &self.host,
+            &self.kubelet_dir,
+            images,
+            layers,
+            self.has_images,
+        )
     }
 }
 

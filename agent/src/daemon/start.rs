@@ -70,6 +70,7 @@ use crate::storage::runtime::{self, RUNTIME_ASKED_WITHIN};
 use crate::storage::{Storage, StorageSettings};
 
 mod args;
+mod huge_pages;
 pub mod kubelet;
 mod ledgers;
 mod plan;
@@ -397,6 +398,9 @@ impl Start<'_> {
         self.lost.extend(unobserved.iter().map(ToString::to_string));
         self.lost
             .extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
+        if let Ok(text) = huge_pages::remark(host, &config.engine) {
+            self.lost.extend(text);
+        }
         let mut sampler = Sampler::open(host, mounts, kubepods, allocatable_memory_bytes)?;
         if kubelet.is_some()
             && let Err(error) = sampler.heed_kubelets_limit(mounts, kubepods)

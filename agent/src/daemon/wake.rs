@@ -26,6 +26,7 @@ use crate::daemon::limits::Limits;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::clock::now_ns;
+use crate::host::shown::Show as _;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
 use crate::input::manifests::admission::Ground;
@@ -582,6 +583,16 @@ impl Sources {
                 .ok()
         });
         let reports_cgroups = lifecycle.watched.is_some() && bpf.is_some_and(reports_cgroups);
+        let names_cgroups = names_cgroups(mounts);
+        if let (true, Err(why)) = (reports_cgroups, &names_cgroups) {
+            reporter.say(&Line::Warning {
+                text: format!(
+                    "cgroups that come and go are looked for every {} ms: {why}",
+                    RESCAN_UNREPORTED.as_millis()
+                ),
+            });
+        }
+        let reports_cgroups = reports_cgroups && names_cgroups.is_ok();
         Ok(Self {
             records,
             lifecycle,
@@ -746,6 +757,20 @@ fn watch_cgroups(
         has_more,
         ..watched
     })
+}
+
+/// Whether reports of cgroups name them as they are named here; else why not.
+fn names_cgroups(mounts: &CgroupMounts) -> Result<(), String> {
+    let hierarchy = mounts.hierarchy_of(Controller::Memory);
+    let hierarchy = hierarchy.map_err(|error| error.to_string())?;
+    let mount = hierarchy.mount.shown();
+    match hierarchy.is_whole() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "{mount} is a part of a hierarchy, as where the node itself is a container, and the kernel reports paths from the root of the whole"
+        )),
+        Err(error) => Err(format!("{mount}: {error}")),
+    }
 }
 
 /// Whether all that happens to cgroups is reported.

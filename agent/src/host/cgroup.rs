@@ -251,6 +251,15 @@ impl Hierarchy {
         self.mount.join(path.as_path())
     }
 
+    /// Whether the mount shows the hierarchy from its root: kernel programs report paths from there. Where the node is a container (kind, minikube, k3d) it shows
+    /// the node's own cgroup and what is below. The root's number is 1 (`cgroup_setup_root` in kernel/cgroup/cgroup.c).
+    ///
+    /// # Errors
+    /// When the mount cannot be read.
+    pub fn is_whole(&self) -> std::io::Result<bool> {
+        Ok(std::fs::metadata(&self.mount)?.ino() == 1)
+    }
+
     /// Whether the cgroup exists here.
     pub fn has(&self, path: &CgroupPath) -> bool {
         self.dir(path).is_dir()
@@ -477,6 +486,19 @@ pub(crate) mod tests {
         .unwrap();
         std::fs::write(host.path("/sys/fs/cgroup/cgroup.subtree_control"), "").unwrap();
         (dir, host)
+    }
+
+    #[test]
+    fn a_mount_of_a_part_is_not_whole() {
+        let mounts = HostRoot::live().cgroup_mounts().unwrap();
+        let mut hierarchy = mounts.hierarchies[0].clone();
+        let root = hierarchy.mount.clone();
+        assert!(hierarchy.is_whole().unwrap());
+        let mut children = std::fs::read_dir(&root).unwrap().flatten();
+        let child = children.find(|entry| entry.path().is_dir());
+        // As a container's own cgroup is mounted for it.
+        hierarchy.mount = child.map_or_else(|| root.join("none"), |child| child.path());
+        assert!(!hierarchy.is_whole().unwrap_or(false));
     }
 
     #[test]

@@ -85,6 +85,19 @@ impl MeminfoFile {
         parse(text).map_err(|(line, expected)| self.file.malformed(line, expected))
     }
 
+    /// Memory that is reserved for huge pages of every size, in use or not (`Hugetlb`); 0 where the kernel does not say (before 4.20, or without huge pages).
+    ///
+    /// # Errors
+    /// As [`MeminfoFile::read`].
+    pub fn read_huge_page_bytes(&self) -> Result<u64, FileError> {
+        let mut buffer = [0; MEMINFO_BYTES_MAX];
+        let text = self.file.read_into(&mut buffer)?;
+        match parse_lines(text, b"", &["Hugetlb"]) {
+            Ok([bytes]) => Ok(bytes.unwrap_or(0)),
+            Err((line, expected)) => Err(self.file.malformed(line, expected)),
+        }
+    }
+
     /// As [`MeminfoFile::read`]; when that fails, opens the file anew and reads once more. Counts what fails all the same: see
     /// [`MeminfoFile::is_lost`].
     ///

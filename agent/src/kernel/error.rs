@@ -48,6 +48,11 @@ pub enum BpfError {
         /// What is wrong with it.
         source: BtfError,
     },
+    /// A realtime kernel whose ring buffers have a lock that sleeps.
+    #[error(
+        "this realtime kernel (PREEMPT_RT) can hang when a BPF program writes to a ring buffer, as the lock of the ring sleeps: boot a kernel from 6.12 on, or one whose vendor has \"bpf: Use raw_spinlock_t in ringbuf\""
+    )]
+    SleepingRing,
     /// The kernel or the loader refuses the object as a whole.
     #[error("the BPF object cannot be used: {reason}")]
     Object {

@@ -115,6 +115,7 @@ pub(super) fn load(
     lockdown::check()?;
     let bytes = kernel_types()?;
     let btf = parse_kernel_types(&bytes)?;
+    check_ring_lock(&btf)?;
     let targets = Targets::new(&btf)?;
     let resolved = layout::resolve(&btf);
     let config = Config {
@@ -192,6 +193,15 @@ pub(super) fn load(
         });
     }
     Ok(Loaded { ebpf, hooks, links })
+}
+
+/// Programs take room in rings under locks of the scheduler, where nothing may sleep. On a realtime kernel `spinlock_t`, which is a mutex there, was the lock of
+/// a ring until Linux 6.12 (8b62645b09f8, "bpf: Use raw_spinlock_t in ringbuf").
+pub(super) fn check_ring_lock(btf: &Btf<'_>) -> Result<(), BpfError> {
+    match btf.offset("bpf_ringbuf.spinlock.lock.owner") {
+        Some(_) => Err(BpfError::SleepingRing),
+        None => Ok(()),
+    }
 }
 
 /// What aya reads to find the number of each target. In the whole of the kernel's types it would compare 60,000 names for each program: that was a

@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 use super::btf::Btf;
 use super::error::{map_error, reason};
 use super::lifetime::take_map;
-use super::loader::{Machine, kernel_types, parse_kernel_types};
+use super::loader::{Machine, check_ring_lock, kernel_types, parse_kernel_types};
 use super::{BpfError, layout, lockdown};
 use crate::kernel::sample::{Sample, SampleError, decode};
 
@@ -105,21 +105,9 @@ impl Sampler {
         let machine = Machine::probe()?;
         let bytes = kernel_types()?;
         let btf = parse_kernel_types(&bytes)?;
+        check_ring_lock(&btf)?;
         let resolved = layout::resolve(&btf);
-        let of_hierarchy = if machine.hierarchies.memory_is_v1 {
-            "css_set.subsys[memory_cgrp_id]"
-        } else {
-            "css_set.dfl_cgrp"
-        };
-        if let Some(member) = MEMBERS
-            .into_iter()
-            .chain([of_hierarchy])
-            .find(|member| resolved.missing.contains(member))
-        {
-            return Err(BpfError::NoSampling {
-                reason: format!("this kernel has no {member}, by which a task's cgroup is found"),
-            });
-        }
+        check_members(&resolved.missing, machine.hierarchies.memory_is_v1)?;
         let config = Config {
             memory_is_v1: u32::from(machine.hierarchies.memory_is_v1),
             ..Config::default()
@@ -139,21 +127,7 @@ impl Sampler {
             .map_err(|error| BpfError::Object {
                 reason: reason(&error),
             })?;
-        let mut wanted: HashMap<MapData, u64, u64> = take_map(&mut ebpf, "WANTED")?
-            .try_into()
-            .map_err(map_error("WANTED"))?;
-        let cgroups = options.cgroups.as_deref().unwrap_or_default();
-        if cgroups.len() > WANTED_MAX as usize {
-            return Err(BpfError::NoSampling {
-                reason: format!(
-                    "{} cgroups are selected, but {WANTED_MAX} at most can be: select a cgroup above them",
-                    cgroups.len()
-                ),
-            });
-        }
-        for id in cgroups {
-            wanted.insert(id, 1, 0).map_err(map_error("WANTED"))?;
-        }
+        select(&mut ebpf, options.cgroups.as_deref().unwrap_or_default())?;
         let ring = take_map(&mut ebpf, "SAMPLES")?
             .try_into()
             .map_err(map_error("SAMPLES"))?;
@@ -278,6 +252,41 @@ fn ring_bytes(options: &SamplingOptions, cpus: usize) -> u32 {
         .clamp(u64::from(SAMPLES_BYTES_MIN), RING_BYTES_MAX)
         .next_power_of_two();
     u32::try_from(bytes).unwrap_or(SAMPLES_BYTES_MIN)
+}
+
+/// Whether this kernel has each member of its structures by which a task's cgroup is found.
+fn check_members(missing: &[&str], memory_is_v1: bool) -> Result<(), BpfError> {
+    let of_hierarchy = if memory_is_v1 {
+        "css_set.subsys[memory_cgrp_id]"
+    } else {
+        "css_set.dfl_cgrp"
+    };
+    let mut members = MEMBERS.into_iter().chain([of_hierarchy]);
+    match members.find(|member| missing.contains(member)) {
+        Some(member) => Err(BpfError::NoSampling {
+            reason: format!("this kernel has no {member}, by which a task's cgroup is found"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Tells the programs which cgroups are selected.
+fn select(ebpf: &mut Ebpf, cgroups: &[u64]) -> Result<(), BpfError> {
+    let mut wanted: HashMap<MapData, u64, u64> = take_map(ebpf, "WANTED")?
+        .try_into()
+        .map_err(map_error("WANTED"))?;
+    if cgroups.len() > WANTED_MAX as usize {
+        return Err(BpfError::NoSampling {
+            reason: format!(
+                "{} cgroups are selected, but {WANTED_MAX} at most can be: select a cgroup above them",
+                cgroups.len()
+            ),
+        });
+    }
+    for id in cgroups {
+        wanted.insert(id, 1, 0).map_err(map_error("WANTED"))?;
+    }
+    Ok(())
 }
 
 fn check_rate(frequency: u32) -> Result<(), BpfError> {

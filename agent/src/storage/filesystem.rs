@@ -2,7 +2,8 @@
 //!
 //! **Terms**, the kubelet's: *nodefs* holds its directory (volumes; logs are counted to it), *imagefs* the images, *containerfs* the
 //! writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest directory above it that exists. The
-//! others are told by option, or by the container runtime, or found where runtimes keep their data by default. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
+//! others are told by option, or by the container runtime, or found where runtimes keep their data by default. Beside a kubelet, whose runtime has images
+//! somewhere, a place that is not found is unknown: its thresholds are not watched, and nodefs is not taken for it. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
 //! `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for
 //! images and layers together is `Dedicated`, anything else is `Split`.
 
@@ -18,6 +19,8 @@ use rustix::io::Errno;
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::shown::Show as _;
+
+const NODEFS: &str = "nodefs";
 
 /// Where runtimes keep images and layers, in the order in which they are looked for.
 pub const RUNTIME_DIRS: [&str; 3] = [
@@ -38,7 +41,7 @@ pub const LAYER_DIRS: [&str; 6] = [
 
 /// A file system that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{role}: {path}: {source}; its thresholds are not watched", path = path.shown())]
+#[error("{role}: {path}: {source}; its thresholds are not watched{}", self.remedy(), path = path.shown())]
 pub struct FileSystemError {
     /// `nodefs`, `imagefs` or `containerfs`.
     pub role: &'static str,
@@ -47,6 +50,17 @@ pub struct FileSystemError {
     /// The kernel's answer.
     #[source]
     pub source: Errno,
+}
+
+impl FileSystemError {
+    /// What to do, where a directory of the runtime is looked for.
+    fn remedy(&self) -> &'static str {
+        if self.role != NODEFS && self.source == Errno::NOENT {
+            ": mount the directory in which the container runtime keeps images here, or give a directory on its file system with --image-dir"
+        } else {
+            ""
+        }
+    }
 }
 
 /// A directory on each of the three.
@@ -72,12 +86,14 @@ pub struct FileSystemReadings {
 }
 
 impl FileSystems {
-    /// Finds the three. A directory that is given counts, whether it exists or not.
+    /// Finds the three. A directory that is given counts, whether it exists or not. `has_images`: a runtime keeps images on this machine, even where its
+    /// directory is not seen; else images are where the kubelet's directory is.
     pub fn detect(
         host: &HostRoot,
         kubelet_dir: &Path,
         image_dir: Option<&Path>,
         container_dir: Option<&Path>,
+        has_images: bool,
     ) -> Self {
         let kubelet_dir = host.path(kubelet_dir);
         let nodefs = kubelet_dir
@@ -86,11 +102,12 @@ impl FileSystems {
             .unwrap_or(&kubelet_dir)
             .to_owned();
         let imagefs = image_dir.map(|dir| host.path(dir)).unwrap_or_else(|| {
-            RUNTIME_DIRS
-                .iter()
-                .map(|dir| host.path(dir))
-                .find(|dir| dir.is_dir())
-                .unwrap_or_else(|| nodefs.clone())
+            let mut found = RUNTIME_DIRS.iter().map(|dir| host.path(dir));
+            match found.find(|dir| dir.is_dir()) {
+                Some(found) => found,
+                None if has_images => host.path(RUNTIME_DIRS[0]),
+                None => nodefs.clone(),
+            }
         });
         let containerfs = container_dir
             .map(|dir| host.path(dir))
@@ -143,7 +160,7 @@ impl FileSystems {
     /// Reads all three: a handful of system calls.
     pub fn read(&self) -> FileSystemReadings {
         FileSystemReadings {
-            nodefs: read("nodefs", &self.nodefs),
+            nodefs: read(NODEFS, &self.nodefs),
             imagefs: read("imagefs", &self.imagefs),
             containerfs: read("containerfs", &self.containerfs),
         }
@@ -214,14 +231,26 @@ mod tests {
         let kubelet = Path::new("/var/lib/kubelet");
         let at = |path: &str| host.path(path);
         std::fs::create_dir_all(at("/var/lib")).unwrap();
-        let found = FileSystems::detect(&host, kubelet, None, None);
+        let found = FileSystems::detect(&host, kubelet, None, None, false);
         assert_eq!(
             (&found.nodefs, &found.imagefs),
             (&at("/var/lib"), &at("/var/lib"))
         );
+        // Beside a kubelet the disk of images is another one, for all that can be seen.
+        let found = FileSystems::detect(&host, kubelet, None, None, true);
+        assert_eq!(found.nodefs, at("/var/lib"));
+        let readings = found.read();
+        assert!(readings.nodefs.is_ok());
+        for unknown in [readings.imagefs, readings.containerfs] {
+            let why = unknown.unwrap_err().to_string();
+            assert!(
+                why.contains("not watched") && why.contains("--image-dir"),
+                "{why}"
+            );
+        }
         std::fs::create_dir_all(at("/var/lib/kubelet")).unwrap();
         std::fs::create_dir_all(at("/var/lib/containers/storage")).unwrap();
-        let found = FileSystems::detect(&host, kubelet, None, None);
+        let found = FileSystems::detect(&host, kubelet, None, None, true);
         assert_eq!(
             (found.nodefs, found.imagefs, found.containerfs),
             (
@@ -230,8 +259,13 @@ mod tests {
                 at("/var/lib/containers/storage")
             )
         );
-        let found =
-            FileSystems::detect(&host, kubelet, Some(Path::new("/i")), Some(Path::new("/c")));
+        let found = FileSystems::detect(
+            &host,
+            kubelet,
+            Some(Path::new("/i")),
+            Some(Path::new("/c")),
+            true,
+        );
         assert_eq!((found.imagefs, found.containerfs), (at("/i"), at("/c")));
     }
 

@@ -135,6 +135,7 @@ pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
         logs_dir: logs_dir.unwrap_or(live.logs_dir),
         image_dir: args.image_dir.clone(),
         container_dir: args.container_dir.clone(),
+        has_images: plan.kubelet.is_some(),
         runtime: runtime_settings(args),
         // 0 turns the kubelet's survey off; limits on local storage need one.
         cycle: if cycle.is_zero() { live.cycle } else { cycle },

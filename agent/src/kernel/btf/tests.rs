@@ -335,3 +335,38 @@ fn a_cut_or_damaged_file_is_an_answer_or_an_error_but_no_panic() {
     }
     assert!(parsed > 100, "only {parsed} damaged files were parsed");
 }
+
+/// As PREEMPT_RT, other kernels, and PREEMPT_RT from 6.12 on have it.
+#[test]
+fn only_a_ring_whose_lock_is_a_mutex_is_refused() {
+    use crate::kernel::BpfError;
+    use crate::kernel::loader::check_ring_lock;
+    let kernel = |lock: fn(&mut Writer, u32) -> u32| {
+        let mut writer = Writer::new();
+        let int = writer.add(kind::INT, false, "int", 4, 0, &[32]);
+        let lock = lock(&mut writer, int);
+        let lock = writer.add(kind::TYPEDEF, false, "lock_t", lock, 0, &[]);
+        writer.structure(
+            kind::STRUCT,
+            "bpf_ringbuf",
+            8,
+            &[("x", int, 0), ("spinlock", lock, 32)],
+        );
+        writer.finish()
+    };
+    let mutex = kernel(|writer, int| {
+        let base = writer.structure(kind::STRUCT, "rt_mutex_base", 4, &[("owner", int, 0)]);
+        writer.structure(kind::STRUCT, "spinlock", 4, &[("lock", base, 0)])
+    });
+    let spinning = kernel(|writer, int| {
+        let raw = writer.structure(kind::STRUCT, "raw_spinlock", 4, &[("raw_lock", int, 0)]);
+        let either = writer.structure(kind::UNION, "", 4, &[("rlock", raw, 0)]);
+        writer.structure(kind::STRUCT, "spinlock", 4, &[("", either, 0)])
+    });
+    let raw = kernel(|writer, int| {
+        writer.structure(kind::STRUCT, "raw_spinlock", 4, &[("raw_lock", int, 0)])
+    });
+    let checked = |bytes: &[u8]| check_ring_lock(&Btf::parse(bytes).unwrap());
+    assert!(matches!(checked(&mutex), Err(BpfError::SleepingRing)));
+    assert!(checked(&spinning).is_ok() && checked(&raw).is_ok());
+}
