@@ -9,7 +9,7 @@ mod totals;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use plimsoll_abi::{KINDS, Kind};
@@ -19,13 +19,10 @@ use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_throttle, print_totals};
 use crate::host::cgroup_paths::CgroupPaths;
 use crate::host::output::OutputArgs;
-use crate::host::stop::StopSignals;
+use crate::host::stop::Session;
 use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
 use crate::kernel::{AtEnd, Bpf, BpfError, BpfOptions, Counts, Family, HookSet};
-
-/// The rings are looked at this often even if nothing wakes us: the aggregated one never does.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Print every record that the BPF programs send, and at the end account for each
 #[derive(Debug, Clone, Args)]
@@ -142,22 +139,9 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     screen.follow_processes(&mut bpf)?;
     out.flush()?;
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .map_err(EventsError::Signals)?;
-    let mut stop = {
-        let _in_runtime = runtime.enter();
-        StopSignals::catch().map_err(EventsError::Signals)?
-    };
-    let end = args
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
-        let left = end.map_or(LOOK_EVERY, |end| {
-            end.saturating_duration_since(Instant::now())
-                .min(LOOK_EVERY)
-        });
+    let mut session = Session::until_signal().map_err(EventsError::Signals)?;
+    session.ends_after(args.seconds.map(Duration::from_secs));
+    while let Some(left) = session.next_sleep() {
         if args.stall {
             std::thread::sleep(left);
             continue;

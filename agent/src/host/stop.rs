@@ -1,7 +1,9 @@
-//! The two signals that ask a process to stop.
+//! The two signals that ask a process to stop, and sessions that they end.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -56,5 +58,52 @@ impl StopSignals {
             _ = self.terminate.recv() => {}
             () = other => {}
         }
+    }
+}
+
+/// A time that a stop signal ends early, for a loop of no other runtime.
+#[derive(Debug)]
+pub struct Session {
+    runtime: Runtime,
+    stop: StopSignals,
+    end: Option<Instant>,
+}
+
+impl Session {
+    /// A loop sleeps no longer at once: nothing wakes it when a ring fills or a signal comes.
+    const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+    /// Catches the signals. The session lasts until one comes, or [`Session::ends_after`] a time.
+    ///
+    /// # Errors
+    /// When a handler of the signals cannot be installed.
+    pub fn until_signal() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
+        let stop = {
+            let _in_runtime = runtime.enter();
+            StopSignals::catch()?
+        };
+        Ok(Self {
+            runtime,
+            stop,
+            end: None,
+        })
+    }
+
+    /// Ends it after this time from now, if there is any.
+    pub fn ends_after(&mut self, length: Option<Duration>) {
+        self.end = length.map(|length| Instant::now() + length);
+    }
+
+    /// How long the loop may sleep now; none: the session is over.
+    pub fn next_sleep(&mut self) -> Option<Duration> {
+        let left = match self.end {
+            Some(end) => end.checked_duration_since(Instant::now())?,
+            None => Duration::MAX,
+        };
+        let goes_on = !left.is_zero() && !self.runtime.block_on(self.stop.have_come());
+        goes_on.then(|| left.min(Self::LOOK_EVERY))
     }
 }

@@ -390,10 +390,9 @@ impl Reader {
         let node = text("spec", "nodeName").filter(|node| !node.is_empty());
         let node = node.map(str::to_owned);
         let requests = match (&node, document.get("status")) {
-            (Some(_), Some(status)) => match serde_json::from_value::<MoreStatus>(status.to_json())
-            {
-                // A resize that has not been done yet, or cannot be: as the scheduler counts it.
-                Ok(status) => counted(&status.effective(&pod)),
+            // A resize that has not been done yet, or cannot be: as the scheduler counts it.
+            (Some(_), Some(status)) => match serde_json::from_value(status.to_json()) {
+                Ok(more) => counted(&MoreStatus::effective(&more, &pod)),
                 Err(error) => {
                     let what = format!("{error}; correct it, or leave the status out");
                     self.wrong(status.line, &format!("Pod {name}: status"), what);
@@ -416,18 +415,7 @@ impl Reader {
         let started = text("status", "startTime").map_or(created, |start| since(Some(start)));
         let owners = part("metadata", "ownerReferences").map(Node::items);
         let mut owners = owners.unwrap_or_default().iter().map(owner);
-        let grace_s = part("metadata", "deletionGracePeriodSeconds");
-        let grace_s = match grace_s.map(|node| &node.value) {
-            Some(Value::Number(seconds)) => seconds.as_u64().unwrap_or(0),
-            _ => 0,
-        };
-        let deletion = part("metadata", "deletionTimestamp").map(|end| {
-            let end_s = end.text().and_then(seconds_since_1970).unwrap_or(0);
-            Deletion {
-                grace_s,
-                since_s: end_s.saturating_sub(grace_s),
-            }
-        });
+        let deletion = document.get("metadata").and_then(deletion);
         self.note_time(text("metadata", "creationTimestamp"));
         self.note_time(text("status", "startTime"));
         if let Some(deletion) = deletion {
@@ -449,12 +437,7 @@ impl Reader {
             budgets: BTreeSet::new(),
         };
         let selector = texts(part("spec", "nodeSelector"));
-        let lengths = selector.iter().map(|(key, value)| key.len() + value.len());
-        let bytes = lengths.sum::<usize>() + 16 * selector.len();
-        if bytes > NODE_SELECTOR_BYTES_MAX {
-            let what = format!(
-                "{bytes} bytes to compare with each node, and {NODE_SELECTOR_BYTES_MAX} is the most; in a cluster no room is made for such a pod. Select by fewer labels, or leave the pod out"
-            );
+        if let Err(what) = check_selector(&selector) {
             self.wrong(document.line, "spec.nodeSelector", what);
             return;
         }
@@ -538,6 +521,33 @@ fn owner(node: &Node) -> OwnerReference {
         kind: text("kind").to_owned(),
         controller: Some(matches!(controller, Some(Value::Bool(true)))),
     }
+}
+
+/// Since when the pod with this metadata is being deleted; none: it is not.
+fn deletion(metadata: &Node) -> Option<Deletion> {
+    let end = metadata.get("deletionTimestamp")?;
+    let end_s = end.text().and_then(seconds_since_1970).unwrap_or(0);
+    let grace_s = metadata.get("deletionGracePeriodSeconds");
+    let grace_s = match grace_s.map(|node| &node.value) {
+        Some(Value::Number(seconds)) => seconds.as_u64().unwrap_or(0),
+        _ => 0,
+    };
+    Some(Deletion {
+        grace_s,
+        since_s: end_s.saturating_sub(grace_s),
+    })
+}
+
+/// A cluster compares it with the labels of each node. What is wrong with one that is too long for that.
+fn check_selector(selector: &BTreeMap<String, String>) -> Result<(), String> {
+    let lengths = selector.iter().map(|(key, value)| key.len() + value.len());
+    let bytes = lengths.sum::<usize>() + 16 * selector.len();
+    if bytes > NODE_SELECTOR_BYTES_MAX {
+        return Err(format!(
+            "{bytes} bytes to compare with each node, and {NODE_SELECTOR_BYTES_MAX} is the most; in a cluster no room is made for such a pod. Select by fewer labels, or leave the pod out"
+        ));
+    }
+    Ok(())
 }
 
 /// The texts of a map.

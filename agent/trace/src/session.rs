@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_abi::sampling::SampleEvent;
 use rustix::time::ClockId;
@@ -20,7 +20,7 @@ use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup_paths::Ids;
 use plimsoll::host::clock::{now_ns, reading_ns};
 use plimsoll::host::protect::raise_open_files;
-use plimsoll::host::stop::StopSignals;
+use plimsoll::host::stop::Session;
 use plimsoll::kernel::decode::Record;
 use plimsoll::kernel::object::{object, sampling_object};
 use plimsoll::kernel::sampling::{Sampler, SamplingOptions};
@@ -28,8 +28,6 @@ use plimsoll::kernel::{
     AtEnd, Bpf, BpfOptions, Counts, Family, HookReport, HookSet, HookState, Unavailable,
 };
 
-/// The rings are looked at this often; nothing wakes us.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Samples or records read from a ring before the other is looked at.
 const BUDGET: usize = 1024;
 /// Times [`BUDGET`] is more than any ring holds.
@@ -60,25 +58,12 @@ pub(super) fn run(
 ) -> Result<Recording, TraceError> {
     // Each CPU takes a descriptor for each event. Refused: an event that finds none says so.
     let _ = raise_open_files(host);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .map_err(TraceError::Signals)?;
-    let mut stop = {
-        let _in_runtime = runtime.enter();
-        StopSignals::catch().map_err(TraceError::Signals)?
-    };
+    let mut session = Session::until_signal().map_err(TraceError::Signals)?;
     let mut refused = Vec::new();
     let mut records = load_records(&plan, &mut refused)?;
     let mut sampler = load_sampler(&plan, &mut refused)?;
     if records.is_none() && sampler.is_none() {
-        return Err(TraceError::Nothing {
-            reasons: refused
-                .iter()
-                .map(|refused| format!("{}: {}", refused.event, refused.reason))
-                .collect::<Vec<_>>()
-                .join("; "),
-        });
+        return Err(nothing(&refused));
     }
     let clocks = clocks();
     let mut recorder = Recorder::new(
@@ -93,12 +78,8 @@ pub(super) fn run(
         None => BTreeMap::new(),
     };
     began(&refused);
-    let end = plan.length.map(|length| Instant::now() + length);
-    while end.is_none_or(|end| Instant::now() < end) && !runtime.block_on(stop.have_come()) {
-        let left = end.map_or(LOOK_EVERY, |end| {
-            end.saturating_duration_since(Instant::now())
-                .min(LOOK_EVERY)
-        });
+    session.ends_after(plan.length);
+    while let Some(left) = session.next_sleep() {
         thread::sleep(left);
         drain(&mut recorder, u64::MAX, sampler.as_mut(), records.as_mut());
     }
@@ -111,22 +92,7 @@ pub(super) fn run(
     let mut losses = Losses::default();
     let mut events = Vec::new();
     if let Some(sampler) = &mut sampler {
-        sampler.stop();
-        thread::sleep(SETTLE);
-        drain(&mut recorder, end_ns, Some(sampler), None);
-        for report in sampler.events() {
-            if report.cpus > 0 {
-                events.push(report.event);
-            }
-            let counts = sampler.counts(report.event)?;
-            // What is in neither count was being written when the programs were taken away.
-            let seen = sampler.consumed(report.event) + counts.dropped;
-            losses.samples_dropped.insert(
-                report.event,
-                counts.dropped + counts.produced.saturating_sub(seen),
-            );
-        }
-        losses.samples_unreadable = sampler.unreadable().0;
+        events = stop_sampling(sampler, &mut recorder, end_ns, &mut losses)?;
     }
     if let Some(bpf) = &mut records {
         let account = bpf.finish(AtEnd::Detach, |bpf| {
@@ -146,6 +112,43 @@ pub(super) fn run(
         losses,
         refused,
     }))
+}
+
+/// Why no event of the session can be had.
+fn nothing(refused: &[Refused]) -> TraceError {
+    let reasons = refused
+        .iter()
+        .map(|refused| format!("{}: {}", refused.event, refused.reason));
+    TraceError::Nothing {
+        reasons: reasons.collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// Takes the sampling programs away and what they have left in the ring; which events were sampled.
+fn stop_sampling(
+    sampler: &mut Sampler,
+    recorder: &mut Recorder,
+    end_ns: u64,
+    losses: &mut Losses,
+) -> Result<Vec<SampleEvent>, TraceError> {
+    sampler.stop();
+    thread::sleep(SETTLE);
+    drain(recorder, end_ns, Some(sampler), None);
+    let mut events = Vec::new();
+    for report in sampler.events() {
+        if report.cpus > 0 {
+            events.push(report.event);
+        }
+        let counts = sampler.counts(report.event)?;
+        // What is in neither count was being written when the programs were taken away.
+        let seen = sampler.consumed(report.event) + counts.dropped;
+        losses.samples_dropped.insert(
+            report.event,
+            counts.dropped + counts.produced.saturating_sub(seen),
+        );
+    }
+    losses.samples_unreadable = sampler.unreadable().0;
+    Ok(events)
 }
 
 /// Takes what the rings have, as many as they hold and not as many as a flood sends, and keeps what is not later than `until_ns`.

@@ -136,64 +136,57 @@ pub(super) fn metadata(recording: &Recording) -> serde_json::Value {
     metadata
 }
 
+impl GroupSummary {
+    fn of(recording: &Recording, index: GroupIndex) -> Self {
+        let group = &recording.groups.all()[index as usize];
+        let sum = |event| {
+            let sum = recording.sums.get(&(index, event));
+            sum.copied().unwrap_or_default()
+        };
+        let waits_of = |kind: SpanKind| {
+            let waits = recording.waits.get(&(index, kind))?;
+            let waited = Waited {
+                count: waits.count,
+                sum_ns: waits.sum_ns,
+                max_ns: waits.max_ns,
+            };
+            Some((kind.name(), waited))
+        };
+        let waits: BTreeMap<_, _> = SpanKind::ALL.into_iter().filter_map(waits_of).collect();
+        let throttled = SpanKind::Throttled.name();
+        let stalls = waits.iter().filter(|(name, _)| **name != throttled);
+        let mut marks: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for mark in recording.marks.iter().filter(|mark| mark.group == index) {
+            *marks.entry(mark.kind.name()).or_default() += mark.count;
+        }
+        Self {
+            cgroup: group.path.clone(),
+            pod: group.pod.clone(),
+            container: group.container.clone(),
+            label: group.label(),
+            samples: SampleEvent::ALL
+                .into_iter()
+                .map(|event| sum(event).samples)
+                .sum(),
+            cpu_ns: sum(SampleEvent::CpuClock).weight,
+            page_faults: sum(SampleEvent::PageFaults).weight,
+            context_switches: sum(SampleEvent::ContextSwitches).weight,
+            throttled_ns: waits.get(throttled).map_or(0, |waited| waited.sum_ns),
+            stalled_ns: stalls.map(|(_, waited)| waited.sum_ns).max().unwrap_or(0),
+            waits,
+            marks,
+        }
+    }
+}
+
 impl Summary {
     pub(super) fn of(recording: &Recording, files: Vec<Written>) -> Self {
-        let sum = |group, event| {
-            recording
-                .sums
-                .get(&(group, event))
-                .copied()
-                .unwrap_or_default()
-        };
         let mut seen: BTreeSet<GroupIndex> = BTreeSet::new();
         seen.extend(recording.sums.keys().map(|(group, _)| *group));
         seen.extend(recording.waits.keys().map(|(group, _)| *group));
         seen.extend(recording.marks.iter().map(|mark| mark.group));
-        let mut groups: Vec<GroupSummary> = seen
-            .into_iter()
-            .map(|index| {
-                let group = &recording.groups.all()[index as usize];
-                let waits: BTreeMap<_, _> = SpanKind::ALL
-                    .into_iter()
-                    .filter_map(|kind| {
-                        let waits = recording.waits.get(&(index, kind))?;
-                        let waited = Waited {
-                            count: waits.count,
-                            sum_ns: waits.sum_ns,
-                            max_ns: waits.max_ns,
-                        };
-                        Some((kind.name(), waited))
-                    })
-                    .collect();
-                let throttled = SpanKind::Throttled.name();
-                let mut marks: BTreeMap<&'static str, u64> = BTreeMap::new();
-                for mark in recording.marks.iter().filter(|mark| mark.group == index) {
-                    *marks.entry(mark.kind.name()).or_default() += mark.count;
-                }
-                GroupSummary {
-                    cgroup: group.path.clone(),
-                    pod: group.pod.clone(),
-                    container: group.container.clone(),
-                    label: group.label(),
-                    samples: SampleEvent::ALL
-                        .into_iter()
-                        .map(|event| sum(index, event).samples)
-                        .sum(),
-                    cpu_ns: sum(index, SampleEvent::CpuClock).weight,
-                    page_faults: sum(index, SampleEvent::PageFaults).weight,
-                    context_switches: sum(index, SampleEvent::ContextSwitches).weight,
-                    throttled_ns: waits.get(throttled).map_or(0, |waited| waited.sum_ns),
-                    stalled_ns: waits
-                        .iter()
-                        .filter(|(name, _)| **name != throttled)
-                        .map(|(_, waited)| waited.sum_ns)
-                        .max()
-                        .unwrap_or(0),
-                    waits,
-                    marks,
-                }
-            })
-            .collect();
+        let of_group = |group| GroupSummary::of(recording, group);
+        let mut groups: Vec<GroupSummary> = seen.into_iter().map(of_group).collect();
         groups.sort_by(|left, right| {
             (
                 right.cpu_ns,
