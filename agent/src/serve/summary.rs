@@ -217,7 +217,7 @@ impl Request<'_> {
             volume: volumes.collect(),
             ephemeral_storage: on_disk.map(|(all, pod)| self.used(&sum(pod), all.nodefs)),
             process_stats: processes.map(|it| ProcessStats {
-                process_count: Some(it.count),
+                process_count: it.count,
             }),
             swap: reader.swap(&path),
         })

@@ -131,35 +131,55 @@ impl CgroupReader<'_> {
 
     /// Processes in the cgroup and below it (`cgroup.procs`, as cAdvisor counts them).
     pub(super) fn processes(&self, dir: &Path) -> Option<Processes> {
-        processes(dir, CGROUP_DEPTH_MAX)
+        processes(dir)
     }
 }
 
 /// The processes of a cgroup.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Processes {
-    pub(super) count: u64,
+    /// `None`: they are in more cgroups than are read.
+    pub(super) count: Option<u64>,
     /// The first that is found, from above.
     pub(super) first: Option<u32>,
 }
 
-fn processes(dir: &Path, depth_left: usize) -> Option<Processes> {
-    let text = read_text(dir.join("cgroup.procs")).ok()?;
+/// Cgroups of one pod that are read for one answer. A pod that may make cgroups makes as many as it likes, and the thread answers probes as well.
+const CGROUPS_READ_MAX: usize = 256;
+
+fn processes(dir: &Path) -> Option<Processes> {
     let mut found = Processes {
-        count: text.lines().count() as u64,
-        first: text.lines().find_map(|pid| pid.parse().ok()),
+        count: Some(0),
+        first: None,
     };
-    let below = match depth_left {
-        0 => Vec::new(),
-        _ => children(dir).unwrap_or_default(),
-    };
-    for name in below {
-        if let Some(below) = processes(&dir.join(name), depth_left - 1) {
-            found.count = found.count.saturating_add(below.count);
-            found.first = found.first.or(below.first);
-        }
-    }
+    let mut left = CGROUPS_READ_MAX;
+    found.add_below(dir, CGROUP_DEPTH_MAX, &mut left)?;
     Some(found)
+}
+
+impl Processes {
+    /// `left`: how many cgroups may still be read. With none left the count is unknown. `None`: this cgroup cannot be read.
+    fn add_below(&mut self, dir: &Path, depth_left: usize, left: &mut usize) -> Option<()> {
+        let Some(rest) = left.checked_sub(1) else {
+            self.count = None;
+            return None;
+        };
+        *left = rest;
+        let text = read_text(dir.join("cgroup.procs")).ok()?;
+        let count = text.lines().count() as u64;
+        self.count = self.count.map(|counted| counted.saturating_add(count));
+        let pids = || text.lines().find_map(|pid| pid.parse().ok());
+        self.first = self.first.or_else(pids);
+        if depth_left > 0 {
+            for name in children(dir).unwrap_or_default() {
+                self.add_below(&dir.join(name), depth_left - 1, left);
+                if self.count.is_none() {
+                    break;
+                }
+            }
+        }
+        Some(())
+    }
 }
 
 fn psi(hierarchy: &Hierarchy, dir: &Path, file: &str) -> Option<PsiStats> {
@@ -186,4 +206,30 @@ fn keyed<const N: usize>(dir: &Path, file: &str, keys: [&str; N]) -> [Option<u64
         }
     }
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_in_more_cgroups_than_are_read_are_not_counted() {
+        let pod = tempfile::tempdir().unwrap();
+        let make = |name: &str, pids: &str| {
+            let dir = pod.path().join(name);
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("cgroup.procs"), pids).unwrap();
+        };
+        make("", "");
+        make("a", "7\n8\n");
+        make("a/b", "9\n");
+        let found = processes(pod.path()).unwrap();
+        assert_eq!((found.count, found.first), (Some(3), Some(7)));
+        for at in 0..CGROUPS_READ_MAX {
+            make(&format!("many/{at}"), "10\n");
+        }
+        make("many", "");
+        assert_eq!(processes(pod.path()).unwrap().count, None);
+        assert!(processes(&pod.path().join("none")).is_none());
+    }
 }
