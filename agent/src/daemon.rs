@@ -7,7 +7,7 @@
 //! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
 
 pub mod limits;
-pub mod observer;
+pub mod node_meters;
 pub mod pod_meters;
 pub mod sampler;
 pub mod start;
@@ -28,7 +28,7 @@ mod placement;
 mod pod_warnings;
 mod remedies;
 mod rescan;
-mod space;
+mod state_dir_full;
 mod storage;
 mod telling;
 mod turn;

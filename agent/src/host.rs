@@ -9,14 +9,14 @@
 //! Plimsoll changed. *first process*: of a container, the one that a container runtime would send SIGTERM to.
 #![deny(unsafe_code)]
 
-pub mod boundary;
 pub mod capabilities;
 pub mod output;
+pub mod panics;
 
 pub mod cgroup;
 pub mod cgroup_paths;
+pub mod child_program;
 pub mod clock;
-pub mod companion;
 pub mod cpuset;
 pub mod exit_status;
 pub mod file;
@@ -33,10 +33,10 @@ pub mod pressure;
 pub mod processes;
 pub mod program;
 pub mod protect;
+pub mod sd_notify;
 pub mod state_dir;
 pub mod state_lock;
 pub mod stop;
-pub mod supervisor;
 pub mod swap;
 #[expect(unsafe_code, reason = "the system calls that rustix does not wrap")]
 pub mod syscall;

@@ -13,9 +13,9 @@ pub mod decode;
 mod digest;
 pub mod last_line;
 pub mod object;
+pub mod perf_events;
+pub mod perf_sample;
 pub mod programs;
-pub mod sample;
-pub mod sampling;
 pub mod stats;
 
 mod account;

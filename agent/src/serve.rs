@@ -3,7 +3,7 @@
 pub mod control;
 pub mod explained;
 pub mod http;
+pub mod listener;
 pub mod metrics;
 pub mod overview;
-pub mod serving;
 pub mod summary;

@@ -9,9 +9,9 @@ pub mod cluster;
 mod epoll_set;
 pub mod memcg_v1;
 pub mod memory_events;
-pub mod node_topology;
 pub mod nri;
 pub mod pod_events;
+pub mod pod_resources;
 pub mod pressure;
 pub mod stall_triggers;
 

@@ -16,8 +16,8 @@ mod descent;
 pub mod filesystem;
 mod layer;
 pub mod mountinfo;
-mod observer;
 pub mod places;
+mod reader;
 pub mod reclaim;
 pub mod remove;
 pub mod runtime;
@@ -267,7 +267,7 @@ impl Storage {
         };
         // If the second cannot be started, dropping the first ends it.
         let runtime_events = events.clone();
-        let observer = observer::Observer::new(
+        let observer = reader::Reader::new(
             file_systems,
             Arc::clone(&shared),
             observer_figures,

@@ -24,7 +24,7 @@ use plimsoll_abi::{
     Kind, UNKNOWN_U64, charges,
     last_line::{
         AGAIN_AFTER_NS, CONDEMNED_MAX, Counters, Crossings, LastLineKill, POD_LEVELS, Pages,
-        SHORTAGE_GAP_NS, SLOT_WORDS, Seen, Standing, UID_WORDS, available_pages, condemned,
+        SHORTAGE_GAP_NS, SLOT_WORDS, Seen, RankedPod, UID_WORDS, available_pages, condemned,
         goes_before, in_force, is_exhausted, is_turn, line, pods, reason, seen, shortage, slot_of,
         standing, unacknowledged, word_of,
     },
@@ -327,7 +327,7 @@ fn condemned(
     line: &Line,
     cgroup_id: u64,
     known: Seen,
-) -> Option<(Standing, [u64; UID_WORDS])> {
+) -> Option<(RankedPod, [u64; UID_WORDS])> {
     let word = |at| word(slot, at);
     for place in 0..CONDEMNED_MAX as usize {
         if word(word_of(place, condemned::ID)) == cgroup_id {
@@ -343,7 +343,7 @@ fn condemned(
 
 /// How many pods that have processes go before this one, and have not been struck.
 #[inline(always)]
-fn before(slot: Slot, line: &Line, cgroup_id: u64, this: &Standing, short_since_ns: u64) -> u64 {
+fn before(slot: Slot, line: &Line, cgroup_id: u64, this: &RankedPod, short_since_ns: u64) -> u64 {
     let word = |at| word(slot, at);
     // Not a constant, so that the verifier does not follow each count by itself.
     let mut before = word(line::ZERO);

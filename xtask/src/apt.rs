@@ -19,9 +19,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::paths;
+use crate::process::output::ProcessOutput;
 use crate::process::{last_lines, output_of, run};
 use crate::progress::{Progress, Step, say};
-use crate::watched::Watched;
 
 /// The component that kernels and all programs used here are in.
 const COMPONENT: &str = "main";
@@ -224,7 +224,7 @@ impl File {
         Ok(Archived::Unpacked)
     }
 
-    fn download(&self, deb: &Path, step: &Step) -> Result<Watched> {
+    fn download(&self, deb: &Path, step: &Step) -> Result<ProcessOutput> {
         let mut command = Command::new(APT_HELPER);
         command
             // The cache may be below a home folder that apt's own user cannot enter.

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::process::output::ProcessOutput;
 use crate::progress::{self, Progress, Step, minutes, say, show};
-use crate::watched::Watched;
 use crate::{paths, process, setup};
 
 /// Longest input, bytes: more than any of the files has that are read.
@@ -27,7 +27,7 @@ const INPUT_SECONDS_MAX: u32 = 60;
 const MEMORY_MB_MAX: u32 = 1024;
 const ALLOCATION_MB_MAX: u32 = 256;
 /// libFuzzer is started anew after so many seconds: it says something only when it learns something, and what says nothing for long counts as
-/// hanging ([`crate::watched`]).
+/// hanging ([`crate::process::output`]).
 const SLICE_SECONDS: u32 = 600;
 const FUZZ_FOLDER: &str = "tests/fuzz";
 /// The program, and how it knows which target it is (tests/fuzz/src/lib.rs).
@@ -257,7 +257,7 @@ impl Target {
             .arg("-print_final_stats=1")
             .args([&self.corpus, &self.seeds]);
         let mut figures = Figures::default();
-        let ended = Watched::run(&mut command, |line| {
+        let ended = ProcessOutput::run(&mut command, |line| {
             figures.take(line);
             step.at(Progress {
                 done: before + figures.executions,

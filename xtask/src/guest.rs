@@ -40,9 +40,9 @@ use crate::architecture::Architecture;
 use crate::busybox;
 use crate::interrupt::Folder;
 use crate::kernel::{Boot, Kernel};
-use crate::opportunity::Opportunity;
 use crate::process::{in_path, output_of};
 use crate::progress::say;
+use crate::schedulable_time::SchedulableTime;
 use crate::setup;
 
 use self::console::{Lines, status_in};
@@ -341,7 +341,7 @@ impl Guest {
         let deadline = self.timeout.map(|timeout| started + timeout);
         let mut qemu = Running::start(name, command, Stdio::null(), work)?;
         let console = qemu.console()?;
-        let mut quiet = Opportunity::of(qemu.pid());
+        let mut quiet = SchedulableTime::of(qemu.pid());
         let mut looked = Instant::now();
         let mut lines = Lines::default();
         let mut kept = Vec::new();

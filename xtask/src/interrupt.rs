@@ -25,8 +25,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
-use crate::opportunity::{descendants, stat};
 use crate::progress::last_words;
+use crate::schedulable_time::{descendants, stat};
 
 /// Time for descendants to end by SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);

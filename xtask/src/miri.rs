@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::process;
+use crate::process::output::ProcessOutput;
 use crate::progress::{Progress, Step};
-use crate::watched::Watched;
 use crate::{paths, setup};
 
 /// Packages, and what libtest is asked to run of them.
@@ -45,7 +45,7 @@ pub(crate) fn run() -> Result<()> {
         .env("PROPTEST_CASES", "8")
         .env_remove("RUSTUP_TOOLCHAIN")
         .current_dir(paths::root());
-        let ended = Watched::run(&mut miri, |line| {
+        let ended = ProcessOutput::run(&mut miri, |line| {
             step.at(Progress::doing(line.trim()));
         })?;
         process::success(

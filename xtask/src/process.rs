@@ -1,5 +1,7 @@
 //! Commands of others: how they are run, what they say when they fail, and how far cargo is.
 
+pub(crate) mod output;
+
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +10,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 
 use crate::progress::{Progress, Step, minutes};
-use crate::watched::{PATIENCE, Watched, shown};
+use output::{PATIENCE, ProcessOutput, shown};
 
 /// Lines of a failed program's output that are shown.
 const SHOWN_LINES_MAX: usize = 60;
@@ -23,7 +25,7 @@ pub(crate) fn output_of(command: &mut Command, next: &str) -> Result<String> {
 }
 
 /// Fails when `command` has: with its last lines, and with what to do `next`.
-pub(crate) fn success(command: &Command, ended: &Watched, next: &str) -> Result<()> {
+pub(crate) fn success(command: &Command, ended: &ProcessOutput, next: &str) -> Result<()> {
     if ended.success() {
         return Ok(());
     }
@@ -50,7 +52,7 @@ pub(crate) fn success(command: &Command, ended: &Watched, next: &str) -> Result<
 }
 
 /// What a program said of its failure: standard error, or standard output when that is empty.
-fn said(ended: &Watched) -> String {
+fn said(ended: &ProcessOutput) -> String {
     let errors = ended.stderr();
     if errors.trim_ascii().is_empty() {
         ended.stdout()
@@ -60,16 +62,16 @@ fn said(ended: &Watched) -> String {
 }
 
 /// Runs `command` to its end, whatever its status.
-pub(crate) fn run(command: &mut Command) -> Result<Watched> {
-    Watched::run(command, |_| {})
+pub(crate) fn run(command: &mut Command) -> Result<ProcessOutput> {
+    ProcessOutput::run(command, |_| {})
 }
 
 /// Runs cargo, and says how many crates are built of how many; cargo counts them.
-pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<Watched> {
+pub(crate) fn run_cargo(command: &mut Command, step: &Step) -> Result<ProcessOutput> {
     command
         .env("CARGO_TERM_PROGRESS_WHEN", "always")
         .env("CARGO_TERM_PROGRESS_WIDTH", "100");
-    Watched::run(command, |line| {
+    ProcessOutput::run(command, |line| {
         if let Some(progress) = cargo_progress(line) {
             step.at(progress);
         }

@@ -4,7 +4,7 @@
 //! jobs at a time, the host's own tests, which begin while the guests' programs are built, and a guest for each machine of the plan ([`guests`]),
 //! because a guest uses one CPU. A failing
 //! stage prints its log and the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
-//! (`crate::opportunity`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
+//! (`crate::schedulable_time`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
 
 mod cargo;
 mod cluster;
@@ -365,12 +365,15 @@ pub(crate) fn run_cluster() -> Result<u8> {
 
 /// Whether a command succeeds; its words when it does not.
 fn passes(command: &mut Command) -> Result<()> {
-    let _step = Step::begin("test", crate::watched::shown(command));
+    let _step = Step::begin("test", crate::process::output::shown(command));
     let next = by_hand(command);
     process::output_of(command, &next).map(|_| ())
 }
 
 /// What to do about a command that fails.
 fn by_hand(command: &Command) -> String {
-    format!("run it yourself: `{}`", crate::watched::shown(command))
+    format!(
+        "run it yourself: `{}`",
+        crate::process::output::shown(command)
+    )
 }

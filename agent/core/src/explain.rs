@@ -26,7 +26,7 @@ pub use placement::{
     PlacementExplanation, PlacementNotExplained, PodPlacement, placement, placement_of,
 };
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut, find as find_pod};
-pub use ranking::{Candidate, ExplainedRanking, NotRanked, NotRankedReason, Place, Standing};
+pub use ranking::{Candidate, EvictionStatus, ExplainedRanking, NotRanked, NotRankedReason, Place};
 pub use status_message::{ContainerUse, RunnerUp, StatusMessage};
 pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use plimsoll::daemon::start::{self, RunArgs};
-use plimsoll::host::boundary;
 use plimsoll::host::exit_status::FAILED;
+use plimsoll::host::panics;
 use plimsoll::host::program::{failed, log_to_stderr};
 
 #[derive(Debug, Parser)]
@@ -18,6 +18,6 @@ struct Cli {
 fn main() -> ExitCode {
     let Cli { run } = Cli::parse();
     log_to_stderr();
-    boundary::install();
+    panics::install();
     start::run(&run).unwrap_or_else(|error| failed(&error, FAILED))
 }

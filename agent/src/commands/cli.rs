@@ -25,7 +25,7 @@ use crate::commands::trace::TraceArgs;
 use crate::commands::uninstall::UninstallArgs;
 use crate::commands::web::WebArgs;
 use crate::daemon::start::RunArgs;
-use crate::host::boundary;
+use crate::host::panics;
 use crate::host::program::{failed, log_to_stderr};
 
 /// Keep a Kubernetes node, or any Linux machine, from running out of memory
@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
     let cli =
         Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command()).exit());
     log_to_stderr();
-    boundary::install();
+    panics::install();
     match cli.command {
         Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
         Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),

@@ -79,7 +79,7 @@ impl CommandError for QuotaError {
 }
 
 /// What one quota has.
-struct Standing<'a> {
+struct OneQuota<'a> {
     quota: &'a ResourceQuota,
     /// Label and amounts.
     takers: Vec<(String, ResourceList)>,
@@ -105,7 +105,7 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     let quotas: Vec<ResourceQuota> = answer.world.quotas().filter(is_shown).collect();
     let counts = answer.world.counts();
     let quotas = quotas.iter();
-    let standings: Vec<Standing<'_>> = quotas.map(|quota| Standing::of(&counts, quota)).collect();
+    let standings: Vec<OneQuota<'_>> = quotas.map(|quota| OneQuota::of(&counts, quota)).collect();
     let refused: Vec<&Row> = answer
         .rows
         .iter()
@@ -129,8 +129,8 @@ fn of_agent(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     let quotas: Vec<(&QuotaUse, ResourceQuota)> = quotas.map(|it| (it, as_quota(it))).collect();
     let standings = quotas
         .iter()
-        .map(|(it, quota)| Standing::answered(it, quota));
-    let standings: Vec<Standing<'_>> = standings.collect();
+        .map(|(it, quota)| OneQuota::answered(it, quota));
+    let standings: Vec<OneQuota<'_>> = standings.collect();
     let refused = overview.refused.iter().filter(|it| is_shown(&it.pod));
     let refused: Vec<&RefusedPod> = refused.collect();
     let lines: Vec<Line<'_>> = refused.iter().copied().map(refused_line).collect();
@@ -168,7 +168,7 @@ fn as_quota(quota: &QuotaUse) -> ResourceQuota {
 
 fn print(
     args: &QuotaArgs,
-    standings: &[Standing<'_>],
+    standings: &[OneQuota<'_>],
     refused: &[Line<'_>],
     values: impl FnOnce() -> Vec<Value>,
 ) -> Result<ExitCode, QuotaError> {
@@ -176,7 +176,7 @@ fn print(
     let style = Style::of(&stdout);
     let text = match args.output.format {
         Document::Text => {
-            let lines: Vec<QuotaLines> = standings.iter().map(Standing::lines).collect();
+            let lines: Vec<QuotaLines> = standings.iter().map(OneQuota::lines).collect();
             let mut text = match lines.as_slice() {
                 [] => "no ResourceQuota: nothing is limited\n".to_owned(),
                 lines => admission::quotas(lines, style),
@@ -188,7 +188,7 @@ fn print(
             page(&text)
         }
         form => {
-            let quotas: Vec<Value> = standings.iter().map(Standing::json).collect();
+            let quotas: Vec<Value> = standings.iter().map(OneQuota::json).collect();
             document(form, &json!({"quotas": quotas, "refused": values()}))?
         }
     };
@@ -203,7 +203,7 @@ fn print(
     })
 }
 
-impl<'a> Standing<'a> {
+impl<'a> OneQuota<'a> {
     /// As the agent says it.
     fn answered(of: &QuotaUse, quota: &'a ResourceQuota) -> Self {
         let takers = of.takers.iter();

@@ -23,7 +23,7 @@ use crate::input::machine::{self, MachineFileError};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
 use crate::show::topology::holders::Holders;
-use crate::source::node_topology::{self, ResourceSettings, SOCKET};
+use crate::source::pod_resources::{self, ResourceSettings, SOCKET};
 
 /// Draw the machine: sockets, NUMA nodes, caches, cores, memory, distances
 #[derive(Debug, Clone, Args)]
@@ -114,8 +114,8 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
         program,
     };
     let placed = placed_here(&args.agent.socket());
-    let surveyed = node_topology::once(&settings).and_then(|resources| {
-        node_topology::look(&HostRoot::live(), &resources, None, placed.as_ref())
+    let surveyed = pod_resources::once(&settings).and_then(|resources| {
+        pod_resources::look(&HostRoot::live(), &resources, None, placed.as_ref())
     });
     let Survey { topology, doubts } = surveyed.map_err(TopologyError::Zones)?;
     for doubt in doubts {

@@ -13,7 +13,7 @@ use crate::host::cgroup::CgroupRootArgs;
 use crate::host::output::OutputArgs;
 use crate::host::program::{NotStarted, become_program};
 use crate::kernel::Family;
-use crate::kernel::sampling::FREQUENCY_MAX;
+use crate::kernel::perf_events::FREQUENCY_MAX;
 use crate::serve::control::AgentArgs;
 
 /// The program that records and writes, beside `plimsoll`.

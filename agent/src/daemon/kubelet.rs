@@ -23,7 +23,7 @@ use super::{Agent, now_ns};
 use crate::act::holds::Holds;
 use crate::record::tally::ReportCounts;
 use crate::source::cluster::{ClusterLink, LeftBehind};
-use crate::source::node_topology::TopologySource;
+use crate::source::pod_resources::TopologySource;
 
 /// In this time the API server has to take the report of an eviction for a soft threshold; then the agent ends the pod itself.
 const ACKNOWLEDGE_NS: u64 = 2_000_000_000;

@@ -7,7 +7,7 @@ use plimsoll_core::model::swap::CompressedSwap;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
 
-use crate::daemon::observer::NodeObserver;
+use crate::daemon::node_meters::NodeMeters;
 use crate::daemon::pod_meters::PodMeters;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, MemoryLimitFile, PodMemoryFiles};
@@ -45,7 +45,7 @@ pub struct Sampler {
     /// What the kubelet limits it to, and what this node's own configuration leaves to pods. The lesser one counts.
     kubelets_limit: Option<(MemoryLimitFile, u64)>,
     /// What thresholds need beside memory.
-    observer: NodeObserver,
+    observer: NodeMeters,
     /// What some thresholds need of pods beside memory.
     meters: Option<PodMeters>,
     /// Whether a threshold is on what pods use together: then it is read before the question which pods are wanted.
@@ -73,7 +73,7 @@ impl Sampler {
                 ..CgroupMemory::default()
             },
             kubelets_limit: None,
-            observer: NodeObserver::default(),
+            observer: NodeMeters::default(),
             meters: None,
             kubepods_first: true,
         })
@@ -103,7 +103,7 @@ impl Sampler {
     }
 
     /// Also reads what `observer` has open, into each sample that is not urgent.
-    pub fn with_observer(mut self, observer: NodeObserver) -> Self {
+    pub fn with_observer(mut self, observer: NodeMeters) -> Self {
         self.observer = observer;
         self
     }

@@ -31,11 +31,11 @@ use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
 use crate::daemon::limits::{Limits, Origins};
-use crate::daemon::observer::{NodeObserver, Observables};
+use crate::daemon::node_meters::{NodeMeters, Observables};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::space::SpaceWatch;
 use crate::daemon::start::kubelet::{conflicts, running_config};
+use crate::daemon::state_dir_full::SpaceWatch;
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
     Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, Placing, Sources, StorageWork,
@@ -393,7 +393,7 @@ impl Start<'_> {
             ..
         } = &mut self.plan;
         let thresholds = &config.engine.thresholds;
-        let (observer, unobserved) = NodeObserver::open(host, Observables::by(thresholds));
+        let (observer, unobserved) = NodeMeters::open(host, Observables::by(thresholds));
         let (meters, unmeasured) = PodMeters::by(mounts, thresholds);
         self.lost.extend(unobserved.iter().map(ToString::to_string));
         self.lost

@@ -16,7 +16,7 @@ use rustix::process::Pid;
 
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
-use crate::host::supervisor::{Message, Supervisor};
+use crate::host::sd_notify::{Message, Supervisor};
 use crate::host::worker::WorkerThread;
 
 /// Between two reads of the heartbeat.

@@ -34,7 +34,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use rustix::io::Errno;
 
-use crate::host::boundary;
+use crate::host::panics;
 use crate::host::shown::Show as _;
 use crate::input::yaml::{Limits, SyntaxError};
 use admission::{Admission, Decided, Ground, Wanted};
@@ -239,16 +239,14 @@ fn read_all(path: &Path) -> Parsed {
     let file: Arc<Path> = Arc::from(path);
     let bounds = Bounds::MANIFEST;
     match read_text(&file, bounds.bytes) {
-        Ok(text) => {
-            boundary::guard(|| parse(&file, &text, bounds)).unwrap_or_else(|error| Parsed {
-                errors: vec![ManifestError::Syntax {
-                    file: Arc::clone(&file),
-                    line: 1,
-                    what: error.to_string(),
-                }],
-                ..Parsed::default()
-            })
-        }
+        Ok(text) => panics::guard(|| parse(&file, &text, bounds)).unwrap_or_else(|error| Parsed {
+            errors: vec![ManifestError::Syntax {
+                file: Arc::clone(&file),
+                line: 1,
+                what: error.to_string(),
+            }],
+            ..Parsed::default()
+        }),
         Err(error) => Parsed {
             errors: vec![error],
             ..Parsed::default()

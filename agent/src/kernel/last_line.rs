@@ -332,7 +332,7 @@ mod tests {
     use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::rank_row::{Nanos, RankRow};
     use plimsoll_core::policy::memory::rank::Ranking;
-    use plimsoll_core::policy::oom::last_line::Standing;
+    use plimsoll_core::policy::oom::last_line::KillFlags;
     use proptest::prelude::*;
 
     use super::*;
@@ -365,7 +365,7 @@ mod tests {
             Ranking::Memory.rank(&mut rows, &mut Vec::new());
             let mut slot = [0; SLOT_WORDS];
             for (place, row) in rows.iter().enumerate() {
-                let pod = Condemned::of(row, Standing::default(), 77).unwrap();
+                let pod = Condemned::of(row, KillFlags::default(), 77).unwrap();
                 let pod = CondemnedPod { pod, cgroup_id: place as u64 + 1 };
                 slot[word_of(place, 0)..][..condemned::WORDS].copy_from_slice(&condemned_words(place, &pod));
             }

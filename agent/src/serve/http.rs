@@ -4,7 +4,7 @@
 //! agent's loop must not notice. **Approach.** As the control socket ([`crate::serve::control`]): a thread of ordinary priority owns the listener and
 //! does all the work, from the same snapshots of the loop; files of cgroups are read on that thread. HTTP itself is `hyper`'s. Everything
 //! that a client can take is bounded ([`Bounds`]): connections, bytes of a request, time; one request per connection. Clients that hold
-//! connections and send nothing do not keep a probe from its answer ([`crate::serve::serving`]).
+//! connections and send nothing do not keep a probe from its answer ([`crate::serve::listener`]).
 //! **Not here.** TLS and authentication: the listener is off unless asked for and meant for loopback, and any other address is accepted with a
 //! warning ([`exposed`]).
 

@@ -23,12 +23,12 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
-use crate::host::boundary;
+use crate::host::panics;
 use crate::kernel::AccountReport;
 use crate::kernel::stats::RunStats;
 use crate::record::snapshot::Snapshot;
 use crate::record::tally::{NriTally, PlacementTally, ReportCounts, Tally};
-use crate::serve::serving::ClientFigures;
+use crate::serve::listener::ClientFigures;
 use page::{Page, Value};
 
 pub use text::Form;
@@ -110,7 +110,7 @@ impl Readings {
         let started = Value::Float(self.process.started.as_secs_f64());
         let help = "Start time of the agent, since 1970.";
         page.gauge("process_start_time", help, "seconds", [([], started)])?;
-        let panics = Value::Count(boundary::caught());
+        let panics = Value::Count(panics::caught());
         let help = "Requests, files and slices of work that a mistake in plimsoll has ended; the log of the agent has each.";
         page.counter("plimsoll_panics", help, "", [([], panics)])?;
         let clients = [

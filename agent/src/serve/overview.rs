@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::explain::{
-    EvictionExplanation, ExplainError, ExplainedCondition, ExplainedSignal, PodPlacement,
-    SignalChoice, Standing, placement,
+    EvictionExplanation, EvictionStatus, ExplainError, ExplainedCondition, ExplainedSignal,
+    PodPlacement, SignalChoice, placement,
 };
 use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod};
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, pod_config};
@@ -191,7 +191,7 @@ pub struct PlaceOverview {
     /// From 1; exempt pods are counted too.
     pub rank: usize,
     /// Whether it is the next to go.
-    pub standing: Standing,
+    pub standing: EvictionStatus,
     /// Why evictions skip it, if they do.
     pub exempt: Option<Exemption>,
     /// What it uses of the signal's resource.

@@ -4,7 +4,7 @@ pub(crate) mod svg;
 
 use plimsoll_core::arbitration::Cycle;
 use plimsoll_core::arbitration::amounts::{AMOUNT_LIMIT, Amounts};
-use plimsoll_core::arbitration::census::Standing;
+use plimsoll_core::arbitration::census::PodUse;
 use plimsoll_core::arbitration::cluster::Cluster;
 use plimsoll_core::arbitration::fill::ONE;
 use plimsoll_core::arbitration::named::{Condition, NamedPod};
@@ -274,7 +274,7 @@ impl<'a> Answer<'a> {
             }
         }
         for (at, standing) in self.cycle.census.standings.iter().enumerate() {
-            if *standing == Standing::NeverFits {
+            if *standing == PodUse::NeverFits {
                 conditions.push(Condition {
                     object: format!("Pod {}", self.pod(at)),
                     reason: "NeverFits",

@@ -1,6 +1,6 @@
 //! The node's pods in the words of the screen, of the table and of the page for browsers: who would be evicted first, why, and what limits have cost.
 
-use plimsoll_core::explain::{ExplainedSignal, Standing};
+use plimsoll_core::explain::{EvictionStatus, ExplainedSignal};
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
 
@@ -55,9 +55,9 @@ pub(crate) fn fate(pod: &PodOverview) -> String {
         (PodStatus::Stuck, _) => "STUCK".to_owned(),
         (_, None) => "off".to_owned(),
         (_, Some(place)) => match place.standing {
-            Standing::Next => format!(">{}", place.rank),
-            Standing::Waits => place.rank.to_string(),
-            Standing::Skipped => "-".to_owned(),
+            EvictionStatus::Next => format!(">{}", place.rank),
+            EvictionStatus::Waits => place.rank.to_string(),
+            EvictionStatus::Skipped => "-".to_owned(),
         },
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn candidates(overview: &Overview) -> Vec<&PodOverview> {
         pod.status == PodStatus::Running
             && pod
                 .place
-                .is_some_and(|place| place.standing != Standing::Skipped)
+                .is_some_and(|place| place.standing != EvictionStatus::Skipped)
     };
     let mut found: Vec<&PodOverview> = overview.pods.iter().filter(can_go).collect();
     found.sort_by_key(|pod| pod.place.map_or(usize::MAX, |place| place.rank));

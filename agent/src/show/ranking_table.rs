@@ -1,6 +1,6 @@
 //! A ranking as a table.
 
-use plimsoll_core::explain::{Place, Standing};
+use plimsoll_core::explain::{EvictionStatus, Place};
 
 use crate::show::table::{Table, Tone};
 
@@ -48,9 +48,9 @@ pub(crate) fn ranking_table<'a>(
             cells.push(scores);
         }
         let tone = match place.standing {
-            Standing::Next => Tone::Marked,
-            Standing::Waits => Tone::Plain,
-            Standing::Skipped => Tone::Faint,
+            EvictionStatus::Next => Tone::Marked,
+            EvictionStatus::Waits => Tone::Plain,
+            EvictionStatus::Skipped => Tone::Faint,
         };
         table.row(tone, cells);
     }

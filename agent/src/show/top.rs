@@ -6,7 +6,7 @@
 pub mod model;
 pub mod text;
 
-use plimsoll_core::explain::{ExplainedSignal, Standing};
+use plimsoll_core::explain::{EvictionStatus, ExplainedSignal};
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::telling::Severity;
 use ratatui::Frame;
@@ -541,7 +541,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
         let look = match (is_selected, pod.status, pod.place.map(|it| it.standing)) {
             (true, ..) => Look::Selected,
             (_, PodStatus::Evicted | PodStatus::Stuck, _) => Look::Critical,
-            (_, _, Some(Standing::Next)) => Look::Warning,
+            (_, _, Some(EvictionStatus::Next)) => Look::Warning,
             (_, PodStatus::NotRunning | PodStatus::Ending, _) => Look::Faint,
             _ => Look::Plain,
         };

@@ -23,8 +23,8 @@ use plimsoll_core::kube::runtime_link::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::mpsc;
 
-use crate::host::boundary;
-use crate::host::companion::Companion;
+use crate::host::child_program::ChildProgram;
+use crate::host::panics;
 
 /// Answers of pods that may wait for the thread.
 const CHANGES_MAX: usize = ANSWERED_PODS_MAX;
@@ -95,7 +95,7 @@ impl NriLink {
                 OsStr::new("--runtime-endpoint"),
                 settings.runtime.as_os_str(),
             ];
-            Companion::start(&settings.program, arguments)
+            ChildProgram::start(&settings.program, arguments)
         }))
     }
 
@@ -166,11 +166,11 @@ impl Drop for NriLink {
     }
 }
 
-type Start = Box<dyn FnMut() -> io::Result<Companion> + Send>;
+type Start = Box<dyn FnMut() -> io::Result<ChildProgram> + Send>;
 
 /// The other end, as long as it lives.
 struct Peer {
-    companion: Companion,
+    companion: ChildProgram,
     /// What has come and is no whole frame yet, or is not taken yet.
     input: Vec<u8>,
     has_greeted: bool,
@@ -453,7 +453,7 @@ impl Peer {
         let frame = std::mem::replace(&mut self.input, later);
         let body = FRAMING.body(&frame[LENGTH_BYTES..]);
         let body = body.map_err(|_| nonsense())?;
-        let parsed = boundary::guard(|| serde_json::from_slice(body));
+        let parsed = panics::guard(|| serde_json::from_slice(body));
         let parsed = parsed.map_err(|panicked| panicked.to_string())?;
         parsed.map(Some).map_err(|_| nonsense())
     }

@@ -23,8 +23,8 @@ use super::filesystem::FileSystems;
 use super::places::RuntimeLayers;
 use super::reclaim::Reclaimed;
 use crate::host::HostRoot;
-use crate::host::boundary;
 use crate::host::clock::now_ns;
+use crate::host::panics;
 use crate::host::shown::line;
 use connection::Runtime;
 
@@ -138,7 +138,7 @@ impl RuntimeSpace {
             match orders.recv_timeout(wait) {
                 Ok(order) => self.take(&order),
                 Err(RecvTimeoutError::Timeout) => {
-                    let looked = boundary::guard(|| self.look());
+                    let looked = panics::guard(|| self.look());
                     let looked = looked.unwrap_or_else(|panicked| Err(panicked.to_string()));
                     if looked.is_err() {
                         // What was true a minute ago is unknown now.
@@ -154,7 +154,7 @@ impl RuntimeSpace {
 
     fn take(&mut self, order: &FreeOrder) {
         let mut reclaimed = Reclaimed::default();
-        let freed = boundary::guard(|| self.free(order, &mut reclaimed));
+        let freed = panics::guard(|| self.free(order, &mut reclaimed));
         self.say_failure(
             freed
                 .unwrap_or_else(|panicked| Err(panicked.to_string()))

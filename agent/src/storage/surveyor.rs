@@ -11,13 +11,13 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 
-use super::observer::Figures;
 use super::places::Places;
+use super::reader::Figures;
 use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
 use super::usage::{PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
-use crate::host::boundary;
 use crate::host::cgroup::CgroupMounts;
+use crate::host::panics;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
 use crate::pods::directories::PodDirs;
 
@@ -217,7 +217,7 @@ impl Surveyor {
             .map(|it| (it.provider, it.request.dry));
         // Space first: a ranking is of use only if freeing was not enough. But freeing may take long, so they take turns.
         let is_turn_of_survey = std::mem::take(&mut self.has_freed);
-        let worked = boundary::guard(|| {
+        let worked = panics::guard(|| {
             if is_turn_of_survey && self.survey_slice(start) {
                 return true;
             }

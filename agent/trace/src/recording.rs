@@ -15,7 +15,7 @@ use plimsoll::host::cgroup_paths::Ids;
 use plimsoll::kernel::decode::{
     Body, MemoryLimitEvent, OomLimit, ReclaimPhase, Record, RefaultKind, StallCause, ThrottlePhase,
 };
-use plimsoll::kernel::sample::Sample;
+use plimsoll::kernel::perf_sample::Sample;
 
 /// Threads that are told apart.
 const THREADS_MAX: usize = 65_536;

@@ -23,7 +23,7 @@ use plimsoll::host::protect::raise_open_files;
 use plimsoll::host::stop::Session;
 use plimsoll::kernel::decode::Record;
 use plimsoll::kernel::object::{object, sampling_object};
-use plimsoll::kernel::sampling::{Sampler, SamplingOptions};
+use plimsoll::kernel::perf_events::{Sampler, SamplingOptions};
 use plimsoll::kernel::{
     AtEnd, Bpf, BpfOptions, Counts, Family, HookReport, HookSet, HookState, Unavailable,
 };

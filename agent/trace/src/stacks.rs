@@ -12,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
 use plimsoll::host::HostRoot;
-use plimsoll::kernel::sample::Sample;
+use plimsoll::kernel::perf_sample::Sample;
 
 /// Nodes of the tree. A node takes about 40 bytes with its place in the index.
 const NODES_MAX: usize = 1 << 20;

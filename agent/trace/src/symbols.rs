@@ -11,7 +11,7 @@ use std::path::Path;
 use blazesym::MaybeDefault;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
-use plimsoll::host::boundary;
+use plimsoll::host::panics;
 use plimsoll::host::shown::Show as _;
 use tracing::{debug, warn};
 
@@ -117,7 +117,7 @@ impl Symbols {
 fn look_up(source: &Source<'_>, input: Input<&[u64]>, of: &str) -> Vec<Option<String>> {
     // One for each file, so that what it has read goes with it.
     let symbolizer = Symbolizer::new();
-    let read = boundary::guard(|| symbolizer.symbolize(source, input));
+    let read = panics::guard(|| symbolizer.symbolize(source, input));
     let Ok(symbols) = read else {
         warn!(of = %of.shown(), "no names: reading its symbols panicked, please report the file");
         return Vec::new();

@@ -337,7 +337,7 @@ pub const fn slot_of(generation: u64) -> u32 {
 
 /// A condemned pod, as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct RankedPod {
     /// [`condemned::TIER`].
     pub tier: u64,
     /// [`condemned::PRIORITY`].
@@ -358,7 +358,7 @@ pub fn standing(
     line: &[u64; line::WORDS],
     seen: Seen,
     mut word: impl FnMut(usize) -> u64,
-) -> Standing {
+) -> RankedPod {
     let mut held_bytes = word(word_of(place, condemned::HELD_BYTES));
     if seen.usage_ns > line[line::ACKED_NS] {
         let usage_bytes = seen.usage_pages.wrapping_mul(line[line::PAGE_BYTES]);
@@ -367,7 +367,7 @@ pub fn standing(
             .saturating_add(usage_bytes)
             .saturating_sub(was_bytes);
     }
-    Standing {
+    RankedPod {
         tier: word(word_of(place, condemned::TIER)),
         priority: word(word_of(place, condemned::PRIORITY)) as i64,
         request_bytes: word(word_of(place, condemned::REQUEST_BYTES)),
@@ -402,7 +402,7 @@ impl Seen {
 /// in the agent's order.
 #[must_use]
 #[inline(always)]
-pub const fn goes_before(a: &Standing, b: &Standing) -> bool {
+pub const fn goes_before(a: &RankedPod, b: &RankedPod) -> bool {
     if a.tier != b.tier {
         return a.tier < b.tier;
     }
@@ -573,8 +573,8 @@ mod tests {
         assert!(!is_exhausted(4, 16, false), "nothing is killed for that");
     }
 
-    fn pod(tier: u64, priority: i64, request_bytes: u64, held_bytes: u64) -> Standing {
-        Standing {
+    fn pod(tier: u64, priority: i64, request_bytes: u64, held_bytes: u64) -> RankedPod {
+        RankedPod {
             tier,
             priority,
             request_bytes,
@@ -585,7 +585,7 @@ mod tests {
 
     #[test]
     fn who_holds_most_beyond_its_request_goes_first_within_its_class() {
-        let goes = |a: Standing, b: Standing| goes_before(&a, &b) && !goes_before(&b, &a);
+        let goes = |a: RankedPod, b: RankedPod| goes_before(&a, &b) && !goes_before(&b, &a);
         assert!(goes(pod(2, 9, 0, 1), pod(3, 0, 0, 99)), "the tier");
         assert!(
             goes(pod(2, 9, 10, 11), pod(2, 0, 99, 99)),
@@ -597,7 +597,7 @@ mod tests {
             goes(pod(2, 0, 90, 80), pod(2, 0, 90, 70)),
             "below its request"
         );
-        let later = Standing {
+        let later = RankedPod {
             place: 1,
             ..pod(2, 0, 0, 1)
         };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::arbitration::amounts::Resources;
 use plimsoll_core::arbitration::arbitrate;
-use plimsoll_core::arbitration::census::Standing;
+use plimsoll_core::arbitration::census::PodUse;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Options, Pod};
 use plimsoll_core::arbitration::groups::Consumer;
 use plimsoll_core::arbitration::plan::{Action, Step};
@@ -131,7 +131,7 @@ fn compare(mut vector: Vector) -> Result<Option<String>, String> {
     });
     same("overused", &overused.collect(), &expected.overused)?;
     let never_fits = cluster.pods.iter().zip(&cycle.census.standings);
-    let never_fits = never_fits.filter(|(_, standing)| **standing == Standing::NeverFits);
+    let never_fits = never_fits.filter(|(_, standing)| **standing == PodUse::NeverFits);
     same(
         "never_fits",
         &never_fits.map(|(pod, _)| pod.uid.clone()).collect(),

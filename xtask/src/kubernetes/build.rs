@@ -15,8 +15,8 @@ use crate::apt::{self, Archive, Archived};
 use crate::architecture::Architecture;
 use crate::interrupt::Folder;
 use crate::process;
+use crate::process::output::ProcessOutput;
 use crate::progress::{Progress, Step};
-use crate::watched::Watched;
 
 const MODULE: &str = "k8s.io/kubernetes";
 const VENDOR: &str = "k8s.io/kubernetes/vendor/k8s.io";
@@ -206,7 +206,7 @@ impl Work {
         ]);
         command.arg(into).arg(package);
         let mut done = 0;
-        let ended = Watched::run(&mut command, |line| {
+        let ended = ProcessOutput::run(&mut command, |line| {
             done += 1;
             step.at(Progress {
                 done,

@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result};
 
 use crate::interrupt::Folder;
 use crate::paths;
+use crate::process::output::ProcessOutput;
 use crate::process::{self, output_of};
 use crate::progress::{self, Progress, Step, say};
-use crate::watched::Watched;
 
 /// Builds a copy of the sources elsewhere, and compares with `first`; 1 when a file differs.
 pub(super) fn same(first: &Path) -> Result<u8> {
@@ -64,7 +64,7 @@ fn build(copy: &Path, out: &Path) -> Result<()> {
         .arg(out)
         .env_remove("CARGO_TARGET_DIR")
         .current_dir(copy);
-    let ended = Watched::run(&mut release, |line| {
+    let ended = ProcessOutput::run(&mut release, |line| {
         step.at(Progress::doing(line.trim()));
     })?;
     process::success(

@@ -13,8 +13,8 @@ use anyhow::{Result, ensure};
 use serde::Deserialize;
 
 use super::report::{self, Counts};
+use crate::process::output::ProcessOutput;
 use crate::progress::{Progress, Step};
-use crate::watched::Watched;
 
 /// Programs at a time.
 const AT_ONCE: usize = 2;
@@ -132,13 +132,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl TestProgram {
-    fn run(&self, prepare: &impl Fn(&mut Command), on_line: impl FnMut(&str)) -> Result<Watched> {
+    fn run(
+        &self,
+        prepare: &impl Fn(&mut Command),
+        on_line: impl FnMut(&str),
+    ) -> Result<ProcessOutput> {
         let mut command = Command::new(&self.file);
         command
             .current_dir(&self.package)
             .env("CARGO_MANIFEST_DIR", &self.package);
         prepare(&mut command);
-        Watched::run(&mut command, on_line)
+        ProcessOutput::run(&mut command, on_line)
     }
 
     /// What a person types to see it fail again.
@@ -158,7 +162,7 @@ impl Results {
     }
 
     /// One more program has ended.
-    fn take(&mut self, program: &TestProgram, ended: &Result<Watched>) {
+    fn take(&mut self, program: &TestProgram, ended: &Result<ProcessOutput>) {
         self.programs += 1;
         let (counts, log) = match ended {
             Ok(ended) => {

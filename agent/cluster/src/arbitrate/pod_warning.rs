@@ -1,6 +1,6 @@
 //! Warnings of pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
 
-use plimsoll_core::arbitration::census::Standing;
+use plimsoll_core::arbitration::census::PodUse;
 use plimsoll_core::arbitration::requests::is_nothing;
 
 use super::seen::pod::SeenPod;
@@ -17,8 +17,8 @@ pub enum PodWarning {
 impl PodWarning {
     /// What is unusual about this one.
     #[must_use]
-    pub fn of(pod: &SeenPod, standing: Standing) -> Option<Self> {
-        if standing == Standing::NeverFits {
+    pub fn of(pod: &SeenPod, standing: PodUse) -> Option<Self> {
+        if standing == PodUse::NeverFits {
             return Some(Self::NeverFits);
         }
         is_nothing(&pod.requests).then_some(Self::NoRequests)

@@ -9,7 +9,7 @@ use super::groups::Ask;
 
 /// What a pod counts as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum PodUse {
     /// Runs on a node that is there: used, and asked for.
     Running,
     /// Was on a node that is not there any more, and will come back: asked for.
@@ -28,7 +28,7 @@ pub struct Census {
     /// What the nodes have for pods (`C`); nothing of what no node has.
     pub capacity: Bounds,
     /// What each pod counts as.
-    pub standings: Vec<Standing>,
+    pub standings: Vec<PodUse>,
     /// The pending pods of each Consumer, in the order in which they count.
     pub pending: Vec<Vec<usize>>,
     /// What each Consumer's pods come to.
@@ -52,7 +52,7 @@ impl Census {
             let standing = standing(cluster, pod, || shapes.could_hold(cluster, pod));
             census.standings.push(standing);
             tally.add(pod, standing);
-            if standing == Standing::Pending {
+            if standing == PodUse::Pending {
                 census.pending[pod.namespace].push(at);
             }
         }
@@ -111,8 +111,8 @@ impl Census {
         for at in pods {
             let (requests, standing) = (&cluster.pods[*at].requests, self.standings[*at]);
             match standing {
-                Standing::Running => add(&mut ask.used, requests),
-                Standing::Pending => pending.push(*at),
+                PodUse::Running => add(&mut ask.used, requests),
+                PodUse::Pending => pending.push(*at),
                 _ => {}
             }
             if standing.is_asked_for() {
@@ -130,7 +130,7 @@ impl Census {
     }
 
     /// What one pod counts as.
-    pub(super) fn standing(&self, cluster: &Cluster, pod: &Pod) -> Standing {
+    pub(super) fn standing(&self, cluster: &Cluster, pod: &Pod) -> PodUse {
         let counted = counted(&self.capacity);
         standing(cluster, pod, || {
             let mut nodes = cluster.nodes.iter().enumerate();
@@ -139,7 +139,7 @@ impl Census {
     }
 }
 
-impl Standing {
+impl PodUse {
     /// Whether such a pod is asked for.
     fn is_asked_for(self) -> bool {
         match self {
@@ -170,8 +170,8 @@ impl Tally {
         }
     }
 
-    fn add(&mut self, pod: &Pod, standing: Standing) {
-        if standing == Standing::Running {
+    fn add(&mut self, pod: &Pod, standing: PodUse) {
+        if standing == PodUse::Running {
             add(self.used.row_mut(pod.namespace), &pod.requests);
         }
         let needs = ResourceSet::needed(&pod.requests);
@@ -230,9 +230,9 @@ fn passes(ask: &Ask, hard: &Bounds, capacity: &Bounds) -> bool {
 }
 
 /// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before pending ones, older; then the lesser UID.
-fn place(pod: &Pod, standing: Standing) -> impl Ord + use<> {
+fn place(pod: &Pod, standing: PodUse) -> impl Ord + use<> {
     (
-        standing != Standing::Running,
+        standing != PodUse::Running,
         Reverse(pod.priority),
         standing,
         Reverse(pod.seniority()),
@@ -240,7 +240,7 @@ fn place(pod: &Pod, standing: Standing) -> impl Ord + use<> {
 }
 
 /// Sorts pods by their places, of the same place the lesser UID first.
-fn in_order(cluster: &Cluster, standings: &[Standing], pods: &mut [usize]) {
+fn in_order(cluster: &Cluster, standings: &[PodUse], pods: &mut [usize]) {
     pods.sort_unstable_by(|a, b| {
         let (one, other) = (&cluster.pods[*a], &cluster.pods[*b]);
         place(one, standings[*a])
@@ -283,15 +283,15 @@ fn capacity(cluster: &Cluster) -> Bounds {
     (0..cluster.resources.len()).map(sum).collect()
 }
 
-fn standing(cluster: &Cluster, pod: &Pod, could_be_held: impl Fn() -> bool) -> Standing {
+fn standing(cluster: &Cluster, pod: &Pod, could_be_held: impl Fn() -> bool) -> PodUse {
     if pod.leaving {
-        return Standing::Leaving;
+        return PodUse::Leaving;
     }
     match pod.node.map(|node| cluster.nodes[node].state) {
-        Some(NodeState::Ready | NodeState::Cordoned) => Standing::Running,
-        Some(NodeState::NotReady) => Standing::Returning,
-        None if could_be_held() => Standing::Pending,
-        None => Standing::NeverFits,
+        Some(NodeState::Ready | NodeState::Cordoned) => PodUse::Running,
+        Some(NodeState::NotReady) => PodUse::Returning,
+        None if could_be_held() => PodUse::Pending,
+        None => PodUse::NeverFits,
     }
 }
 

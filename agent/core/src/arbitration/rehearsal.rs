@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::amounts::{Bounds, ResourceSet, Table};
-use super::census::{Census, Standing};
+use super::census::{Census, PodUse};
 use super::cluster::{Cluster, NodeState, Pod};
 use super::plan::Action;
 use super::plan::turns::Turns;
@@ -286,7 +286,7 @@ impl<'a> Rehearsal<'a> {
             }
         }
         if !one_waits {
-            let rest = |at: &usize| !is_entitled[*at] && census.standings[*at] == Standing::Pending;
+            let rest = |at: &usize| !is_entitled[*at] && census.standings[*at] == PodUse::Pending;
             let rest = self.in_order((0..is_entitled.len()).filter(rest).collect());
             for pod in rest {
                 let hard = |at: usize| &self.cluster.consumers[at].hard;

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::explain::limit_defaults::LimitDefaults;
-use crate::explain::ranking::{Candidate, ExplainedRanking, NotRankedReason, Place, Standing};
+use crate::explain::ranking::{
+    Candidate, EvictionStatus, ExplainedRanking, NotRankedReason, Place,
+};
 use crate::kube::pod::Exemption;
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
@@ -202,10 +204,10 @@ impl ExplainedPod {
         let (mut ways, mut next_at_usage) = (Vec::new(), None);
         if let (Some(candidate), Some(rival)) = (&candidate, rival) {
             match standing {
-                Some(Standing::Next) => {
+                Some(EvictionStatus::Next) => {
                     ways = ways_out(resource, ranking, &candidate.row, &rival.row);
                 }
-                Some(Standing::Waits) => {
+                Some(EvictionStatus::Waits) => {
                     next_at_usage = usage_to_be_next(ranking, &candidate.row, &rival.row);
                 }
                 _ => {}

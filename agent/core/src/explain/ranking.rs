@@ -83,7 +83,7 @@ impl fmt::Display for NotRankedReason {
 /// Where a pod stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Standing {
+pub enum EvictionStatus {
     /// The first that can be chosen.
     Next,
     /// Other pods are evicted before it.
@@ -103,7 +103,7 @@ pub struct Place {
     /// Its identity.
     pub uid: PodUid,
     /// Whether it is the next victim.
-    pub standing: Standing,
+    pub standing: EvictionStatus,
     /// Why evictions skip it, if they do.
     pub exempt: Option<Exemption>,
     /// Its priority.
@@ -164,9 +164,9 @@ impl ExplainedRanking {
             .enumerate()
             .map(|(index, candidate)| {
                 let standing = match (candidate.exempt, next) {
-                    (Some(_), _) => Standing::Skipped,
-                    (None, Some(first)) if first == index => Standing::Next,
-                    (None, _) => Standing::Waits,
+                    (Some(_), _) => EvictionStatus::Skipped,
+                    (None, Some(first)) if first == index => EvictionStatus::Next,
+                    (None, _) => EvictionStatus::Waits,
                 };
                 Place::new(index, candidate, standing, ahead_by.get(index).copied())
             })
@@ -190,7 +190,7 @@ impl ExplainedRanking {
     pub fn next(&self) -> Option<&Place> {
         self.places
             .iter()
-            .find(|place| place.standing == Standing::Next)
+            .find(|place| place.standing == EvictionStatus::Next)
     }
 }
 
@@ -198,7 +198,7 @@ impl Place {
     fn new(
         index: usize,
         candidate: Candidate,
-        standing: Standing,
+        standing: EvictionStatus,
         ahead_of_next_by: Option<Comparator>,
     ) -> Self {
         let Candidate {
@@ -263,20 +263,20 @@ mod tests {
             [
                 (
                     "default/unknown".into(),
-                    Standing::Skipped,
+                    EvictionStatus::Skipped,
                     Some(Comparator::MissingStats)
                 ),
                 (
                     "default/system".into(),
-                    Standing::Skipped,
+                    EvictionStatus::Skipped,
                     Some(Comparator::UsageOverRequest)
                 ),
                 (
                     "default/large".into(),
-                    Standing::Next,
+                    EvictionStatus::Next,
                     Some(Comparator::ExceedsRequest)
                 ),
-                ("default/small".into(), Standing::Waits, None),
+                ("default/small".into(), EvictionStatus::Waits, None),
             ]
         );
         assert_eq!(ranking.next().unwrap().rank, 3);

@@ -9,7 +9,7 @@ pub mod freshness;
 pub mod leaving;
 pub(crate) mod lineup;
 pub mod local_storage;
-pub mod on_node;
+pub mod numa;
 pub mod rank;
 pub(crate) mod ranking_head;
 pub mod remedies;

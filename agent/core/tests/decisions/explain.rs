@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::explain::{
-    EvictionExplanation, ExplainError, NoSuchPod, NotRankedReason, OomExplanation, SignalChoice,
-    Standing,
+    EvictionExplanation, EvictionStatus, ExplainError, NoSuchPod, NotRankedReason, OomExplanation,
+    SignalChoice,
 };
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
@@ -179,7 +179,7 @@ fn exempt_and_idle_pods_are_distinguished() {
         .iter()
         .map(|place| place.standing)
         .collect();
-    assert_eq!(standing, [Standing::Skipped, Standing::Next]);
+    assert_eq!(standing, [EvictionStatus::Skipped, EvictionStatus::Next]);
     assert_eq!(all.not_ranked[0].pod, "default/p1");
     assert_eq!(all.not_ranked[0].why, NotRankedReason::NotRunning);
     let kubelet = &all.kubelet;

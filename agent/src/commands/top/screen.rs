@@ -161,7 +161,7 @@ mod tests {
     /// Set for the process that this test starts: its own program, with a terminal.
     const ON_A_TERMINAL: &str = "PLIMSOLL_TEST_ON_A_TERMINAL";
 
-    /// As the released program dies ([`crate::host::boundary`]): after a panic nothing is dropped, only the hooks run.
+    /// As the released program dies ([`crate::host::panics`]): after a panic nothing is dropped, only the hooks run.
     #[test]
     fn a_panic_gives_the_terminal_back() {
         const NAME: &str = "commands::top::screen::tests::a_panic_gives_the_terminal_back";

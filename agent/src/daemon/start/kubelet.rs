@@ -17,7 +17,7 @@ use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::source::cluster::{SOCKET, USER};
-use crate::source::node_topology::{ReadAlignment, SOCKET as POD_RESOURCES};
+use crate::source::pod_resources::{ReadAlignment, SOCKET as POD_RESOURCES};
 
 /// The kubelet's file in its directory, where many have it.
 pub(super) const KUBELET_CONFIG: &str = "config.yaml";

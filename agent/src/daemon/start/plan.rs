@@ -22,8 +22,8 @@ use crate::pods;
 use crate::pods::names::KubeletTree;
 use crate::serve::http;
 use crate::source::cluster::ClusterLink;
-use crate::source::node_topology::{Outlets, ResourceSettings, TopologySource};
 use crate::source::nri::NriSettings;
+use crate::source::pod_resources::{Outlets, ResourceSettings, TopologySource};
 use crate::storage::StorageSettings;
 use crate::storage::runtime::RuntimeSettings;
 

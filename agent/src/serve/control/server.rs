@@ -23,10 +23,10 @@ use super::socket::ControlSocket;
 use super::{Answer, Health, Refusal, RefusalKind, Reply, Request, Snapshots, SocketError};
 use crate::record::snapshot::Snapshot;
 use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
-use crate::serve::overview::{Figures, Overview};
-use crate::serve::serving::{
-    ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
+use crate::serve::listener::{
+    ClientFigures, ClientSlot, Clients, ListenerThread, Places, accept_for_ever,
 };
+use crate::serve::overview::{Figures, Overview};
 use crate::serve::summary::Statistics;
 
 /// What clients may take.
@@ -75,7 +75,7 @@ pub struct AnswerSources {
 #[derive(Debug)]
 pub struct Server {
     clients: Arc<Clients<u32>>,
-    _thread: ServingThread,
+    _thread: ListenerThread,
     // Dropped last: while the file is there, somebody answers.
     _socket: ControlSocket,
 }
@@ -110,7 +110,8 @@ impl Server {
             bounds,
             clients: Arc::clone(&clients),
         });
-        let thread = ServingThread::start("control", || serve(listener, shared)).map_err(failed)?;
+        let thread =
+            ListenerThread::start("control", || serve(listener, shared)).map_err(failed)?;
         Ok(Self {
             clients,
             _thread: thread,

@@ -10,8 +10,8 @@ use crate::host::clock::wall;
 use crate::host::processes::process_cost;
 use crate::kernel::stats::RunMeter;
 use crate::serve::control::{NoSnapshot, Snapshots};
+use crate::serve::listener::ClientFigures;
 use crate::serve::metrics::{Form, ProcessFigures, Readings};
-use crate::serve::serving::ClientFigures;
 use crate::serve::summary::{PodStats, Statistics, Summary, resource_metrics};
 
 /// The paths, and what is there.

@@ -21,8 +21,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{ListenError, Reply};
-use crate::serve::serving::{
-    ClientFigures, ClientSlot, Clients, Places, ServingThread, accept_for_ever,
+use crate::serve::listener::{
+    ClientFigures, ClientSlot, Clients, ListenerThread, Places, accept_for_ever,
 };
 
 pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
@@ -102,7 +102,7 @@ impl Default for Bounds {
 pub struct Server {
     address: SocketAddr,
     clients: Arc<Clients<IpAddr>>,
-    _thread: ServingThread,
+    _thread: ListenerThread,
 }
 
 impl Server {
@@ -134,7 +134,7 @@ impl Server {
             bounds,
             clients: Arc::clone(&clients),
         });
-        let thread = ServingThread::start("http", || serve(listener, shared)).map_err(failed)?;
+        let thread = ListenerThread::start("http", || serve(listener, shared)).map_err(failed)?;
         Ok(Self {
             address,
             clients,

@@ -1,6 +1,6 @@
 //! Where one pod stands: why it is next or not, and what would change that.
 
-use plimsoll_core::explain::{EvictionExplanation, ExplainedPod, Standing, WayOut};
+use plimsoll_core::explain::{EvictionExplanation, EvictionStatus, ExplainedPod, WayOut};
 
 use crate::host::output::Style;
 use crate::show::table::{amount, bytes};
@@ -100,7 +100,7 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
     let is_next = pod
         .place
         .as_ref()
-        .is_some_and(|place| place.standing == Standing::Next);
+        .is_some_and(|place| place.standing == EvictionStatus::Next);
     if !is_next {
         let mut text = match pod.shielded_by {
             1 => {

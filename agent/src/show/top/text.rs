@@ -1,6 +1,6 @@
 //! An overview as a table, for a pipe.
 
-use plimsoll_core::explain::Standing;
+use plimsoll_core::explain::EvictionStatus;
 
 use crate::host::output::Style;
 use crate::host::shown::line;
@@ -41,7 +41,9 @@ pub(crate) fn table(overview: &Overview, style: Style) -> String {
         let mut cells = vec![pod.pod.clone()];
         cells.extend(COLUMNS.iter().map(|it| (it.cell)(pod)));
         let tone = match (pod.status, pod.place.map(|it| it.standing)) {
-            (PodStatus::Evicted | PodStatus::Stuck, _) | (_, Some(Standing::Next)) => Tone::Marked,
+            (PodStatus::Evicted | PodStatus::Stuck, _) | (_, Some(EvictionStatus::Next)) => {
+                Tone::Marked
+            }
             (PodStatus::NotRunning | PodStatus::Ending, _) => Tone::Faint,
             _ => Tone::Plain,
         };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent, ToCluster};
 use plimsoll_core::kube::framing::LENGTH_BYTES;
 
-use crate::host::boundary;
+use crate::host::panics;
 
 /// Read in one go.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -173,7 +173,7 @@ pub(super) fn frame(message: &ToCluster) -> Result<Vec<u8>, String> {
 /// It is none, or has more values than any that is right.
 pub(super) fn parse(frame: &[u8]) -> Result<ToAgent, String> {
     let body = FRAMING.body(frame).map_err(|error| error.to_string())?;
-    boundary::guard(|| serde_json::from_slice(body))
+    panics::guard(|| serde_json::from_slice(body))
         .map_err(|panicked| panicked.to_string())?
         .map_err(|error| error.to_string())
 }

@@ -37,7 +37,7 @@ fn link() -> (NriLink, NriEvents, Receiver<Program>) {
         // The test may be over.
         starts.send(Program(theirs)).ok();
         let process = None;
-        Ok(Companion { stream, process })
+        Ok(ChildProgram { stream, process })
     });
     let (link, events) = NriLink::started_by(start).unwrap();
     (link, events, programs)

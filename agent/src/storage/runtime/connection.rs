@@ -11,8 +11,8 @@ use plimsoll_core::kube::runtime_link::{
 };
 
 use super::RuntimeSettings;
-use crate::host::boundary;
-pub(super) use crate::host::companion::Companion as Connection;
+pub(super) use crate::host::child_program::ChildProgram as Connection;
+use crate::host::panics;
 
 /// Of one list, all frames together, bytes: what is read is locked in memory.
 const LIST_BYTES_MAX: usize = 8 << 20;
@@ -263,7 +263,7 @@ impl Connection {
         let mut frame = vec![0; length];
         self.fill(&mut frame, until)?;
         let body = FRAMING.body(&frame).map_err(|_| nonsense())?;
-        boundary::guard(|| serde_json::from_slice(body))
+        panics::guard(|| serde_json::from_slice(body))
             .map_err(|panicked| Failure::Lost(panicked.to_string()))?
             .map_err(|_| nonsense())
     }

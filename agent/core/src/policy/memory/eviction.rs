@@ -29,7 +29,7 @@ use crate::policy::memory::local_storage;
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::verdict::{self, Next, Scratch};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, leaving, on_node, remedies, termination};
+use crate::policy::memory::{breaker, leaving, numa, remedies, termination};
 
 /// Decides evictions from the signals of a sample.
 pub(crate) fn decide(
@@ -177,7 +177,7 @@ fn choose(
                 .get(at + 1)
                 .map(|next| ranking.deciding_comparator(row, next)),
             disruption: budgeting.note(state, rows, chosen, at),
-            numa_node: on_node::node(state, met.threshold.signal),
+            numa_node: numa::node(state, met.threshold.signal),
             evicted_before: state.pods.get(&row.uid).map_or(0, |pod| pod.evictions),
             foreseen: met.foreseen,
         };

@@ -22,7 +22,7 @@ use crate::policy::memory::thresholds::Met;
 use crate::policy::memory::usage_bounds::{is_stale, is_stale_pod, least_used_bytes};
 use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{foresight, leaving, on_node};
+use crate::policy::memory::{foresight, leaving, numa};
 
 /// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM order and what is shown of pods
 /// rest on it.
@@ -133,7 +133,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
         return None;
     }
     if met.threshold.signal == Signal::NumaMemoryAvailable
-        && let Some(node) = on_node::missing(sample)
+        && let Some(node) = numa::missing(sample)
     {
         return Some(Stale::NumaPods(node));
     }

@@ -40,7 +40,7 @@ struct Entry {
     /// What it uses by what is known.
     usage: u64,
     /// Where it stands with that.
-    known: Standing,
+    known: SortPosition,
     /// From what a bound follows.
     charged: Option<Charged>,
     part: Part,
@@ -49,14 +49,14 @@ struct Entry {
 
 /// What sets pods apart but their UIDs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Standing {
+struct SortPosition {
     /// All comparators before amounts, as one number that is smaller the earlier a pod goes.
     class: u64,
     /// What pods of one class are compared by.
     excess: Nanos,
 }
 
-impl Standing {
+impl SortPosition {
     /// Ranked last.
     const LAST: Self = Self {
         class: u64::MAX,
@@ -89,7 +89,7 @@ pub(super) struct Contender<'a> {
     pub(super) usage: u64,
     /// `overused` and `over_share` as in a [`RankRow`].
     pub(super) shares: (u16, u16),
-    standing: Standing,
+    standing: SortPosition,
 }
 
 /// Above all that sets classes apart after it.
@@ -116,7 +116,7 @@ impl Entry {
             request: row.request,
             stats_known: row.stats_known,
             usage: row.usage,
-            known: Standing::LAST,
+            known: SortPosition::LAST,
             charged: None,
             part: match row.exempt {
                 true => Part::Exempt,
@@ -152,10 +152,10 @@ impl Entry {
 
     /// Where it would stand with these figures.
     #[inline(always)]
-    fn standing(&self, stats_known: bool, usage: u64) -> Standing {
+    fn standing(&self, stats_known: bool, usage: u64) -> SortPosition {
         if !stats_known {
             // Two pods without statistics have no usage to compare.
-            return Standing {
+            return SortPosition {
                 class: self.class | WITHIN_REQUEST,
                 excess: Nanos::default(),
             };
@@ -166,7 +166,7 @@ impl Entry {
         } else {
             WITHIN_REQUEST
         };
-        Standing {
+        SortPosition {
             class: self.class | STATS_KNOWN | within,
             excess: used.minus(self.request),
         }
@@ -230,7 +230,7 @@ impl Entry {
 struct Figures {
     stats_known: bool,
     usage: u64,
-    standing: Standing,
+    standing: SortPosition,
 }
 
 /// A sample of leaders that is ahead: what they use, and bounds for all others.
@@ -436,7 +436,7 @@ impl Lineup {
     ) -> Head<'_> {
         let mut head = Head::default();
         // Behind them a pod is not among those that are looked for.
-        let (mut last, mut last_barred) = (Standing::LAST, Standing::LAST);
+        let (mut last, mut last_barred) = (SortPosition::LAST, SortPosition::LAST);
         for (at, entry) in self.entries.iter().enumerate() {
             let figures = figures(at, entry);
             let Some(may_go) = entry.may_go(view, may_go) else {

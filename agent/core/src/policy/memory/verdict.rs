@@ -22,7 +22,7 @@ use crate::policy::memory::lineup::Lineup;
 use crate::policy::memory::rank::{RankRow, SortKey};
 use crate::policy::memory::thresholds::{self, Met};
 use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, leaving, on_node, ranking_head, stall, target};
+use crate::policy::memory::{breaker, candidates, leaving, numa, ranking_head, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -259,7 +259,7 @@ pub(crate) struct Victims {
 /// Fills `rows` with the candidates for `signal`, unsorted.
 pub(crate) fn candidates(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow>) {
     candidates::rows(view, signal.row().resource, rows);
-    on_node::narrow(view, signal, rows);
+    numa::use_numa_figures(view, signal, rows);
 }
 
 /// The first in the ranking of what is known, up to the one that would go, which the sample ahead lacks.

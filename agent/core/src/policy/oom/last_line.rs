@@ -53,7 +53,7 @@ pub struct Condemned {
 
 impl Condemned {
     /// `None` for a pod that is exempt.
-    pub fn of(row: &RankRow, standing: Standing, usage_bytes: u64) -> Option<Self> {
+    pub fn of(row: &RankRow, standing: KillFlags, usage_bytes: u64) -> Option<Self> {
         let known = |bytes| if row.stats_known { bytes } else { 0 };
         let request_bytes = u64::try_from(row.request.units_down()).unwrap_or(0);
         (!row.exempt).then(|| Self {
@@ -75,14 +75,14 @@ impl Condemned {
 
 /// What counts before the ranking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Standing {
+pub struct KillFlags {
     /// It is on its way out.
     pub is_leaving: bool,
     /// A disruption budget protects it.
     pub is_protected: bool,
 }
 
-impl Standing {
+impl KillFlags {
     /// What goes before the ranking's order: pods on their way out, then those that no budget protects. After all of them, as in the ranking, pods of which only the
     /// cgroup is known: they may be critical.
     fn group(self, row: &RankRow) -> u8 {
@@ -123,7 +123,7 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
         Budgeting::default().prefer(&view, ranking, &rows, &mut preferred, None, true);
     }
     let pod = |row: &RankRow| state.pods.get(&row.uid);
-    let standing = |at: usize| Standing {
+    let standing = |at: usize| KillFlags {
         // Not whom the kubelet ends: it may take as long as it likes, and there may be many.
         is_leaving: pod(&rows[at])
             .and_then(|pod| pod.leaving)

@@ -83,7 +83,7 @@ mod tests {
 
     /// The status of this test program, run for one of the cases below.
     fn run(case: &str) -> std::process::ExitStatus {
-        let case = format!("host::boundary::tests::{case}");
+        let case = format!("host::panics::tests::{case}");
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &case, "--ignored", "--nocapture"])
             .stdout(std::process::Stdio::null())

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::interrupt;
-use crate::opportunity::Opportunity;
+use crate::schedulable_time::SchedulableTime;
 
 /// A program that says nothing for so long, not counting time that this machine had for others, hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20 * 60);
@@ -33,7 +33,7 @@ pub(crate) fn shown(command: &Command) -> String {
 
 /// A program that has ended.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct ProcessOutput {
     /// How it ended.
     pub(crate) status: ExitStatus,
     /// It was stopped: it said nothing for too long while it could run.
@@ -50,7 +50,7 @@ struct Line {
     is_passing: bool,
 }
 
-impl Watched {
+impl ProcessOutput {
     /// Runs it, gives each line to `on_line`, those of progress bars as well, and ends it and all that it has started when it hangs.
     pub(crate) fn run(command: &mut Command, on_line: impl FnMut(&str)) -> Result<Self> {
         Self::run_with(command, PATIENCE, on_line)
@@ -71,7 +71,7 @@ impl Watched {
             .process_group(0);
         let mut child = interrupt::spawn(command)
             .with_context(|| format!("cannot start `{}`: is it installed?", shown(command)))?;
-        let mut quiet = Opportunity::of(child.id());
+        let mut quiet = SchedulableTime::of(child.id());
         let (sender, said) = mpsc::sync_channel(LINES_QUEUED_MAX);
         read(child.stdout.take(), false, sender.clone());
         read(child.stderr.take(), true, sender);
@@ -180,7 +180,7 @@ mod tests {
     fn lines_and_status_without_progress_bars() {
         let mut seen = Vec::new();
         let script = "echo one; printf '  Building [> ] 1/2: a\\r  Building [=>] 2/2: b\\rerror: it broke\\nhelp' >&2; exit 3";
-        let ended = Watched::run(&mut shell(script), |line| {
+        let ended = ProcessOutput::run(&mut shell(script), |line| {
             seen.push(line.trim().to_owned());
         })
         .unwrap();
@@ -207,7 +207,7 @@ mod tests {
         let script =
             "sleep 1000 & child=$!; orphan=$(sleep 1001 >&2 & echo $!); echo $child $orphan; wait";
         let patience = Duration::from_secs(5);
-        let ended = Watched::run_with(&mut shell(script), patience, |_| {}).unwrap();
+        let ended = ProcessOutput::run_with(&mut shell(script), patience, |_| {}).unwrap();
         assert!(ended.hung && !ended.success());
         let stdout = ended.stdout();
         assert_eq!(stdout.split_whitespace().count(), 2, "{stdout}");
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_missing_is_named() {
-        let error = Watched::run(&mut Command::new("/nowhere/cargo"), |_| {}).unwrap_err();
+        let error = ProcessOutput::run(&mut Command::new("/nowhere/cargo"), |_| {}).unwrap_err();
         assert!(error.to_string().contains("/nowhere/cargo"), "{error}");
     }
 }

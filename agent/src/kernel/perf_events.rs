@@ -26,7 +26,7 @@ use super::error::{map_error, reason};
 use super::lifetime::take_map;
 use super::loader::{Machine, check_ring_lock, kernel_types, parse_kernel_types};
 use super::{BpfError, layout, lockdown};
-use crate::kernel::sample::{Sample, SampleError, decode};
+use crate::kernel::perf_sample::{Sample, SampleError, decode};
 
 /// The most samples per second and CPU that are asked for: beyond, the machine is busy with being looked at.
 pub const FREQUENCY_MAX: u32 = 10_000;

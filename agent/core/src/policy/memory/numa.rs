@@ -33,7 +33,7 @@ pub(crate) fn node(state: &NodeState, signal: Signal) -> Option<u32> {
 }
 
 /// Makes rows of the memory ranking rows for the pressed node. A pod without figures counts as one without statistics.
-pub(crate) fn narrow(view: &View<'_>, signal: Signal, rows: &mut [RankRow]) {
+pub(crate) fn use_numa_figures(view: &View<'_>, signal: Signal, rows: &mut [RankRow]) {
     if signal != Signal::NumaMemoryAvailable {
         return;
     }
@@ -104,9 +104,9 @@ mod tests {
         };
         let config = EngineConfig::default();
         let view = View::now(&config, &state);
-        narrow(&view, Signal::MemoryAvailable, &mut rows);
+        use_numa_figures(&view, Signal::MemoryAvailable, &mut rows);
         assert_eq!(rows[0].usage, gib(12));
-        narrow(&view, Signal::NumaMemoryAvailable, &mut rows);
+        use_numa_figures(&view, Signal::NumaMemoryAvailable, &mut rows);
         assert!(
             rows[0].exceeds_request() && !rows[1].exceeds_request() && !rows[2].exceeds_request()
         );

@@ -26,8 +26,8 @@ use plimsoll_core::placement::node_topology::{Doubt, OwnPlacement, Survey, surve
 use tokio::sync::mpsc;
 
 use crate::host::HostRoot;
-use crate::host::boundary;
 use crate::host::clock::now_ns;
+use crate::host::panics;
 use crate::host::shown::line;
 use crate::host::topology::read_machine;
 use crate::source::cluster::TopologySlot;
@@ -90,7 +90,7 @@ pub fn look(
     placed: Option<&OwnPlacement>,
 ) -> Result<Survey, String> {
     let machine = read_machine(host).map_err(|error| error.to_string())?;
-    let surveyed = boundary::guard(|| match placed {
+    let surveyed = panics::guard(|| match placed {
         Some(placed) => placed.survey(&machine, resources, alignment),
         None => survey(&machine, resources, alignment),
     });
@@ -293,7 +293,7 @@ impl Work {
             let pods = resources.pods.len();
             return self.fail(format!("it lists {pods} pods, more than are taken"));
         }
-        let given = boundary::guard(|| ListedDevices::of(asked_at_ns, resources));
+        let given = panics::guard(|| ListedDevices::of(asked_at_ns, resources));
         match given {
             Ok(given) => self.send_devices(Some(given)),
             Err(panicked) => self.fail(panicked.to_string()),
@@ -345,7 +345,7 @@ impl Work {
             return;
         };
         self.looked = Some(Instant::now());
-        let alignment = boundary::guard(|| (self.alignment)()).ok().flatten();
+        let alignment = panics::guard(|| (self.alignment)()).ok().flatten();
         self.counted = placed;
         match look(&self.host, resources, alignment, self.counted.as_deref()) {
             Ok(Survey { topology, doubts }) => {

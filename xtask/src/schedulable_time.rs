@@ -22,7 +22,7 @@ struct Scheduled {
 
 /// The clock of a process and its descendants.
 #[derive(Debug)]
-pub(crate) struct Opportunity {
+pub(crate) struct SchedulableTime {
     pid: u32,
     looked: Instant,
     threads: BTreeMap<u32, Scheduled>,
@@ -31,7 +31,7 @@ pub(crate) struct Opportunity {
     is_new: bool,
 }
 
-impl Opportunity {
+impl SchedulableTime {
     /// Starts at zero.
     pub(crate) fn of(pid: u32) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Opportunity {
             since.waited += at.waited.saturating_sub(before.waited);
         }
         if !std::mem::take(&mut self.is_new) {
-            self.passed += opportunity(between, since);
+            self.passed += schedulable_time(between, since);
         }
         self.looked = now;
         self.threads = threads;
@@ -71,7 +71,7 @@ impl Opportunity {
 }
 
 /// How much of a time threads could have used that ran and waited for a CPU so long, taken together.
-fn opportunity(between: Duration, since: Scheduled) -> Duration {
+fn schedulable_time(between: Duration, since: Scheduled) -> Duration {
     between
         .saturating_sub(since.waited)
         .max(since.ran.min(between))
@@ -161,15 +161,15 @@ mod tests {
 
     #[test]
     fn who_sleeps_or_spins_has_all_time_and_who_waits_for_a_cpu_has_none() {
-        assert_eq!(opportunity(SECOND, since(0, 0)), SECOND);
-        assert_eq!(opportunity(SECOND, since(1000, 0)), SECOND);
+        assert_eq!(schedulable_time(SECOND, since(0, 0)), SECOND);
+        assert_eq!(schedulable_time(SECOND, since(1000, 0)), SECOND);
         assert_eq!(
-            opportunity(SECOND, since(330, 670)),
+            schedulable_time(SECOND, since(330, 670)),
             Duration::from_millis(330)
         );
-        assert_eq!(opportunity(SECOND, since(0, 1000)), Duration::ZERO);
+        assert_eq!(schedulable_time(SECOND, since(0, 1000)), Duration::ZERO);
         // Eight threads on two CPUs.
-        assert_eq!(opportunity(SECOND, since(2000, 6000)), SECOND);
+        assert_eq!(schedulable_time(SECOND, since(2000, 6000)), SECOND);
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             .args(["-c", "sleep 60 & wait"])
             .spawn()
             .unwrap();
-        let mut clock = Opportunity::of(shell.id());
+        let mut clock = SchedulableTime::of(shell.id());
         // Until there is a sleeper, however long that takes.
         while descendants(shell.id()).is_empty() {
             std::thread::yield_now();

@@ -14,14 +14,14 @@ use super::program::NotStarted;
 
 /// The other end.
 #[derive(Debug)]
-pub struct Companion {
+pub struct ChildProgram {
     /// What goes to and from its standard input.
     pub stream: UnixStream,
     /// `None`: it is no process of its own.
     pub process: Option<Child>,
 }
 
-impl Companion {
+impl ChildProgram {
     /// Starts `program`, without an environment. Its standard error is this one's.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Companion {
     }
 }
 
-impl Drop for Companion {
+impl Drop for ChildProgram {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
             // One that has ended already is only waited for.

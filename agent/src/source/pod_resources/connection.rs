@@ -14,8 +14,8 @@ use plimsoll_core::kube::runtime_link;
 use rustix::net::SendFlags;
 
 use super::ResourceSettings;
-use crate::host::boundary;
-use crate::host::companion::Companion;
+use crate::host::child_program::ChildProgram;
+use crate::host::panics;
 
 /// A frame comes every second, or after the kubelet's bounds: ten seconds each for two questions, and five to connect.
 const FRAME_WITHIN: Duration = Duration::from_secs(40);
@@ -24,7 +24,7 @@ pub(super) type Start = Box<dyn FnMut() -> io::Result<Connection> + Send>;
 
 /// The other end; killed with this.
 #[derive(Debug)]
-pub(super) struct Connection(pub(super) Companion);
+pub(super) struct Connection(pub(super) ChildProgram);
 
 /// Ends the thread, also while it reads.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ fn shut(stream: &UnixStream) {
 pub(super) fn started(settings: &ResourceSettings) -> io::Result<Connection> {
     let arguments = ["resources", "--pod-resources"].map(OsStr::new);
     let socket = [settings.socket.as_os_str()];
-    Companion::start(&settings.program, arguments.into_iter().chain(socket)).map(Connection)
+    ChildProgram::start(&settings.program, arguments.into_iter().chain(socket)).map(Connection)
 }
 
 impl Connection {
@@ -103,7 +103,7 @@ impl Connection {
         let mut frame = vec![0; length];
         self.fill(&mut frame, until)?;
         let body = FRAMING.body(&frame).map_err(|error| error.to_string())?;
-        boundary::guard(|| serde_json::from_slice(body))
+        panics::guard(|| serde_json::from_slice(body))
             .map_err(|panicked| panicked.to_string())?
             .map_err(|_| nonsense())
     }

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
 use super::*;
-use crate::host::companion::Companion;
+use crate::host::child_program::ChildProgram;
 
 fn send(stream: &mut UnixStream, message: &FromKubelet) {
     let frame = FRAMING.frame(&serde_json::to_vec(message).unwrap());
@@ -40,7 +40,7 @@ fn source(outlets: Outlets) -> (TopologySource, std::sync::mpsc::Receiver<UnixSt
     let start = move || {
         let (stream, theirs) = UnixStream::pair()?;
         made.send(theirs).map_err(io::Error::other)?;
-        Ok(Connection(Companion {
+        Ok(Connection(ChildProgram {
             stream,
             process: None,
         }))
@@ -244,7 +244,7 @@ fn a_source_ends_while_it_waits_to_start_again() {
 fn what_is_no_answer_is_refused() {
     let refused = |sends: &dyn Fn(&mut UnixStream)| {
         let (stream, mut theirs) = UnixStream::pair().unwrap();
-        let mut connection = Connection(Companion {
+        let mut connection = Connection(ChildProgram {
             stream,
             process: None,
         });

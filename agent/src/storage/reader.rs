@@ -12,7 +12,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::filesystem::{FileSystemError, FileSystems};
 use super::{Shared, StorageEvent};
-use crate::host::boundary;
+use crate::host::panics;
 
 /// What the walking thread has found.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Figures {
 /// The next reading is one interval later.
 const PANICKED: &str = "storage: a mistake in plimsoll ended a reading of the file systems; please report the panic in its log";
 
-pub(super) struct Observer {
+pub(super) struct Reader {
     file_systems: FileSystems,
     shared: Arc<Shared>,
     figures: Receiver<Figures>,
@@ -38,7 +38,7 @@ pub(super) struct Observer {
     faults: [Option<Errno>; 3],
 }
 
-impl Observer {
+impl Reader {
     pub(super) fn new(
         file_systems: FileSystems,
         shared: Arc<Shared>,
@@ -74,7 +74,7 @@ impl Observer {
             });
             if wait.is_zero() || has_ranking {
                 last = Some(Instant::now());
-                if boundary::guard(|| self.read()).is_err() {
+                if panics::guard(|| self.read()).is_err() {
                     self.send(StorageEvent::Warning(PANICKED.to_owned()));
                 }
             } else {

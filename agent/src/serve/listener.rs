@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::host::boundary;
+use crate::host::panics;
 use crate::host::worker::WorkerThread;
 
 /// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
@@ -52,13 +52,13 @@ impl Drop for EventLoop {
 
 /// A thread that serves. Dropping it ends the thread, and cuts off the clients that are being served.
 #[derive(Debug)]
-pub(crate) struct ServingThread {
+pub(crate) struct ListenerThread {
     // Dropped first: the thread ends when this is gone, and the field after it waits for that.
     _stop: oneshot::Sender<()>,
     _thread: WorkerThread<Infallible>,
 }
 
-impl ServingThread {
+impl ListenerThread {
     /// Runs what `serve` makes, in an event loop on a thread called `name`.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl ServingThread {
         // Its jobs are its clients, who come by themselves.
         let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
             // A client's task that panics ends alone: the runtime catches it. Anything else here ends the listener, not the agent.
-            let served = boundary::guard(|| {
+            let served = panics::guard(|| {
                 event_loop.run(async {
                     tokio::select! {
                         biased;
@@ -403,7 +403,7 @@ mod tests {
         let clients = clients();
         let (done, answered) = std::sync::mpsc::channel();
         let theirs = Arc::clone(&clients);
-        let thread = ServingThread::start("panics", move || async move {
+        let thread = ListenerThread::start("panics", move || async move {
             let (first, second) = (theirs.enter(1), theirs.enter(2));
             let panics = tokio::spawn(async move {
                 let _held = first;

@@ -1,8 +1,8 @@
 //! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
 //!
 //! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
-//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeObserver::open`] opens what there is and returns what there is not, each with its file and reason, to be
-//! said once. After that a reading is a `pread` per file. Only [`NodeObserver::read_processes`] allocates (its reading is shared
+//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeMeters::open`] opens what there is and returns what there is not, each with its file and reason, to be
+//! said once. After that a reading is a `pread` per file. Only [`NodeMeters::read_processes`] allocates (its reading is shared
 //! with the engine), so it is not for the way from a record to a kill.
 
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub enum Unobserved {
 
 /// The files of the node beside memory's, opened once.
 #[derive(Debug, Default)]
-pub struct NodeObserver {
+pub struct NodeMeters {
     processes: Option<ProcessFiles>,
     /// When they were last counted.
     processes_at_ns: Option<u64>,
@@ -79,7 +79,7 @@ pub struct NodeObserver {
     numa: Option<NumaFiles>,
 }
 
-impl NodeObserver {
+impl NodeMeters {
     /// Opens the wanted files. Also returns those that this machine lacks.
     pub fn open(host: &HostRoot, wanted: Observables) -> (Self, Vec<Unobserved>) {
         let mut unobserved = Vec::new();
@@ -248,7 +248,7 @@ mod tests {
 
     fn processes_of_pods(host: &HostRoot, mount: &str) {
         write_limits(host);
-        let (observer, _) = NodeObserver::open(host, Observables::ALL);
+        let (observer, _) = NodeMeters::open(host, Observables::ALL);
         let pods = pods(host, mount);
         let read = observer
             .read_processes(5, &pods, |_, error| panic!("{error}"))
@@ -307,7 +307,7 @@ mod tests {
         let (_dir, host) = fake_v2();
         write_limits(&host);
         let wanted = Observables::by(&[threshold(Signal::PidAvailable)]);
-        let (mut observer, unobserved) = NodeObserver::open(&host, wanted);
+        let (mut observer, unobserved) = NodeMeters::open(&host, wanted);
         assert_eq!(unobserved.len(), 1, "threads-max: {unobserved:?}");
         let pods = pods(&host, "/sys/fs/cgroup");
         let mut sample = Sample {
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_machine_without_any_of_it() {
         let (_dir, host) = fake_v2();
-        let (mut observer, unobserved) = NodeObserver::open(&host, Observables::ALL);
+        let (mut observer, unobserved) = NodeMeters::open(&host, Observables::ALL);
         let text: Vec<_> = unobserved.iter().map(ToString::to_string).collect();
         let files = [
             "pid_max",
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn this_machine() {
         let host = HostRoot::live();
-        let (mut observer, unobserved) = NodeObserver::open(&host, Observables::ALL);
+        let (mut observer, unobserved) = NodeMeters::open(&host, Observables::ALL);
         let pods = Pods::new(
             host.clone(),
             host.cgroup_mounts().unwrap(),
