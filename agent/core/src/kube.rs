@@ -6,6 +6,7 @@ pub mod cgroup_config;
 pub mod cluster_link;
 pub mod duration;
 pub mod framing;
+pub mod go_float;
 pub mod node_allocatable;
 pub mod node_topology;
 pub mod owner;

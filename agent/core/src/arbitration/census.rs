@@ -90,8 +90,10 @@ impl Census {
         in_order(cluster, &self.standings, pods);
         let hard = &cluster.consumers[namespace].hard;
         let mut counting = Counting::new(hard, &self.capacity);
-        for at in pods {
-            counting.add(&cluster.pods[*at].requests, 1);
+        let requests = |at: &usize| &cluster.pods[*at].requests;
+        // Those that request the same count together, so that all of them that pass `hard` are reported, also where the capacity ends before it.
+        for alike in pods.chunk_by(|one, other| requests(one) == requests(other)) {
+            counting.add(requests(&alike[0]), alike.len() as u64);
         }
         let ask = &mut self.asks[namespace];
         (ask.demand, ask.passed_over) = counting.finish();

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::kube::duration::{self, DurationError};
+use crate::kube::go_float::parse_f32;
 use crate::kube::quantity::{Format, Quantity};
 use crate::kube::resources::{EPHEMERAL_STORAGE, MEMORY, ResourceList};
 use crate::model::file_system::ImageFsLayout;
@@ -400,13 +401,6 @@ enum Zero {
     Refused,
 }
 
-/// Whether Go reads a number that Rust reads (`strconv.ParseFloat`): one that is too large is an error there, and NaN has no sign.
-fn is_number_to_go(text: &str, number: f32) -> bool {
-    let is_too_large = number.is_infinite() && text.contains(|it: char| it.is_ascii_digit());
-    let is_signed_nan = number.is_nan() && text.starts_with(['+', '-']);
-    !is_too_large && !is_signed_nan
-}
-
 fn amount(
     field: &'static str,
     signal: Signal,
@@ -422,11 +416,8 @@ fn amount(
     if text.ends_with('%') {
         // All of them (strings.TrimRight): "5%%" is 5 % to the kubelet.
         let text = text.trim_end_matches('%');
-        let percent: f32 = text
-            .parse()
-            .ok()
-            .filter(|percent| is_number_to_go(text, *percent))
-            .ok_or_else(|| bad("is not a percentage such as 5%".into()))?;
+        let percent =
+            parse_f32(text).ok_or_else(|| bad("is not a percentage such as 5%".into()))?;
         let fraction = percent / 100.0;
         // Not a number passes both of the kubelet's tests, and then the threshold is never met.
         let (below, above) = (fraction < 0.0, fraction > 1.0);

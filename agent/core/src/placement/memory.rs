@@ -12,8 +12,8 @@
 //! * More reserved than a node has is refused ([`MachineError::OverReserved`]); the kubelet's number wraps around.
 //! * Between pods, what is promised is what there are blocks for: [`StaticMemory::settle`].
 //! * A node that no container is on is free. In the kubelet bytes can stay promised there for ever: `Books::give_back` says when.
-//! * A removed pod leaves nothing to itself. In the kubelet a pod that comes back with the same UID (a static pod) and is served
-//!   next is not charged for what its init containers once had.
+//! * A removed pod is to leave nothing to itself: call [`StaticMemory::forget_reusable`]. In the kubelet a pod that comes back with the same UID (a static pod) and
+//!   is served next is not charged for what its init containers once had.
 //! * A resource that a node has not counts as zero there, and hints with nodes that do not exist are an error; the kubelet panics.
 //! * A container whose request changes keeps its nodes ([`StaticMemory::is_resized`]). The kubelet of 1.36 refuses that.
 //! * Nothing takes 2^n steps: `candidates` and `cover` say how, and what bounds them.
@@ -386,13 +386,12 @@ impl StaticMemory {
         Ok(nodes)
     }
 
-    /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet gives nothing back before the pod
-    /// is gone.
+    /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet forgets it when it serves another pod.
     pub fn forget_reusable(&mut self, pod: &PodUid) {
         self.reusable.take_if(|reusable| reusable.pod == *pod);
     }
 
-    /// Takes a container's memory back. Nothing if it has none.
+    /// Takes a container's memory back. Nothing if it has none. What an init container has left stays for its pod, as in the kubelet.
     pub fn remove(&mut self, pod: &PodUid, container: &str) {
         let Some(containers) = self.assignments.get_mut(pod) else {
             return;
@@ -402,7 +401,6 @@ impl StaticMemory {
         };
         if containers.is_empty() {
             self.assignments.remove(pod);
-            self.reusable.take_if(|reusable| reusable.pod == *pod);
         }
         for block in blocks {
             self.books

@@ -343,6 +343,7 @@ impl NodePlacement {
         for container in held.keys() {
             self.give_back(pod, container);
         }
+        self.forget_reusable(pod);
         self.memory.settle();
         if let Some(cpus) = self.cpus.exclusive_mut() {
             cpus.remove_pod(pod);

@@ -126,6 +126,8 @@ fn ask(cluster: &Cluster, capacity: &[Option<u64>], namespace: usize) -> (Ask, u
     });
     let mut demand = Demand::nothing(capacity.len());
     let (mut used, mut passed_over) = (vec![0; capacity.len()], 0);
+    // The pods in a row that request the same: what they request, the sum before the first, and how many.
+    let mut alike = (Vec::new(), Vec::new(), 0);
     for pod in pods {
         let needs: Vec<usize> = (0..capacity.len())
             .filter(|r| pod.requests[*r] > 0)
@@ -140,7 +142,13 @@ fn ask(cluster: &Cluster, capacity: &[Option<u64>], namespace: usize) -> (Ask, u
                 .all(|r| bound(*r).is_none_or(|bound| sum(*r) <= bound))
         };
         let is_in_hard = within(&|r| hard[r]);
-        passed_over += u64::from(!is_in_hard);
+        if alike.0 != pod.requests.to_vec() {
+            alike = (pod.requests.to_vec(), demand.total.to_vec(), 0);
+        }
+        alike.2 += 1;
+        let with_all = |r: &usize| alike.1[*r] + alike.2 * pod.requests[*r];
+        let is_beyond = |r: &usize| hard[*r].is_some_and(|hard| with_all(r) > hard);
+        passed_over += u64::from(needs.iter().any(is_beyond));
         if !is_in_hard || !within(&|r| capacity[r].or(Some((1 << 60) - 1))) || needs.is_empty() {
             continue;
         }

@@ -121,7 +121,8 @@ fn interpret(suffix: &str) -> Option<Scale> {
     }
     let exponent = suffix.strip_prefix(['e', 'E'])?;
     Some(Scale::Ten {
-        exponent: i64::from_str(exponent).ok()?,
+        // `suffixHandler.interpret` keeps the lower 32 bits.
+        exponent: i64::from(i64::from_str(exponent).ok()? as i32),
         format: Format::DecimalExponent,
     })
 }

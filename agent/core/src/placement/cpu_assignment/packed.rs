@@ -182,12 +182,14 @@ impl<'a> Packing<'a> {
         }
     }
 
+    /// By nodes. A cache of several nodes is listed under those in which it has a free CPU (`sortAvailableUncoreCaches`).
     fn uncore_caches(&self) -> Vec<Group> {
-        let nodes = self.nodes();
-        let caches = nodes
-            .iter()
-            .flat_map(|node| self.sorted(self.layout.uncores_of(*node)));
-        caches.collect()
+        let of_node = |node: &Group| {
+            let free = self.free & *self.layout.cpus_of(*node);
+            let caches = self.sorted(self.layout.uncores_of(*node)).into_iter();
+            caches.filter(move |cache| !self.layout.cpus_of(*cache).is_disjoint(&free))
+        };
+        self.nodes().iter().flat_map(of_node).collect()
     }
 
     fn take_partial_uncore(&mut self, cache: Group) {

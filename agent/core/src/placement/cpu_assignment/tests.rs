@@ -56,6 +56,23 @@ fn whole_things_are_taken_before_parts() {
     assert_eq!(packed("0-31", 0, core_by_core, true), "");
 }
 
+/// Nodes 0-7 and 8-15; caches 0-3, 4-11 and 12-15.
+#[test]
+fn a_cache_of_two_nodes_is_one_of_the_node_where_it_has_free_cpus() {
+    let cpu = |id: u32| Cpu {
+        id,
+        core: id,
+        socket: 0,
+        numa: id / 8,
+        uncore: (id + 4) / 8,
+    };
+    let machine = CpuTopology::new((0..16).map(cpu).collect()).unwrap();
+    let layout = CpuLayout::new(&machine);
+    let free = set("0-2,8-9,12-13");
+    let taken = layout.take_packed(&free, 2, CpuSorting::Packed, true);
+    assert_eq!(taken.unwrap(), set("0-1"));
+}
+
 #[test]
 fn a_distributed_request_takes_the_same_from_each_of_the_fewest_nodes() {
     let layout = CpuLayout::new(&machine(2, 2, 4, 2));

@@ -134,6 +134,7 @@ fn remove(memory: &mut StaticMemory, pod: &Pod) {
     for container in pod.all_containers() {
         memory.remove(&pod.uid(), &container.name);
     }
+    memory.forget_reusable(&pod.uid());
 }
 
 /// The hint at a place in the container's own list, or any.
@@ -176,6 +177,9 @@ proptest! {
                 Step::RemoveContainer { pod, container } => {
                     let (uid, name) = (pods[pod].uid(), format!("c{container}"));
                     memory.remove(&uid, &name);
+                    if !memory.assignments().contains_key(&uid) {
+                        memory.forget_reusable(&uid);
+                    }
                     let once = memory.clone();
                     memory.remove(&uid, &name);
                     prop_assert_eq!(&once, &memory);
