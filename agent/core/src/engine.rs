@@ -8,7 +8,7 @@
 //! no random number, and iterates in orders that are fixed by the data. The same events give the same decisions, byte for
 //! byte; that is what `plimsoll replay` checks.
 //!
-//! `step` allocates nothing for what is urgent (`EventKind::is_urgent`: a sample, a pod that has ended, what came of a decision) once every pod has been seen:
+//! `step` allocates nothing for what is urgent (`EventKind::is_on_kill_path`: a sample, a pod that has ended, what came of a decision) once every pod has been seen:
 //! scratch space grows when pods are applied. The path from kernel record to kill must work when no memory is left.
 
 pub use crate::model::config::EngineConfig;

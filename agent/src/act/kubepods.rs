@@ -19,7 +19,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::quantity::{Format, Quantity};
 use plimsoll_core::kube::resources::{CPU, HUGE_PAGES_PREFIX, MEMORY, ResourceList};
-use plimsoll_core::model::signal::Signal;
+use plimsoll_core::model::threshold::eviction_reservation;
 
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
@@ -219,24 +219,16 @@ fn resources(
     config: &Config,
     memory_bytes: u64,
 ) -> Result<NodeResources, FileError> {
-    let eviction = config
-        .engine
-        .thresholds
-        .iter()
-        .find(|threshold| threshold.signal == Signal::MemoryAvailable && threshold.is_hard())
-        .map(|threshold| threshold.amount(memory_bytes))
-        .and_then(|bytes| i64::try_from(bytes).ok())
-        .map(|bytes| {
-            (
-                MEMORY.to_owned(),
-                Quantity::from_value(bytes, Format::BinarySI),
-            )
-        });
+    let capacity = machine(host, memory_bytes)?;
     Ok(NodeResources {
-        capacity: machine(host, memory_bytes)?,
+        eviction_hard: eviction_reservation(
+            &config.engine.thresholds,
+            &config.thresholds.hard,
+            &capacity,
+        ),
+        capacity,
         kube_reserved: config.node.kube_reserved.clone(),
         system_reserved: config.node.system_reserved.clone(),
-        eviction_hard: eviction.into_iter().collect(),
     })
 }
 

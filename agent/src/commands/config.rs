@@ -309,8 +309,8 @@ fn text(
         "{verdict}; of the fields that are set, {} {}, {} {}, {} {}\n",
         given(Class::Used),
         Class::Used.as_str(),
-        given(Class::Later),
-        Class::Later.as_str(),
+        given(Class::NotActedOn),
+        Class::NotActedOn.as_str(),
         given(Class::Kubelet),
         Class::Kubelet.as_str(),
     );

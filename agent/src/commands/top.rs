@@ -8,7 +8,7 @@
 mod screen;
 
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::commands::error;
 use crate::commands::exit_status::CommandError;
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
-use crate::record::recording::{Recording, Seek};
+use crate::record::journal_player::{JournalPlayer, Seek};
 use crate::record::steps::{JournalReadError, at_seconds};
 use crate::serve::control::client::{AskError, ask_overview};
 use crate::serve::control::{AgentArgs, Refusal, RefusalKind};
@@ -134,67 +134,69 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             }
         }
     }
-    match (&args.replay, output) {
-        (Some(path), output) => {
-            let mut recording = Recording::open(path)?;
-            if let Some(at_ns) = args.at {
-                recording.seek(Seek::At(at_ns))?;
-            }
-            let feed = Feed::Recorded {
-                position: recording.position(),
-                plays_ns: None,
-                remark: recording.remark().map(str::to_owned),
-            };
-            let overview = recorded(&recording)?;
-            match output {
-                Some(output) => {
-                    if let Some(remark) = recording.remark() {
-                        eprintln!("plimsoll: {}: {remark}", path.shown());
-                    }
-                    print(output, &overview)
-                }
-                None => {
-                    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
-                    model.update(Message::At(recording.position(), Box::new(overview)));
-                    screen::replayed(&mut model, &mut recording)
-                }
-            }
-        }
-        (None, output) => {
-            let socket = args.agent.socket();
-            let every = Duration::from_secs(args.interval);
-            let mut overview = overview(&socket)?;
-            let feed = Feed::Live {
-                every,
-                silent: None,
-                restarted: None,
-            };
-            match output {
-                Some(output) => {
-                    let has_means = overview.pods.iter().any(|it| it.cpu.used_milli.is_some());
-                    if output != Printed::Line && !has_means {
-                        std::thread::sleep(FIRST_MEAN);
-                        overview = self::overview(&socket)?;
-                    }
-                    print(output, &overview)
-                }
-                None => {
-                    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
-                    model.update(Message::Answer(Box::new(overview)));
-                    screen::live(&mut model, socket, every)
-                }
-            }
-        }
+    match &args.replay {
+        Some(path) => of_journal(path, args.at, output),
+        None => of_agent(args, output),
     }
 }
 
+/// `output`: how it is printed; `None`: on the screen.
+fn of_journal(
+    path: &Path,
+    at_ns: Option<u64>,
+    output: Option<Printed>,
+) -> Result<ExitCode, TopError> {
+    let mut player = JournalPlayer::open(path)?;
+    if let Some(at_ns) = at_ns {
+        player.seek(Seek::At(at_ns))?;
+    }
+    let overview = recorded(&player)?;
+    if let Some(output) = output {
+        if let Some(remark) = player.remark() {
+            eprintln!("plimsoll: {}: {remark}", path.shown());
+        }
+        return print(output, &overview);
+    }
+    let feed = Feed::Recorded {
+        position: player.position(),
+        plays_ns: None,
+        remark: player.remark().map(str::to_owned),
+    };
+    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
+    model.update(Message::At(player.position(), Box::new(overview)));
+    screen::replayed(&mut model, &mut player)
+}
+
+/// As [`of_journal`].
+fn of_agent(args: &TopArgs, output: Option<Printed>) -> Result<ExitCode, TopError> {
+    let socket = args.agent.socket();
+    let mut overview = overview(&socket)?;
+    if let Some(output) = output {
+        let has_means = overview.pods.iter().any(|it| it.cpu.used_milli.is_some());
+        if output != Printed::Line && !has_means {
+            std::thread::sleep(FIRST_MEAN);
+            overview = self::overview(&socket)?;
+        }
+        return print(output, &overview);
+    }
+    let every = Duration::from_secs(args.interval);
+    let feed = Feed::Live {
+        every,
+        silent: None,
+        restarted: None,
+    };
+    let mut model = Model::new(feed, Style::of(&io::stdout()).color);
+    model.update(Message::Answer(Box::new(overview)));
+    screen::live(&mut model, socket, every)
+}
+
 /// Asks the agent.
-fn overview(socket: &std::path::Path) -> Result<Overview, TopError> {
+fn overview(socket: &Path) -> Result<Overview, TopError> {
     Ok(std::sync::Arc::unwrap_or_clone(ask_overview(socket)?))
 }
 
 /// The node as it was then.
-fn recorded(recording: &Recording) -> Result<Overview, ExplainError> {
+fn recorded(recording: &JournalPlayer) -> Result<Overview, ExplainError> {
     Overview::new(&recording.snapshot(), &Figures::default())
 }
 

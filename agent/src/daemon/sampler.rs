@@ -24,8 +24,8 @@ const FEW_PODS: usize = 8;
 /// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
 const LEADERS_MAX: usize = 4;
 
-/// Whether an answer to it cannot wait.
-pub(super) const fn is_urgent(cause: Cause) -> bool {
+/// Whether a sample for this leaves out what is slow to read: the answer cannot wait.
+pub(super) const fn skips_slow_reads(cause: Cause) -> bool {
     matches!(
         cause,
         Cause::ChargeThreshold { .. } | Cause::DirectReclaim { .. }
@@ -147,7 +147,7 @@ impl Sampler {
         wanted: impl FnOnce(&Sample) -> Wanted,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
-        let urgent = is_urgent(cause);
+        let urgent = skips_slow_reads(cause);
         sample.cause = cause;
         sample.charged_bytes = charged_bytes;
         sample.processes = None;

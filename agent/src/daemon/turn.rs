@@ -29,7 +29,7 @@ use super::deadlines::Deadlines;
 use super::findings::{Crossing, Findings};
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
-use super::sampler::is_urgent;
+use super::sampler::skips_slow_reads;
 use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
 use super::watchdog::Part;
@@ -271,7 +271,7 @@ impl Agent {
         if let Ok(Some(cause)) = responded {
             // Another sample, which waits for what is urgent: this one has answered one question only, or has left out pods.
             let is_one_question = cause == Cause::NodeReclaimed;
-            let left_out = is_urgent(cause) && self.engine.has_old_pods(now_ns());
+            let left_out = skips_slow_reads(cause) && self.engine.has_old_pods(now_ns());
             self.hurry |= is_one_question || left_out;
         }
         self.heartbeat.enter(part);
@@ -340,7 +340,7 @@ impl Agent {
             &mut self.pods,
             &mut sample,
             &mut self.hops,
-            |sample| match is_urgent(cause) {
+            |sample| match skips_slow_reads(cause) {
                 true => engine.wanted(sample, received_ns),
                 false if engine.needs_pods(sample, received_ns) => Wanted::All,
                 false => Wanted::Nothing,

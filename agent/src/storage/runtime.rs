@@ -260,20 +260,11 @@ impl RuntimeSpace {
                 Err(connection::Failure::Refused(why)) => failure = Some(why),
                 // It may still be at it: another one might go for nothing.
                 Err(connection::Failure::Late(why)) => {
-                    failure = Some(why);
-                    self.settle(order, &before, expected, true);
-                    let now = self.now();
-                    if gained(&before, &now) > (0, 0) {
-                        count(&removal, &before, &now, reclaimed);
-                    }
-                    break;
+                    self.settle_late(order, &removal, &before, expected, reclaimed);
+                    return Err(why);
                 }
                 Err(connection::Failure::Lost(why)) if Instant::now() >= until => {
-                    self.settle(order, &before, expected, true);
-                    let now = self.now();
-                    if gained(&before, &now) > (0, 0) {
-                        count(&removal, &before, &now, reclaimed);
-                    }
+                    self.settle_late(order, &removal, &before, expected, reclaimed);
                     return Err(why);
                 }
                 Err(connection::Failure::Lost(why)) if self.runtime.restarts_by(until) => {
@@ -285,6 +276,22 @@ impl RuntimeSpace {
             passed_over.insert(removal);
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Waits for what comes of a removal that was not answered in time, and counts it.
+    fn settle_late(
+        &self,
+        order: &FreeOrder,
+        removal: &Removal,
+        before: &FileSystemsNow,
+        expected: u64,
+        reclaimed: &mut Reclaimed,
+    ) {
+        self.settle(order, before, expected, true);
+        let now = self.now();
+        if gained(before, &now) > (0, 0) {
+            count(removal, before, &now, reclaimed);
+        }
     }
 
     /// Waits until enough is free, or nothing more comes of a removal that takes about so many bytes. One that `is_late` is given the whole order.

@@ -313,56 +313,20 @@ impl Survey {
         left.max(self.names_max / SHORT_WALK_PART)
     }
 
-    /// Goes on with the current directory.
+    /// Goes on with the current directory. `left`: how many names the slice may still read; `None`: it ends before the directory does.
     fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
-        let names_left = self.names_left();
-        let planned = &self.plans[self.pod][self.reports.len()];
-        let (way, used) = match self.walk.as_mut() {
-            Some(walk) => {
-                let walked = walk.advance(*left);
-                *left = 0; // what is left of a slice is not worth counting exactly
-                let walked = walked?;
-                self.names = self.names.saturating_add(walk.names());
-                walked_way(walked)
-            }
+        let begun = match self.walk.take() {
+            Some(walk) => Err(walk),
             None => {
                 *left = left.saturating_sub(1);
-                let alone = planned
-                    .project
-                    .filter(|key| self.believes_quotas && self.projects.get(key) == Some(&1));
-                let reported = match planned.place {
-                    Place::Runtime(_, used) => used,
-                    _ => Used::default(),
-                };
-                let by_quota = |fd: &OwnedFd| alone.and_then(|key| by_quota(fd, key));
-                match planned
-                    .place
-                    .open(places, &mut self.mount_kinds)
-                    .map(|fd| (by_quota(&fd), fd))
-                {
-                    Err(way) => (way, reported),
-                    Ok((Some(measured), _)) => measured,
-                    Ok((None, fd)) => {
-                        match Walk::start_at(fd.as_fd()).map(|walk| walk.at_most(names_left)) {
-                            Ok(mut walk) => match walk.advance(*left) {
-                                Some(walked) => {
-                                    // Not inodes: a file may have many names.
-                                    *left = left.saturating_sub(walk.names().saturating_add(1));
-                                    self.names = self.names.saturating_add(walk.names());
-                                    walked_way(walked)
-                                }
-                                None => {
-                                    self.walk = Some(walk);
-                                    return None;
-                                }
-                            },
-                            Err(error) => (Way::Failed(error), Used::default()),
-                        }
-                    }
-                }
+                self.measure_without_walk(places)
             }
         };
-        self.walk = None;
+        let (way, used) = match begun {
+            Ok(measured) => measured,
+            Err(walk) => self.walk_on(walk, left)?,
+        };
+        let planned = &self.plans[self.pod][self.reports.len()];
         Some(DirectoryReport {
             uid: self.pods[self.pod].uid.clone(),
             part: planned.part.clone(),
@@ -371,6 +335,44 @@ impl Survey {
             used,
             at_ns: now_ns(),
         })
+    }
+
+    /// What is known of the current directory without a walk; else the walk.
+    fn measure_without_walk(&mut self, places: &Places) -> Result<(Way, Used), Walk> {
+        let names_left = self.names_left();
+        let planned = &self.plans[self.pod][self.reports.len()];
+        let fd = match planned.place.open(places, &mut self.mount_kinds) {
+            Ok(fd) => fd,
+            Err(way) => {
+                let reported = match planned.place {
+                    Place::Runtime(_, used) => used,
+                    _ => Used::default(),
+                };
+                return Ok((way, reported));
+            }
+        };
+        let alone = planned
+            .project
+            .filter(|key| self.believes_quotas && self.projects.get(key) == Some(&1));
+        if let Some(measured) = alone.and_then(|key| by_quota(&fd, key)) {
+            return Ok(measured);
+        }
+        match Walk::start_at(fd.as_fd()) {
+            Ok(walk) => Err(walk.at_most(names_left)),
+            Err(error) => Ok((Way::Failed(error), Used::default())),
+        }
+    }
+
+    fn walk_on(&mut self, mut walk: Walk, left: &mut u32) -> Option<(Way, Used)> {
+        let before = walk.names();
+        let Some(walked) = walk.advance(*left) else {
+            self.walk = Some(walk);
+            return None;
+        };
+        // Not inodes: a file may have many names.
+        *left = left.saturating_sub(walk.names() - before);
+        self.names = self.names.saturating_add(walk.names());
+        Some(walked_way(walked))
     }
 }
 

@@ -398,8 +398,8 @@ impl Seen {
     }
 }
 
-/// Whether `a` goes before `b`: the order of eviction for memory (`Ranking::Memory` of the agent's core), by what both hold now. Equals go
-/// in the agent's order.
+/// Whether `a` goes before `b`: the order of eviction for memory (`Ranking::Memory` of the agent's core) without the comparators of namespaces, by what both hold
+/// now. Equals go in the agent's order.
 #[must_use]
 #[inline(always)]
 pub const fn goes_before(a: &RankedPod, b: &RankedPod) -> bool {

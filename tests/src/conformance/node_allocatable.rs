@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use plimsoll_core::kube::node_allocatable::{Limited, NodeResources, OverReserved, cgroup_config};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources::{MEMORY, ResourceList};
-use plimsoll_core::model::threshold::eviction_reservation;
+use plimsoll_core::model::threshold::{ThresholdSettings, eviction_reservation, parse};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -37,9 +37,13 @@ pub(super) fn check(vector: &Value) -> Verdict {
 
 fn compare(vector: Vector) -> Result<(), String> {
     let hard = vector.eviction_hard.unwrap_or_default();
+    let settings = ThresholdSettings {
+        hard: hard.clone(),
+        ..ThresholdSettings::default()
+    };
+    let thresholds = parse(&settings).map_err(|error| error.to_string())?;
     let node = NodeResources {
-        eviction_hard: eviction_reservation(&hard, &vector.capacity)
-            .map_err(|error| error.to_string())?,
+        eviction_hard: eviction_reservation(&thresholds, &hard, &vector.capacity),
         capacity: vector.capacity,
         kube_reserved: vector.kube_reserved.unwrap_or_default(),
         system_reserved: vector.system_reserved.unwrap_or_default(),

@@ -72,7 +72,7 @@ pub enum Decision {
         /// Which pod.
         uid: PodUid,
     },
-    /// A pod that was being ended has no processes left, and how it ended.
+    /// A pod that was being ended is waited for no longer, and how that ended.
     Finished {
         /// Which pod.
         uid: PodUid,

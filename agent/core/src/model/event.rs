@@ -168,7 +168,7 @@ pub enum EventKind {
 impl EventKind {
     /// Whether the agent takes it in between a record of the kernel and the signal that answers it: then [`Engine::step`](crate::engine::Engine::step)
     /// allocates nothing.
-    pub(crate) fn is_urgent(&self) -> bool {
+    pub(crate) fn is_on_kill_path(&self) -> bool {
         match self {
             Self::Sample(_)
             | Self::PodEmpty { .. }

@@ -100,13 +100,13 @@ pub struct NodeState {
     pub(crate) leavers: Leavers,
 }
 
-/// More pods on their way out at one time are looked for among all.
+/// With more pods on their way out at one time all pods are looked at.
 const LEAVERS_MAX: usize = 8;
 
 /// The pods that may be on their way out, by their UIDs, ascending and without a gap: what follows from the rest of a state. States are equal with and without it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leavers {
-    /// No other pod is. Without it they are not known.
+    /// Whether `uids` are all of them.
     pub(crate) is_known: bool,
     uids: [Option<PodUid>; LEAVERS_MAX],
 }
@@ -453,9 +453,9 @@ impl NodeState {
                     reclaim.done = true;
                 }
             }
-            // Only what is being tried is concerned, see `policy::remedies`, or what is placed, see `policy::place`.
+            // Only what is being tried is concerned, see `policy::memory::remedies`, or what is placed, see `policy::placement`.
             EventKind::Stage { .. }
-            // What it means for the pod is in `policy::leaving`.
+            // What it means for the pod is in `policy::memory::termination`.
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }
             | EventKind::FirstProcessesEnded { .. }

@@ -440,21 +440,16 @@ fn amount(
     }
 }
 
-/// What the thresholds of an `evictionHard` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only
-/// (`hardEvictionReservation`).
-///
-/// # Errors
-/// The first [`ThresholdError`] of the map.
+/// What hard `thresholds` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only (`hardEvictionReservation`). `hard`: the `evictionHard`
+/// that they were read from.
+#[must_use]
 pub fn eviction_reservation(
+    thresholds: &[Threshold],
     hard: &BTreeMap<String, String>,
     capacity: &ResourceList,
-) -> Result<ResourceList, ThresholdError> {
-    let settings = ThresholdSettings {
-        hard: hard.clone(),
-        ..ThresholdSettings::default()
-    };
+) -> ResourceList {
     let mut reservation = ResourceList::new();
-    for threshold in parse(&settings)? {
+    for threshold in thresholds.iter().filter(|threshold| threshold.is_hard()) {
         let name = match threshold.signal {
             Signal::MemoryAvailable => MEMORY,
             Signal::NodefsAvailable => EPHEMERAL_STORAGE,
@@ -470,7 +465,7 @@ pub fn eviction_reservation(
             .unwrap_or_else(|| Quantity::from_value(bytes, Format::BinarySI));
         reservation.insert(name.to_owned(), exact);
     }
-    Ok(reservation)
+    reservation
 }
 
 #[cfg(test)]

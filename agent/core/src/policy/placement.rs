@@ -149,7 +149,7 @@ pub(crate) fn decide(
     first: usize,
     decisions: &mut Vec<Decision>,
 ) {
-    if event.kind.is_urgent() {
+    if event.kind.is_on_kill_path() {
         note_given_up(state, &event.kind, &decisions[first..]);
         return;
     }

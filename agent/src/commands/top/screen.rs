@@ -15,7 +15,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::{TopError, overview, recorded};
-use crate::record::recording::Recording;
+use crate::record::journal_player::JournalPlayer;
 use crate::show::top::draw;
 use crate::show::top::model::{Command, Message, Model};
 
@@ -75,7 +75,10 @@ pub(super) fn live(
 ///
 /// # Errors
 /// [`TopError::Terminal`], or the journal's.
-pub(super) fn replayed(model: &mut Model, recording: &mut Recording) -> Result<ExitCode, TopError> {
+pub(super) fn replayed(
+    model: &mut Model,
+    recording: &mut JournalPlayer,
+) -> Result<ExitCode, TopError> {
     until_left(model, None, |command| {
         let Command::Seek(to) = command else {
             return Ok(None);

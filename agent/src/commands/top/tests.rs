@@ -10,9 +10,9 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::{Color, Modifier};
 
 use super::*;
+use crate::record::journal_player::Position;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
 use crate::record::lines::RecentLine;
-use crate::record::recording::Position;
 use crate::record::snapshot::Snapshot;
 use crate::serve::summary::{CpuStats, MemoryStats, NodeStats, PodUse, PsiData, PsiStats};
 use crate::show::top::draw;

@@ -8,8 +8,8 @@ use plimsoll_core::model::threshold::Operator;
 use serde::Serialize;
 
 use super::WebError;
+use crate::record::journal_player::{JournalPlayer, Seek};
 use crate::record::lines::RecentLine;
-use crate::record::recording::{Recording, Seek};
 use crate::record::steps::JournalReadError;
 use crate::serve::overview::{Figures, Overview};
 
@@ -21,7 +21,7 @@ const DECISIONS_MAX: usize = 2000;
 /// An open journal.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    recording: Recording,
+    recording: JournalPlayer,
     timeline: Timeline,
 }
 
@@ -61,7 +61,7 @@ struct Decided {
 impl Recorded {
     /// Opens a journal and reads all of it.
     pub(super) fn open(path: &Path) -> Result<Self, WebError> {
-        let mut recording = Recording::open(path)?;
+        let mut recording = JournalPlayer::open(path)?;
         let end = recording.position();
         recording.seek(Seek::Begin)?;
         let mut points = Vec::new();
@@ -102,7 +102,7 @@ impl Recorded {
     }
 }
 
-fn overview(recording: &Recording) -> Result<Overview, ExplainError> {
+fn overview(recording: &JournalPlayer) -> Result<Overview, ExplainError> {
     Overview::new(&recording.snapshot(), &Figures::default())
 }
 
@@ -123,7 +123,7 @@ impl Point {
 }
 
 /// All that was decided and said, and how much of it is left out.
-fn decisions(recording: &mut Recording) -> Result<(Vec<Decided>, usize), JournalReadError> {
+fn decisions(recording: &mut JournalPlayer) -> Result<(Vec<Decided>, usize), JournalReadError> {
     let mut decided: Vec<Decided> = Vec::new();
     let (mut said, mut left_out) = (0, 0);
     recording.seek(Seek::Begin)?;

@@ -12,7 +12,7 @@
 use super::plimsoll;
 use super::schema::{COUNT, Class, Field, INT32, INT64, Shape, TEXTS, field, int, kubelets};
 
-use Class::{Later, Used};
+use Class::{NotActedOn, Used};
 use Shape::{Amount, Bool, Duration, List, Map, Number, Object, OneOf, Quantity, Text};
 
 /// `apiVersion` of a kubelet's file.
@@ -42,16 +42,16 @@ pub static FIELDS: &[Field] = &[
     field("apiVersion", Used, Text, "file format: kubelet.config.k8s.io/v1beta1 or plimsoll.dev/v1alpha1"),
     field("kind", Used, Text, "file format: KubeletConfiguration or PlimsollConfiguration"),
     field("podLogsDir", Used, Text, "directory of pod logs; their bytes count as usage of the pod").or("/var/log/pods"),
-    field("oomScoreAdj", Later, int(-1000, 1000), "oom_score_adj of the kubelet; Plimsoll's is -999")
+    field("oomScoreAdj", NotActedOn, int(-1000, 1000), "oom_score_adj of the kubelet; Plimsoll's is -999")
         .or("-999").pointer(),
-    field("imageMinimumGCAge", Later, Duration, "minimum age of an unused image before it may be removed").or("2m"),
-    field("imageMaximumGCAge", Later, Duration, "age of an unused image at which it is removed; 0s: never").or("0s"),
-    field("imageGCHighThresholdPercent", Later, PERCENT, "disk usage that starts the removal of images").or("85").pointer(),
-    field("imageGCLowThresholdPercent", Later, PERCENT, "disk usage that ends the removal of images").or("80").pointer(),
+    field("imageMinimumGCAge", NotActedOn, Duration, "minimum age of an unused image before it may be removed").or("2m"),
+    field("imageMaximumGCAge", NotActedOn, Duration, "age of an unused image at which it is removed; 0s: never").or("0s"),
+    field("imageGCHighThresholdPercent", NotActedOn, PERCENT, "disk usage that starts the removal of images").or("85").pointer(),
+    field("imageGCLowThresholdPercent", NotActedOn, PERCENT, "disk usage that ends the removal of images").or("80").pointer(),
     field("volumeStatsAggPeriod", Used, Duration, "interval between measurements of pod volumes").or("1m"),
     field("cgroupRoot", Used, Text, "parent cgroup of kubepods; --cgroup-root overrides it"),
-    field("cgroupsPerQOS", Later, Bool, "cgroups per QoS class; always on in Plimsoll").or("true").pointer(),
-    field("cgroupDriver", Later, OneOf(&["cgroupfs", "systemd"]), "how cgroups are created and named; Plimsoll uses cgroupfs")
+    field("cgroupsPerQOS", NotActedOn, Bool, "cgroups per QoS class; always on in Plimsoll").or("true").pointer(),
+    field("cgroupDriver", NotActedOn, OneOf(&["cgroupfs", "systemd"]), "how cgroups are created and named; Plimsoll uses cgroupfs")
         .or("cgroupfs"),
     field("cpuManagerPolicy", Used, OneOf(&["none", "static"]), "static: containers of Guaranteed pods get exclusive CPUs").or("none"),
     field("singleProcessOOMKill", Used, Bool, "false: an OOM kill ends all processes of the container (memory.oom.group, cgroup v2)")
@@ -64,7 +64,7 @@ pub static FIELDS: &[Field] = &[
     field("topologyManagerScope", Used, OneOf(&["container", "pod"]), "unit of alignment: container or pod").or("container"),
     field("topologyManagerPolicyOptions", Used, LABELS, "options of the topology policy"),
     field("qosReserved", Used, LABELS, "percentage of a QoS class's memory requests that lower classes cannot use (gate QOSReserved)"),
-    field("maxPods", Later, COUNT, "maximum number of pods").or("110"),
+    field("maxPods", NotActedOn, COUNT, "maximum number of pods").or("110"),
     field("podPidsLimit", Used, INT64, "maximum number of processes per pod (pids.max); -1: unlimited").or("-1").pointer(),
     field("cpuCFSQuota", Used, Bool, "enforce CPU limits").or("true").pointer(),
     field("cpuCFSQuotaPeriod", Used, Duration, "CPU quota period, 1ms to 1s").or("100ms").pointer(),
@@ -76,11 +76,11 @@ pub static FIELDS: &[Field] = &[
     field("evictionMinimumReclaim", Used, THRESHOLDS, "map of signal to the amount above the threshold that must be available again").or("{}"),
     field("mergeDefaultEvictionSettings", Used, Bool, "keep the evictionHard defaults of signals that are not listed")
         .or("false").pointer(),
-    field("podsPerCore", Later, COUNT, "maximum number of pods per CPU; 0: unlimited").or("0"),
+    field("podsPerCore", NotActedOn, COUNT, "maximum number of pods per CPU; 0: unlimited").or("0"),
     field("featureGates", Used, Map(&Bool), "feature gates; MemoryQoS, NodeSwap, CustomCPUCFSQuotaPeriod and QOSReserved have an effect").or("{}"),
     field("memorySwap", Used, Object(MEMORY_SWAP), "swap for containers"),
-    field("containerLogMaxSize", Later, Quantity, "size at which a container's log is rotated").or("10Mi"),
-    field("containerLogMaxFiles", Later, int(2, i32::MAX as i64), "maximum number of log files per container").or("5").pointer(),
+    field("containerLogMaxSize", NotActedOn, Quantity, "size at which a container's log is rotated").or("10Mi"),
+    field("containerLogMaxFiles", NotActedOn, int(2, i32::MAX as i64), "maximum number of log files per container").or("5").pointer(),
     field("systemReserved", Used, QUANTITIES, "map of resource to quantity reserved for the system; cpu, memory, pid and huge pages are enforced").or("{}"),
     field("kubeReserved", Used, QUANTITIES, "map of resource to quantity reserved for Kubernetes daemons; as systemReserved").or("{}"),
     field("reservedSystemCPUs", Used, Text, "CPUs reserved for the system, e.g. 0-1,4; replaces cpu of both reservations"),
@@ -131,10 +131,10 @@ const MEMORY_SWAP: &[Field] = &[field(
 .or("NoSwap")];
 
 const RESERVED_MEMORY: &[Field] = &[
-    field("numaNode", Later, COUNT, "the node").pointer(),
+    field("numaNode", NotActedOn, COUNT, "the node").pointer(),
     field(
         "limits",
-        Later,
+        NotActedOn,
         QUANTITIES,
         "memory or hugepages-SIZE → quantity",
     ),

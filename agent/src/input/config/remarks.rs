@@ -14,7 +14,7 @@ use super::tree::GATES;
 use super::tree::Tree;
 
 /// Feature gates that change eviction, QoS, OOM handling or placement in the kubelet and are not acted on, with their defaults in 1.36.
-const GATES_LATER: [(&str, bool); 6] = [
+const GATES_NOT_ACTED_ON: [(&str, bool); 6] = [
     ("InPlacePodVerticalScaling", true),
     ("InPlacePodVerticalScalingExclusiveCPUs", false),
     ("InPlacePodVerticalScalingExclusiveMemory", false),
@@ -46,7 +46,10 @@ impl Effective {
                 text,
             });
         };
-        for field in FIELDS.iter().filter(|field| field.class == Class::Later) {
+        for field in FIELDS
+            .iter()
+            .filter(|field| field.class == Class::NotActedOn)
+        {
             let Some(node) = self.root.get(field.name) else {
                 continue;
             };
@@ -58,18 +61,18 @@ impl Effective {
                     "systemd applies only with --kubernetes, where plimsoll finds the kubelet's cgroups with either driver; without it, plimsoll creates cgroups with the names of cgroupfs"
                         .to_owned()
                 }
-                _ => format!("accepted, and not acted on yet: {}", field.meaning),
+                _ => format!("accepted, and not acted on: {}", field.meaning),
             };
             say(node.origin, field.name.to_owned(), text);
         }
         let section = tree.object("plimsoll");
         for field in plimsoll::FIELDS {
             if let Some(section) = section
-                && field.class == Class::Later
+                && field.class == Class::NotActedOn
                 && let Some(origin) = section.given(field.name)
                 && section.bool(field.name) != Some(false)
             {
-                let text = format!("accepted, and not acted on yet: {}", field.meaning);
+                let text = format!("accepted, and not acted on: {}", field.meaning);
                 say(origin, format!("plimsoll.{}", field.name), text);
             }
         }
@@ -79,12 +82,12 @@ impl Effective {
                     say(
                         origin,
                         format!("{list}: {name}"),
-                        "accepted, and not acted on yet: it changes the node's status, which the kubelet reports".to_owned(),
+                        "accepted, and not acted on: it changes the node's status, which the kubelet reports".to_owned(),
                     );
                 }
             }
         }
-        for (name, default) in GATES_LATER {
+        for (name, default) in GATES_NOT_ACTED_ON {
             let gates = tree.object("featureGates");
             if let Some(gates) = gates
                 && gates.bool(name) == Some(!default)
@@ -92,7 +95,7 @@ impl Effective {
                 say(
                     gates.given(name).unwrap_or(Origin::Default),
                     format!("featureGates: {name}"),
-                    "accepted, and not acted on yet".to_owned(),
+                    "accepted, and not acted on".to_owned(),
                 );
             }
         }
@@ -111,8 +114,10 @@ pub(crate) fn class_of_entry(field: &Field, key: &str) -> Class {
         return inner.map_or(field.class, |inner| inner.class);
     }
     match field.name {
-        "kubeReserved" | "systemReserved" if key == EPHEMERAL_STORAGE => Class::Later,
-        "featureGates" if GATES_LATER.iter().any(|(gate, _)| *gate == key) => Class::Later,
+        "kubeReserved" | "systemReserved" if key == EPHEMERAL_STORAGE => Class::NotActedOn,
+        "featureGates" if GATES_NOT_ACTED_ON.iter().any(|(gate, _)| *gate == key) => {
+            Class::NotActedOn
+        }
         "featureGates" if GATES.iter().all(|(gate, _)| *gate != key) => Class::Kubelet,
         _ => field.class,
     }

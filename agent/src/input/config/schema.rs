@@ -19,8 +19,8 @@ use crate::input::spelling::nearest;
 pub enum Class {
     /// It acts on it.
     Used,
-    /// It reads and validates it as the kubelet does, and does not act on it yet. Said aloud where it is set.
-    Later,
+    /// It reads and validates it as the kubelet does, and does not act on it. Said aloud where it is set.
+    NotActedOn,
     /// It concerns the kubelet alone: its server, its client, its own work.
     Kubelet,
 }
@@ -30,7 +30,7 @@ impl Class {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Used => "used",
-            Self::Later => "not acted on yet",
+            Self::NotActedOn => "not acted on",
             Self::Kubelet => "not Plimsoll's",
         }
     }

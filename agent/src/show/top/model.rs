@@ -6,8 +6,8 @@ use std::time::Duration;
 use plimsoll_core::kube::pod_uid::PodUid;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use crate::record::journal_player::{Position, Seek};
 use crate::record::limit_counts::LimitCounts;
-use crate::record::recording::{Position, Seek};
 use crate::serve::overview::{Overview, PodOverview};
 
 /// Characters of a filter.

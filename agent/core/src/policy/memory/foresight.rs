@@ -51,7 +51,7 @@ impl Interval {
     }
 }
 
-/// The same with what it is judged by.
+/// A shortage that is foreseen, with the figures behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Shortage {
     pub(crate) foreseen: Foreseen,

@@ -106,7 +106,7 @@ fn has_awaited(view: &View<'_>) -> bool {
     leaving.any(|leaving| leaving::is_awaited(&leaving, view.now_ns))
 }
 
-/// The first figure of `sample`, the one that `view` has ahead, that is old and could change what the engine decides about it.
+/// The first outdated figure of the sample that `view` has ahead which could change the decision about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
     if sample.leaders_only {
         let mut pods = view.state.leaving();

@@ -11,6 +11,13 @@
 //!
 //! Source: `pkg/kubelet/eviction/helpers.go` of 1.36 (`buildSignalToRankFunc` and the comparators above it).
 //!
+//! Differences, each on purpose: pods without a name ([`Comparator::Unnamed`], beside a kubelet) go last; namespaces that use too much ([`Comparator::Overused`],
+//! [`Comparator::OverShare`], options) go first among pods of the same standing; the rankings for stalls of CPUs and disks; the UID at the end.
+//!
+//! The order stands in three more places, each of which a test compares with this one: the numbers that rows are sorted by (`sort_keys`), the one pass that finds
+//! the first pod without rows ([`lineup`](crate::policy::memory::lineup)), and the last line's program, without namespaces (`goes_before` in
+//! `ebpf/abi/src/last_line.rs`).
+//!
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus
 //! request and may be negative.
 

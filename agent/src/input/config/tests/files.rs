@@ -12,7 +12,7 @@ const OPENSHIFT: &str = include_str!("../testdata/openshift.yaml");
 const K3S: &str = include_str!("../testdata/k3s.yaml");
 const HARDENED: &str = include_str!("../testdata/hardened.yaml");
 
-/// Each file, and the fields that are set and not acted on yet.
+/// Each file, and the fields that are set and not acted on.
 pub(super) const FILES: [(&str, &[&str]); 8] = [
     (KUBEADM, &["cgroupDriver"]),
     (KIND, &["cgroupDriver", "imageGCHighThresholdPercent"]),

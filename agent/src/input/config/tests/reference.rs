@@ -26,7 +26,10 @@ fn tables() -> String {
     let mut text = String::new();
     for (class, heading) in [
         (Class::Used, "### Used"),
-        (Class::Later, "### Accepted and validated, not acted on yet"),
+        (
+            Class::NotActedOn,
+            "### Accepted and validated, not acted on",
+        ),
     ] {
         text += &format!("\n{heading}\n\n| field | default | meaning |\n|---|---|---|\n");
         for field in kubelet::FIELDS {

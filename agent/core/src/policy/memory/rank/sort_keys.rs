@@ -1,6 +1,6 @@
 //! Sorting rows by one number each.
 //!
-//! Problem: a comparison of two rows goes through up to five comparators and 128-bit sums, and sorting moves rows of 80 bytes;
+//! Problem: a comparison of two rows goes through up to eight comparators and 128-bit sums, and sorting moves rows of 80 bytes;
 //! both add up to most of a decision. Approach: each row gets a key of 128 bits that is smaller the earlier it is evicted, its
 //! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
 //!

@@ -75,7 +75,7 @@ struct Seen {
 
 /// An open journal.
 #[derive(Debug)]
-pub(crate) struct Recording {
+pub(crate) struct JournalPlayer {
     steps: Steps,
     engine: Engine,
     /// What is told between steps, up to the newest step.
@@ -92,7 +92,7 @@ pub(crate) struct Recording {
     remark: Option<String>,
 }
 
-impl Recording {
+impl JournalPlayer {
     /// Opens a journal, reads all of it, and is at its end. Damage behind the first step is a [remark](Self::remark), and the end.
     ///
     /// # Errors
@@ -353,9 +353,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let states = journal(&path);
-        let mut item = Recording::open(&path).unwrap();
+        let mut item = JournalPlayer::open(&path).unwrap();
         assert_eq!((item.position().step, item.remark()), (300, None));
-        let at = |recording: &Recording| {
+        let at = |recording: &JournalPlayer| {
             (
                 recording.position().step,
                 recording.engine.state() == &states[recording.step],
@@ -404,7 +404,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         journal(&path);
-        let mut recording = Recording::open(&path).unwrap();
+        let mut recording = JournalPlayer::open(&path).unwrap();
         assert_eq!(recording.marks.len(), 5);
         for step in 5..1000 {
             recording.step = step * MARK_EVERY;
@@ -430,7 +430,7 @@ mod tests {
             let mut lines: Vec<&str> = text.lines().collect();
             lines[line] = other;
             std::fs::write(&path, lines.join("\n") + "\n").unwrap();
-            Recording::open(&path)
+            JournalPlayer::open(&path)
         };
         let item = with(100, "{}").unwrap();
         // An aside after every fourth step has a line, too.
@@ -451,11 +451,11 @@ mod tests {
             Err(JournalReadError::Line { line: 2, .. })
         ));
         std::fs::write(&path, &text[..text.len() - 5]).unwrap();
-        let recording = Recording::open(&path).unwrap();
+        let recording = JournalPlayer::open(&path).unwrap();
         assert!(recording.remark().unwrap().contains("incomplete"));
         std::fs::write(&path, "").unwrap();
         assert!(matches!(
-            Recording::open(&path),
+            JournalPlayer::open(&path),
             Err(JournalReadError::Empty { .. })
         ));
     }
