@@ -127,7 +127,8 @@ impl Sampler {
             .map_err(|error| BpfError::Object {
                 reason: reason(&error),
             })?;
-        select(&mut ebpf, options.cgroups.as_deref().unwrap_or_default())?;
+        // Open until the programs are loaded, which are given it then.
+        let _wanted = select(&mut ebpf, options.cgroups.as_deref().unwrap_or_default())?;
         let ring = take_map(&mut ebpf, "SAMPLES")?
             .try_into()
             .map_err(map_error("SAMPLES"))?;
@@ -270,8 +271,8 @@ fn check_members(missing: &[&str], memory_is_v1: bool) -> Result<(), BpfError> {
     }
 }
 
-/// Tells the programs which cgroups are selected.
-fn select(ebpf: &mut Ebpf, cgroups: &[u64]) -> Result<(), BpfError> {
+/// Tells the programs which cgroups are selected, by a map that they have yet to be given.
+fn select(ebpf: &mut Ebpf, cgroups: &[u64]) -> Result<HashMap<MapData, u64, u64>, BpfError> {
     let mut wanted: HashMap<MapData, u64, u64> = take_map(ebpf, "WANTED")?
         .try_into()
         .map_err(map_error("WANTED"))?;
@@ -286,7 +287,7 @@ fn select(ebpf: &mut Ebpf, cgroups: &[u64]) -> Result<(), BpfError> {
     for id in cgroups {
         wanted.insert(id, 1, 0).map_err(map_error("WANTED"))?;
     }
-    Ok(())
+    Ok(wanted)
 }
 
 fn check_rate(frequency: u32) -> Result<(), BpfError> {
