@@ -2,16 +2,32 @@
 //!
 //! A file is written under another name in the same directory and gets its own when all of it is on the disk. The other name is made before
 //! the session starts, so that a directory that cannot be written to is told of then and not after.
+//!
+//! A session that is killed leaves the other name behind. Each session holds a lock on its own (flock(2)), which the kernel lets go of with the
+//! process, and the next one removes those in the same directory that nobody holds. An unnamed file (`O_TMPFILE`) would be gone by itself, but not
+//! every file system has them, and none can be given a name that is taken.
 
-use std::fs::File;
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use tempfile::NamedTempFile;
-
 use plimsoll::commands::trace::TraceFile;
+use plimsoll::host::shown::Show as _;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
+use tempfile::NamedTempFile;
+use tracing::{debug, warn};
 
 use super::TraceError;
+
+/// How the other names begin.
+const PREFIX: &str = ".plimsoll-trace-";
+/// Entries of a directory that are looked at for what a killed session left.
+const ENTRIES_MAX: usize = 65_536;
+/// Sessions that start at the same moment may each remove what the other has made and not locked yet.
+const TRIES: u32 = 8;
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -35,10 +51,8 @@ impl Pending {
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
-        let temporary = tempfile::Builder::new()
-            .prefix(".plimsoll-trace-")
-            .tempfile_in(directory)
-            .map_err(failed)?;
+        remove_abandoned(directory);
+        let temporary = locked_in(directory).map_err(failed)?;
         Ok(Self {
             target: target.clone(),
             temporary,
@@ -70,6 +84,68 @@ impl Pending {
                 source: error.error,
             })?;
         Ok((result, bytes))
+    }
+}
+
+/// A file under another name, which nobody removes while this process lives.
+fn locked_in(directory: &Path) -> io::Result<NamedTempFile> {
+    for _ in 0..TRIES {
+        let temporary = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .tempfile_in(directory)?;
+        match flock(
+            temporary.as_file(),
+            FlockOperation::NonBlockingLockExclusive,
+        ) {
+            Ok(()) if temporary.as_file().metadata()?.nlink() > 0 => return Ok(temporary),
+            // A session that starts beside this one has it, and removes it.
+            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => {}
+            // No locks here: then nobody removes it either.
+            Err(_) => return Ok(temporary),
+        }
+    }
+    Err(io::Error::other(
+        "too many sessions start in this directory",
+    ))
+}
+
+/// Removes what sessions of this user that were killed have left.
+fn remove_abandoned(directory: &Path) {
+    // Where it cannot be read, nothing is removed.
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    for entry in entries.take(ENTRIES_MAX).flatten() {
+        let path = entry.path();
+        match is_abandoned(&entry) {
+            Ok(false) => {}
+            Ok(true) => match fs::remove_file(&path) {
+                Ok(()) => debug!(file = %path.shown(), "removed: its session was killed"),
+                Err(error) => {
+                    warn!(file = %path.shown(), %error, "left by a session that was killed")
+                }
+            },
+            Err(error) => debug!(file = %path.shown(), %error, "not looked at"),
+        }
+    }
+}
+
+fn is_abandoned(entry: &DirEntry) -> io::Result<bool> {
+    if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file()
+    {
+        return Ok(false);
+    }
+    // Others may write to the directory: no link is followed, nothing is waited for, and what is another's is left.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+        .open(entry.path())?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.uid() != geteuid().as_raw() {
+        return Ok(false);
+    }
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -140,6 +216,27 @@ mod tests {
             (bytes, std::fs::read(&target.path).unwrap()),
             (5, b"12345".to_vec())
         );
+    }
+
+    #[test]
+    fn what_a_killed_session_left_is_removed_and_what_another_writes_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let target =
+            |name: &str| TraceFile::parse(dir.path().join(name).to_str().unwrap()).unwrap();
+        let other = Pending::create(&target("a.svg")).unwrap();
+        let (left, theirs) = (dir.path().join(".plimsoll-trace-x"), dir.path().join("x"));
+        let link = dir.path().join(".plimsoll-trace-link");
+        for path in [&left, &theirs] {
+            fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink(&theirs, &link).unwrap();
+        let ours = Pending::create(&target("b.svg")).unwrap();
+        assert!(!left.exists());
+        assert!(theirs.exists() && link.exists());
+        for (pending, name) in [(other, "a.svg"), (ours, "b.svg")] {
+            pending.fill(9, |out| out.write_all(b"whole")).unwrap();
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"whole");
+        }
     }
 
     #[test]
