@@ -15,6 +15,7 @@
 mod file;
 mod flame;
 mod groups;
+pub mod names;
 pub mod perfetto;
 mod recording;
 mod selection;

@@ -372,6 +372,9 @@ fn write_samples<W: Write>(
     Ok(())
 }
 
+/// Ids of names that only one frame has; those that are shared are numbered from 1, and are fewer.
+const FIRST_NAMELESS: u64 = 1 << 32;
+
 /// What a sequence has sent of strings, frames and stacks.
 #[derive(Default)]
 struct Interned {
@@ -405,10 +408,15 @@ impl Interned {
                 continue;
             }
             let name = recording.symbols.of(frame);
-            let function = self.string(&name.text);
+            let text = name.text();
+            let function = if name.is_shared() {
+                self.string(&text)
+            } else {
+                // Each is another, and need not be kept to be found again.
+                FIRST_NAMELESS + u64::from(frame)
+            };
             if self.is_new(Key::Function(function), &mut keys) {
-                data.functions
-                    .push(InternedString::new(function, &name.text));
+                data.functions.push(InternedString::new(function, &text));
             }
             let (mapping, path, pc) = match recording.stacks.frames()[frame as usize] {
                 StackFrame::Kernel(address) => (KERNEL_MAPPING, "/kernel", address),

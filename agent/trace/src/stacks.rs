@@ -1,18 +1,20 @@
 //! Stacks as a tree of frames, and what each frame's address is in.
 //!
 //! Problem: an address of user space means something only as long as its process lives, and a session has too many stacks to keep each as
-//! a list. Approach: a process's memory map is read at its first sample, an address becomes a place in a file at once, and the file is
-//! kept open, so that names can be found at the end ([`super::symbols`]) when process and container may be gone. Stacks that begin alike
+//! a list. Approach: a process's memory map is read at its first sample, an address becomes a place in a file at once, and a descriptor of the
+//! file is kept, so that names can be found at the end ([`super::symbols`]) when process and container may be gone. Stacks that begin alike
 //! share their beginning: a stack is a node of a tree, its frames are the way to the root.
 //!
 //! Everything is bounded; what finds no room is counted.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
 use plimsoll::host::HostRoot;
 use plimsoll::kernel::perf_sample::Sample;
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, statx};
 
 /// Nodes of the tree. A node takes about 40 bytes with its place in the index.
 const NODES_MAX: usize = 1 << 20;
@@ -24,7 +26,7 @@ const PROCESSES_MAX: usize = 4096;
 const AREAS_MAX: usize = 4096;
 /// What the maps of all processes may take, bytes; beyond, they are read again.
 const AREAS_BYTES_MAX: usize = 64 << 20;
-/// Files that are kept open.
+/// Files of which a descriptor is kept.
 const FILES_MAX: usize = 256;
 /// Names of areas without a file, and files, that are told apart.
 const MODULES_MAX: usize = 16_384;
@@ -71,7 +73,7 @@ pub(super) struct Node {
 pub(super) struct Module {
     /// Its path as the process sees it, or the kernel's name for it.
     pub(super) path: String,
-    /// For what it holds; `None` where there is none, or no room for one more.
+    /// Its place, by which it can be opened; `None` where there is none, or no room for one more.
     pub(super) file: Option<File>,
 }
 
@@ -323,19 +325,27 @@ impl Stacks {
     }
 }
 
-/// Opens what is mapped there, whatever its path leads to by now; without the right to that, by its path in the process's own root.
+/// The place of what is mapped there, whatever its path leads to by now; without the right to that, by its path in the process's own root. The file
+/// is not opened (`O_PATH`), nor is its file system asked anything: it may be the container's own, and never answer. A FIFO is no file.
 fn open(host: &HostRoot, tgid: u32, area: &Area) -> Option<File> {
-    let mapped = host.procfs(format!("{tgid}/map_files/{:x}-{:x}", area.start, area.end));
-    let by_path = host.procfs(format!("{tgid}/root{}", area.name));
-    [mapped, by_path].into_iter().find_map(|path| {
+    let place = |path| {
         OpenOptions::new()
             .read(true)
-            // A container may have put a FIFO there.
-            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+            .custom_flags(OFlags::PATH.bits() as i32)
             .open(path)
-            .ok()
-            .filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file()))
-    })
+    };
+    let mapped = host.procfs(format!("{tgid}/map_files/{:x}-{:x}", area.start, area.end));
+    let file = match place(mapped) {
+        // Else the path is not walked: it leads where the container likes.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            place(host.procfs(format!("{tgid}/root{}", area.name))).ok()?
+        }
+        opened => opened.ok()?,
+    };
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let status = statx(&file, c"", flags, StatxFlags::TYPE).ok()?;
+    let kind = FileType::from_raw_mode(status.stx_mode.into());
+    (kind == FileType::RegularFile).then_some(file)
 }
 
 /// The executable areas of a process, by address; none if it is gone.

@@ -44,6 +44,8 @@ pub(super) struct Summary {
     losses: BTreeMap<&'static str, u64>,
     /// What this host does not give.
     not_available: Vec<NotAvailable>,
+    /// Files whose functions have no names, or not all, by the reason.
+    without_names: Vec<WithoutNames>,
     /// What was written.
     files: Vec<Written>,
 }
@@ -104,6 +106,15 @@ struct NotAvailable {
     reason: String,
 }
 
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WithoutNames {
+    reason: String,
+    files: u64,
+    /// The path of one, as its process sees it.
+    example: String,
+}
+
 /// A file that was written.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -129,6 +140,9 @@ pub(super) fn metadata(recording: &Recording) -> serde_json::Value {
     });
     for (name, count) in losses {
         metadata[name] = serde_json::json!(count);
+    }
+    for (why, nameless) in &recording.symbols.nameless {
+        metadata[format!("files without names: {why}")] = serde_json::json!(nameless.files);
     }
     for refused in &recording.refused {
         metadata[format!("not available: {}", refused.event)] = serde_json::json!(refused.reason);
@@ -221,6 +235,16 @@ impl Summary {
                     reason: refused.reason.clone(),
                 })
                 .collect(),
+            without_names: recording
+                .symbols
+                .nameless
+                .iter()
+                .map(|(why, nameless)| WithoutNames {
+                    reason: why.to_string(),
+                    files: nameless.files,
+                    example: nameless.example.clone(),
+                })
+                .collect(),
             files,
         }
     }
@@ -249,6 +273,18 @@ impl Summary {
                 style.yellow("note: "),
                 missing.event,
                 missing.reason
+            )
+            .ok();
+        }
+        for missing in &self.without_names {
+            writeln!(
+                text,
+                "{}functions without names in {} file{}: {} ({})",
+                style.yellow("note: "),
+                missing.files,
+                if missing.files == 1 { "" } else { "s" },
+                missing.reason,
+                missing.example.shown()
             )
             .ok();
         }

@@ -1,57 +1,91 @@
 //! Names for frames, found when the session is over.
 //!
 //! Files are read one after the other through the descriptors that [`super::stacks`] kept, so that neither their process nor their container
-//! needs to be there any more, and no more than one file's symbols are in memory. What has no name is shown as file and offset in brackets,
-//! never as a guess.
+//! needs to be there any more. Containers choose what is in them: each is read by a process of its own ([`super::names`]), and one that is bad
+//! costs its own names and not the trace. What has no name is shown as file and offset in brackets, never as a guess.
+//!
+//! **Shares.** All files together have a time and an amount of names. Each may take an equal part of what those before it have left, and those
+//! with the fewest frames come first: what a file does not need goes to those that need more, and no file takes what others need.
 
-use std::collections::HashMap;
-use std::os::fd::AsRawFd as _;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use blazesym::MaybeDefault;
-use blazesym::symbolize::source::{Elf, Kernel, Source};
+use blazesym::symbolize::source::{Kernel, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use plimsoll::host::panics;
 use plimsoll::host::shown::Show as _;
 use tracing::{debug, warn};
 
-use super::stacks::{Frame, Stacks};
+use super::names::demangle::name_of;
+use super::names::{Names, NoNames, Reader, Share};
+use super::stacks::{Frame, Module, Stacks};
 
-/// Larger files are left without names: their symbols alone may be more than the machine has to spare.
-const FILE_BYTES_MAX: u64 = 512 << 20;
+/// For all files together.
+const TIME_MAX: Duration = Duration::from_secs(120);
+/// For one file, however few there are.
+const FILE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// What a frame is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Name {
-    /// A function, or in brackets what is known of one without a name.
-    pub(super) text: String,
-    /// The same for figures that add up functions: without the offset of one that has no name.
-    pub(super) folded: String,
+    /// A function, or in brackets what is known of one without a name. For figures that add up functions.
+    pub(super) folded: Arc<str>,
+    /// Where in its file a function is that has no name.
+    offset: Option<u64>,
     /// Whether it is a function of the kernel.
     pub(super) is_kernel: bool,
 }
 
 impl Name {
-    fn function(name: String, is_kernel: bool) -> Self {
+    fn function(folded: Arc<str>, is_kernel: bool) -> Self {
         Self {
-            folded: name.clone(),
-            text: name,
+            folded,
+            offset: None,
             is_kernel,
         }
     }
+
+    /// The name with the offset of one that has none, which is then no other frame's of its file.
+    pub(super) fn text(&self) -> Cow<'_, str> {
+        match (self.offset, self.folded.strip_suffix(']')) {
+            (Some(offset), Some(file)) => Cow::Owned(format!("{file}+{offset:#x}]")),
+            _ => Cow::Borrowed(&self.folded),
+        }
+    }
+
+    /// Whether other frames may have the same [`text`](Self::text).
+    pub(super) fn is_shared(&self) -> bool {
+        self.offset.is_none()
+    }
+}
+
+/// Files that have no names, for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nameless {
+    /// How many.
+    pub(super) files: u64,
+    /// The path of one, as its process sees it.
+    pub(super) example: String,
 }
 
 /// The names of all frames.
 #[derive(Debug, Default)]
 pub(super) struct Symbols {
     names: Vec<Name>,
+    /// Files without names, or without some, by the reason. Those that have no symbols are none of them.
+    pub(super) nameless: BTreeMap<NoNames, Nameless>,
 }
 
 impl Symbols {
     /// Looks up every frame.
     pub(super) fn resolve(stacks: &Stacks) -> Self {
         let mut kernel: Vec<(usize, u64)> = Vec::new();
-        let mut files: HashMap<u32, Vec<(usize, u64)>> = HashMap::new();
+        let mut files: BTreeMap<u32, Vec<(usize, u64)>> = BTreeMap::new();
+        let mut brackets = Brackets::default();
         let mut names: Vec<Name> = Vec::with_capacity(stacks.frames().len());
         for (index, frame) in stacks.frames().iter().enumerate() {
             match *frame {
@@ -61,48 +95,67 @@ impl Symbols {
                 }
                 Frame::Area { .. } | Frame::Unknown => {}
             }
-            names.push(without_name(stacks, *frame));
+            names.push(brackets.without_name(stacks, *frame));
         }
-        let mut found = |wanted: &[(usize, u64)], is_kernel, symbols: Vec<Option<String>>| {
-            for ((index, _), symbol) in wanted.iter().zip(symbols) {
-                if let Some(symbol) = symbol {
-                    names[*index] = Name::function(symbol, is_kernel);
-                }
-            }
+        let mut symbols = Self {
+            names,
+            nameless: BTreeMap::new(),
         };
-        if !kernel.is_empty() {
-            let source = Source::Kernel(Kernel {
-                kallsyms: MaybeDefault::Default,
-                // Only what runs, not what lies about.
-                vmlinux: MaybeDefault::None,
-                ..Kernel::default()
-            });
-            let addresses: Vec<u64> = kernel.iter().map(|(_, address)| *address).collect();
-            found(
-                &kernel,
-                true,
-                look_up(&source, Input::AbsAddr(&addresses), "the kernel"),
-            );
-        }
-        for (module, wanted) in &files {
-            let module = &stacks.modules()[*module as usize];
-            let Some(file) = &module.file else { continue };
-            if file
-                .metadata()
-                .is_ok_and(|metadata| metadata.len() > FILE_BYTES_MAX)
-            {
-                debug!(file = module.path, "too large to be read for symbols");
+        let addresses: Vec<u64> = kernel.iter().map(|(_, address)| *address).collect();
+        symbols.found(&kernel, true, of_kernel(&addresses));
+        let mut files: Vec<(&Module, Vec<(usize, u64)>)> = files
+            .into_iter()
+            .map(|(module, wanted)| (&stacks.modules()[module as usize], wanted))
+            .collect();
+        files.sort_by_key(|(_, wanted)| wanted.len());
+        symbols.read(&files);
+        symbols
+    }
+
+    fn read(&mut self, files: &[(&Module, Vec<(usize, u64)>)]) {
+        let (mut reader, mut names) = (Reader::new(), Names::default());
+        let mut time = TIME_MAX;
+        for (place, (module, wanted)) in files.iter().enumerate() {
+            let Some(file) = &module.file else {
+                self.missed(NoNames::NotOpened, &module.path);
                 continue;
-            }
-            let elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            };
+            let left = files.len() - place;
+            let share = Share {
+                time: FILE_TIME_MAX.min(time / left as u32),
+                bytes: names.share(left),
+            };
             let offsets: Vec<u64> = wanted.iter().map(|(_, offset)| *offset).collect();
-            found(
-                wanted,
-                false,
-                look_up(&Source::Elf(elf), Input::FileOffset(&offsets), &module.path),
-            );
+            let start = Instant::now();
+            let answer = reader.look_up(file, &offsets, share, &mut names);
+            time = time.saturating_sub(start.elapsed());
+            match answer {
+                Ok(found) => {
+                    if found.is_cut {
+                        self.missed(NoNames::Full, &module.path);
+                    }
+                    self.found(wanted, false, found.names);
+                }
+                Err(why) => self.missed(why, &module.path),
+            }
         }
-        Self { names }
+    }
+
+    fn found(&mut self, wanted: &[(usize, u64)], is_kernel: bool, found: Vec<Option<Arc<str>>>) {
+        for ((index, _), name) in wanted.iter().zip(found) {
+            if let Some(name) = name {
+                self.names[*index] = Name::function(name, is_kernel);
+            }
+        }
+    }
+
+    fn missed(&mut self, why: NoNames, path: &str) {
+        debug!(file = %path.shown(), %why, "no names");
+        let nameless = self.nameless.entry(why).or_insert_with(|| Nameless {
+            files: 0,
+            example: path.to_owned(),
+        });
+        nameless.files += 1;
     }
 
     /// The name of a frame.
@@ -112,87 +165,98 @@ impl Symbols {
     }
 }
 
-/// One answer for each address; a file that cannot be read has none. Containers choose what is in their files: one that makes blazesym panic costs its
-/// own names and not the trace.
-fn look_up(source: &Source<'_>, input: Input<&[u64]>, of: &str) -> Vec<Option<String>> {
-    // One for each file, so that what it has read goes with it.
-    let symbolizer = Symbolizer::new();
-    let read = panics::guard(|| symbolizer.symbolize(source, input));
-    let Ok(symbols) = read else {
-        warn!(of = %of.shown(), "no names: reading its symbols panicked, please report the file");
+/// One answer for each address, or none at all.
+fn of_kernel(addresses: &[u64]) -> Vec<Option<Arc<str>>> {
+    if addresses.is_empty() {
         return Vec::new();
-    };
-    match symbols {
-        Ok(symbols) => symbols
-            .into_iter()
-            .map(|symbol| match symbol {
-                Symbolized::Sym(symbol) => Some(symbol.name.into_owned()),
-                Symbolized::Unknown(_) => None,
-            })
-            .collect(),
-        Err(error) => {
-            debug!(of, %error, "no symbols");
+    }
+    let source = Source::Kernel(Kernel {
+        kallsyms: MaybeDefault::Default,
+        // Only what runs, not what lies about.
+        vmlinux: MaybeDefault::None,
+        ..Kernel::default()
+    });
+    let symbolizer = Symbolizer::new();
+    let read = panics::guard(|| symbolizer.symbolize(&source, Input::AbsAddr(addresses)));
+    match read {
+        Ok(Ok(symbols)) => {
+            let mut names = Names::default();
+            let mut share = names.share(1);
+            symbols
+                .into_iter()
+                .map(|symbol| match symbol {
+                    Symbolized::Sym(symbol) => names.keep(&name_of(&symbol.name), &mut share),
+                    Symbolized::Unknown(_) => None,
+                })
+                .collect()
+        }
+        Ok(Err(error)) => {
+            debug!(%error, "no names of the kernel");
+            Vec::new()
+        }
+        Err(_) => {
+            warn!("no names of the kernel: reading them panicked, please report it");
             Vec::new()
         }
     }
 }
 
-fn without_name(stacks: &Stacks, frame: Frame) -> Name {
-    let file_name = |module: u32| {
-        let path = &stacks.modules()[module as usize].path;
-        Path::new(path)
-            .file_name()
-            .map_or_else(|| path.clone(), |name| name.to_string_lossy().into_owned())
-    };
-    match frame {
-        Frame::Kernel(_) => Name::function("[kernel]".to_owned(), true),
-        Frame::File { module, offset } => {
-            let file = file_name(module);
-            Name {
-                text: format!("[{file}+{offset:#x}]"),
-                folded: format!("[{file}]"),
+/// What stands for a name, once for each file.
+#[derive(Debug, Default)]
+struct Brackets(HashMap<String, Arc<str>>);
+
+impl Brackets {
+    fn shared(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(text) {
+            return Arc::clone(known);
+        }
+        let shared: Arc<str> = format!("[{text}]").into();
+        self.0.insert(text.to_owned(), Arc::clone(&shared));
+        shared
+    }
+
+    fn without_name(&mut self, stacks: &Stacks, frame: Frame) -> Name {
+        let file_name = |module: u32| {
+            let path = &stacks.modules()[module as usize].path;
+            Path::new(path)
+                .file_name()
+                .map_or_else(|| path.into(), |name| name.to_string_lossy())
+        };
+        match frame {
+            Frame::Kernel(_) => Name::function(self.shared("kernel"), true),
+            Frame::File { module, offset } => Name {
+                folded: self.shared(&file_name(module)),
+                offset: Some(offset),
                 is_kernel: false,
+            },
+            Frame::Area { module } => {
+                let name = file_name(module);
+                Name::function(self.shared(name.trim_matches(['[', ']'])), false)
             }
+            Frame::Unknown => Name::function(self.shared("unknown"), false),
         }
-        Frame::Area { module } => {
-            let name = file_name(module);
-            Name::function(format!("[{}]", name.trim_matches(['[', ']'])), false)
-        }
-        Frame::Unknown => Name::function("[unknown]".to_owned(), false),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
     use super::*;
 
-    /// An ELF file of one segment, which would end beyond the largest offset: what `cargo xtask fuzz-parsers symbols` found in blazesym 0.2.7.
-    fn overflowing() -> tempfile::NamedTempFile {
-        let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-        elf.extend([3, 0, 62, 0, 1, 0, 0, 0]); // shared object, x86-64, version 1
-        for word in [0_u64, 64, 0] {
-            elf.extend(word.to_le_bytes()); // entry, program headers, section headers
-        }
-        elf.extend([0; 4]);
-        for half in [64_u16, 56, 1, 64, 0, 0] {
-            elf.extend(half.to_le_bytes()); // sizes and numbers of the headers
-        }
-        elf.extend([1, 0, 0, 0, 5, 0, 0, 0]); // PT_LOAD, readable and executable
-        for word in [u64::MAX, 0, 0, 2, 2, 8] {
-            elf.extend(word.to_le_bytes()); // offset, addresses, sizes in file and memory, alignment
-        }
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(&elf).unwrap();
-        file
-    }
-
     #[test]
-    fn a_file_that_makes_the_reader_panic_costs_its_own_names() {
-        let file = overflowing();
-        let source = Source::Elf(Elf::new(file.path()));
-        let names = look_up(&source, Input::FileOffset(&[0x1000]), "library.so");
-        assert!(names.iter().all(Option::is_none), "{names:?}");
+    fn what_has_no_name_is_its_file_and_where_in_it() {
+        let mut brackets = Brackets::default();
+        let (one, other) = (brackets.shared("a]"), brackets.shared("a]"));
+        assert!(Arc::ptr_eq(&one, &other));
+        let name = Name {
+            folded: one,
+            offset: Some(16),
+            is_kernel: false,
+        };
+        assert_eq!((&*name.folded, &*name.text()), ("[a]]", "[a]+0x10]"));
+        let named = Name::function("main".into(), false);
+        assert_eq!(
+            (named.text(), named.is_shared()),
+            (Cow::Borrowed("main"), true)
+        );
     }
 }
