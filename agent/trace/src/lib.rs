@@ -211,7 +211,7 @@ fn write(recording: &Recording, pending: Pending, max: u64) -> Result<Written, T
     let format = pending.target.format;
     let (not_written, bytes) = pending.fill(max, |out| match format {
         TraceFormat::Pftrace => perfetto::write(recording, &metadata, out),
-        TraceFormat::Svg => flame::write(recording, out).map(|()| 0),
+        TraceFormat::Svg => flame::write(recording, out),
     })?;
     Ok(Written {
         path,

@@ -371,7 +371,7 @@ impl Summary {
             if file.not_written > 0 {
                 write!(
                     text,
-                    ", without {} that would have exceeded --max-file-size",
+                    ", without {} that found no room in it",
                     file.not_written
                 )
                 .ok();
