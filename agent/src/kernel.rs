@@ -62,7 +62,7 @@ use charges::Charges;
 use consumed::Consumed;
 use decode::{DecodeError, Record};
 use last_line::LastLineMaps;
-use lifetime::Hold;
+use lifetime::Attachment;
 use ring::Ring;
 use totals::Totals;
 
@@ -91,7 +91,7 @@ pub struct BpfOptions {
 /// The loaded programs. Dropping it detaches and unloads them, unless they are pinned: then they stay, as they do when the process
 /// is killed.
 pub struct Bpf {
-    hold: Hold,
+    attachment: Attachment,
     /// Of the pins, if that is what holds the programs.
     pin_lock: Option<PinLock>,
     /// Lines of programs that log, if this process has loaded such.
@@ -117,14 +117,14 @@ fn is_attached(hooks: &[HookReport], program: &str) -> bool {
 impl Bpf {
     /// What the kernel says of a program, or why it says nothing.
     fn program_info(&self, program: &str) -> Result<ProgramInfo, String> {
-        match &self.hold {
-            Hold::Process { ebpf, .. } => ebpf
+        match &self.attachment {
+            Attachment::Process { ebpf, .. } => ebpf
                 .program(program)
                 .ok_or_else(|| "the BPF object has no such program".to_owned())?
                 .info()
                 .map_err(|error| error::reason(&error)),
-            Hold::Pins(set) => set.program_info(program),
-            Hold::Nothing => Err("it was taken away".to_owned()),
+            Attachment::Pins(set) => set.program_info(program),
+            Attachment::Nothing => Err("it was taken away".to_owned()),
         }
     }
 

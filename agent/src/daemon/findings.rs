@@ -27,7 +27,7 @@ pub(super) struct Findings {
 
 impl Findings {
     /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
-    pub(super) fn by(&mut self, cause: Cause) {
+    pub(super) fn add_cause(&mut self, cause: Cause) {
         let weight = |cause: &Cause| match cause {
             Cause::ChargeThreshold { .. } => 4,
             Cause::DirectReclaim { .. } => 3,

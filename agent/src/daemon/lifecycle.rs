@@ -243,7 +243,7 @@ impl Agent {
         if lifecycle.note_read(taken, at_ns) && std::mem::take(&mut lifecycle.is_pending) {
             rescans.ask();
             if has_flipped {
-                found.by(Cause::Lifecycle);
+                found.add_cause(Cause::Lifecycle);
             }
         }
     }

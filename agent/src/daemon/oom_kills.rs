@@ -234,7 +234,7 @@ impl Default for OomKills {
 
 impl OomKills {
     /// Takes in a record: a choice, or a victim. Allocates nothing.
-    pub(super) fn named(
+    pub(super) fn add_record(
         &mut self,
         now_ns: u64,
         record: &Record<'_>,

@@ -47,7 +47,7 @@ use crate::host::shown::{Show as _, line};
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::devices;
-use crate::input::manifests::admission::Ground;
+use crate::input::manifests::admission::AdmissionContext;
 use crate::kernel::programs::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinError, PinOwner};
 use crate::pods::cgroup_worker::CgroupWorker;
@@ -296,7 +296,7 @@ impl Start<'_> {
         let Plan { args, kubelet, .. } = &self.plan;
         let Some(tree) = kubelet else {
             let (mounts, root) = (self.plan.mounts.clone(), self.plan.cgroup_root.clone());
-            let ground = Ground {
+            let ground = AdmissionContext {
                 state_dir: args.state_dir.clone(),
                 is_running: Box::new(move |pod| is_running(&mounts, &root, pod)),
             };

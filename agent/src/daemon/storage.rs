@@ -140,15 +140,15 @@ impl Agent {
         match event {
             StorageEvent::Reading(reading) => {
                 storage.reading = Some(reading);
-                found.by(Cause::Storage);
+                found.add_cause(Cause::Storage);
             }
             StorageEvent::Ranked(reading) => {
                 storage.reading = Some(reading);
                 if storage.freeing == Freeing::Surveyed {
                     storage.freeing = Freeing::Idle;
-                    found.by(Cause::NodeReclaimed);
+                    found.add_cause(Cause::NodeReclaimed);
                 } else {
-                    found.by(Cause::Storage);
+                    found.add_cause(Cause::Storage);
                 }
             }
             StorageEvent::Reclaimed {

@@ -325,7 +325,7 @@ impl Node {
 
     pub(super) fn timer(&mut self) -> u64 {
         let mut found = Findings::default();
-        found.by(Cause::Timer);
+        found.add_cause(Cause::Timer);
         self.turn_for(found, &[])
     }
 
@@ -827,7 +827,7 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
     let mut node = Node::new(Cgroup::V2);
     let attend = |node: &mut Node| {
         let mut found = Findings::default();
-        found.by(Cause::Timer);
+        found.add_cause(Cause::Timer);
         node.agent.attend(&mut found)
     };
     node.timer();

@@ -158,9 +158,9 @@ impl Agent {
     ) -> Result<()> {
         let mut found = Findings::default();
         match &wake {
-            Wake::Sample(cause) => found.by(*cause),
-            Wake::PodEvents => found.by(Cause::MemoryEvent),
-            Wake::Deadline if deadlines.is_sample_due(now_ns()) => found.by(Cause::Timer),
+            Wake::Sample(cause) => found.add_cause(*cause),
+            Wake::PodEvents => found.add_cause(Cause::MemoryEvent),
+            Wake::Deadline if deadlines.is_sample_due(now_ns()) => found.add_cause(Cause::Timer),
             _ => {}
         }
         let mut has_sampled = self.attended.take().unwrap_or(Ok(false))?;
@@ -281,12 +281,12 @@ impl Agent {
     /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates nothing: see [`Agent::react`].
     pub(super) fn react_if_asked(&mut self, found: &mut Findings) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
-            found.by(Cause::Timer);
+            found.add_cause(Cause::Timer);
         }
         if found.cause.is_some()
             && let Some(cause) = self.unanswered.cause.take()
         {
-            found.by(cause);
+            found.add_cause(cause);
         }
         let Some(cause) = found.cause.take() else {
             return Ok(None);
@@ -681,25 +681,25 @@ pub(super) fn note_critical_record(
                     charged_bytes,
                     node,
                 });
-                found.by(Cause::ChargeThreshold { crossed_ns });
+                found.add_cause(Cause::ChargeThreshold { crossed_ns });
             }
         }
         Body::NodeReclaim {
             phase: ReclaimPhase::KswapdWake,
             ..
-        } => found.by(Cause::KswapdWake { crossed_ns }),
+        } => found.add_cause(Cause::KswapdWake { crossed_ns }),
         Body::NodeReclaim {
             phase: ReclaimPhase::DirectReclaim,
             ..
-        } => found.by(Cause::DirectReclaim { crossed_ns }),
+        } => found.add_cause(Cause::DirectReclaim { crossed_ns }),
         Body::OomKill {
             limit, tgid, comm, ..
         } => {
-            found.by(Cause::Lifecycle);
-            oom_kills.named(now_ns(), record, limit != OomLimit::Unknown, tgid, comm);
+            found.add_cause(Cause::Lifecycle);
+            oom_kills.add_record(now_ns(), record, limit != OomLimit::Unknown, tgid, comm);
         }
         // Whether its pod is empty now is looked at with the sample.
-        Body::LastLineKill { .. } => found.by(Cause::Lifecycle),
+        Body::LastLineKill { .. } => found.add_cause(Cause::Lifecycle),
         // On the other ring.
         Body::CgroupMkdir { .. }
         | Body::CgroupRmdir { .. }

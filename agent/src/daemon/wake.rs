@@ -29,7 +29,7 @@ use crate::host::clock::now_ns;
 use crate::host::shown::Show as _;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
-use crate::input::manifests::admission::Ground;
+use crate::input::manifests::admission::AdmissionContext;
 use crate::input::manifests::{Departures, ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::probe::ladder::{LADDER, LadderSignal};
@@ -645,7 +645,7 @@ impl Sources {
     ///
     /// # Errors
     /// When it cannot be watched.
-    pub fn watch_manifests(&mut self, dir: &Path, ground: Ground) -> Result<()> {
+    pub fn watch_manifests(&mut self, dir: &Path, ground: AdmissionContext) -> Result<()> {
         let (sender, manifests) = mpsc::channel(MANIFEST_CHANGES);
         self.manifests = Some(manifests);
         let watch = ManifestWatch::spawn(dir, Some(ground), move |change| {

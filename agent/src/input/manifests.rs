@@ -37,7 +37,7 @@ use rustix::io::Errno;
 use crate::host::panics;
 use crate::host::shown::Show as _;
 use crate::input::yaml::{Limits, SyntaxError};
-use admission::{Admission, Decided, Ground, Wanted};
+use admission::{Admission, AdmissionContext, Decided, Wanted};
 use limits::ManifestLimit;
 use pods::{Parsed, parse};
 
@@ -373,7 +373,7 @@ impl ManifestDir {
 
     /// Takes up what an earlier agent has admitted, and keeps what this one admits.
     #[must_use]
-    pub fn with_admission(mut self, ground: Ground) -> Self {
+    pub fn with_admission(mut self, ground: AdmissionContext) -> Self {
         self.admission = Admission::on(ground);
         self
     }

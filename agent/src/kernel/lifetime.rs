@@ -40,7 +40,7 @@ pub enum AtEnd {
 }
 
 /// What keeps the programs attached.
-pub(super) enum Hold {
+pub(super) enum Attachment {
     /// This process.
     Process {
         ebpf: Ebpf,
@@ -87,7 +87,7 @@ impl Bpf {
             take_map(&mut ebpf, name)
         })?;
         bpf.log = ProgramLog::of(&mut ebpf);
-        bpf.hold = Hold::Process {
+        bpf.attachment = Attachment::Process {
             ebpf,
             _links: loaded.links,
         };
@@ -158,7 +158,7 @@ impl Bpf {
         // While it is being pinned, each link has two holders: this process and its pin.
         let mut links = Vec::with_capacity(loaded.links.len());
         let mut unpinned = loaded.links.into_iter();
-        let pin_all = || -> Result<Hold, PinError> {
+        let pin_all = || -> Result<Attachment, PinError> {
             pinned?;
             for (name, link) in unpinned.by_ref() {
                 if let Some(program) = ebpf.program_mut(name) {
@@ -167,11 +167,11 @@ impl Bpf {
             }
             bpf.store_manifest(&set)?;
             set.complete()?;
-            Ok(Hold::Pins(set.clone()))
+            Ok(Attachment::Pins(set.clone()))
         };
         match pin_all() {
-            Ok(hold) => {
-                bpf.hold = hold;
+            Ok(attachment) => {
+                bpf.attachment = attachment;
                 bpf.pin_lock = Some(lock);
                 let path = set.path().to_owned();
                 Ok((bpf, Pinning::Made { path }))
@@ -226,7 +226,7 @@ impl Bpf {
             (_, Some(error)) => return Err(error),
             (bpf, None) => bpf.map_err(torn)?,
         };
-        bpf.hold = Hold::Pins(set.clone());
+        bpf.attachment = Attachment::Pins(set.clone());
         Ok(bpf)
     }
 
@@ -242,7 +242,7 @@ impl Bpf {
             };
         }
         Ok(Bpf {
-            hold: Hold::Nothing,
+            attachment: Attachment::Nothing,
             pin_lock: None,
             log: None,
             consumed: Consumed::map(take("CONSUMED")?, machine.cpus)?,
@@ -286,12 +286,13 @@ impl Bpf {
         at_end: AtEnd,
         mut drain: impl FnMut(&mut Bpf),
     ) -> Result<Account, BpfError> {
-        if let (Hold::Pins(_), AtEnd::Keep) = (&self.hold, at_end) {
+        if let (Attachment::Pins(_), AtEnd::Keep) = (&self.attachment, at_end) {
             // They go on sending: what is counted now is open by what comes meanwhile.
             drain(self);
             return self.account();
         }
-        if let Hold::Pins(set) = std::mem::replace(&mut self.hold, Hold::Nothing) {
+        if let Attachment::Pins(set) = std::mem::replace(&mut self.attachment, Attachment::Nothing)
+        {
             set.remove()?;
             drop(self.pin_lock.take());
         }

@@ -254,7 +254,10 @@ fn every_directory_is_reported_with_the_way_it_was_measured() {
     assert!(
         matches!(
             ways[..],
-            [usage::Way::Failed(Errno::NOTDIR), usage::Way::Walked(_)]
+            [
+                usage::MeasuredBy::Failed(Errno::NOTDIR),
+                usage::MeasuredBy::Walked(_)
+            ]
         ),
         "{report:?}"
     );

@@ -61,7 +61,7 @@ pub enum Part {
 
 /// How a directory was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum MeasuredBy {
     /// The file system keeps count for this project.
     Quota {
         /// The project.
@@ -89,7 +89,7 @@ pub struct DirectoryReport {
     /// Where; of a layer that is unknown the container's cgroup.
     pub path: PathBuf,
     /// How.
-    pub way: Way,
+    pub way: MeasuredBy,
     /// The result.
     pub used: Used,
     /// When it was finished: CLOCK_MONOTONIC, nanoseconds.
@@ -99,17 +99,17 @@ pub struct DirectoryReport {
 impl DirectoryReport {
     /// Whether its count ended before it did.
     fn is_cut(&self) -> bool {
-        matches!(&self.way, Way::Walked(walked) if walked.cut_at.is_some())
+        matches!(&self.way, MeasuredBy::Walked(walked) if walked.cut_at.is_some())
     }
 
     /// Why the figures are less than what is there, if they are.
     pub fn shortfall(&self) -> Option<String> {
         match &self.way {
-            Way::Quota { .. } | Way::Runtime => None,
-            Way::Walked(walked) if walked.is_complete() => None,
+            MeasuredBy::Quota { .. } | MeasuredBy::Runtime => None,
+            MeasuredBy::Walked(walked) if walked.is_complete() => None,
             // It ended in the meantime.
-            Way::Failed(Errno::NOENT) => None,
-            Way::Walked(walked) => Some(format!(
+            MeasuredBy::Failed(Errno::NOENT) => None,
+            MeasuredBy::Walked(walked) => Some(format!(
                 "{path}: usage is inexact: {unreadable} unreadable, {moved} moved during the count, {deep} too deep, {links} hard links \
                  perhaps counted twice{cut}",
                 path = self.path.shown(),
@@ -119,12 +119,14 @@ impl DirectoryReport {
                 deep = walked.too_deep,
                 links = walked.links_untracked,
             )),
-            Way::Failed(error) => Some(format!("{}: {error}; not counted", self.path.shown())),
-            Way::Served(kind) => Some(format!(
+            MeasuredBy::Failed(error) => {
+                Some(format!("{}: {error}; not counted", self.path.shown()))
+            }
+            MeasuredBy::Served(kind) => Some(format!(
                 "{}: {kind} is mounted there, a file system whose server may never answer; not counted",
                 self.path.shown()
             )),
-            Way::Unknown(why) => Some(format!(
+            MeasuredBy::Unknown(why) => Some(format!(
                 "{}: how much this container has written is unknown, and not counted: {why}",
                 self.path.shown()
             )),
@@ -182,15 +184,17 @@ impl Place {
     }
 
     /// Opens it, unless that would ask a server.
-    fn open(&self, places: &Places, kinds: &mut MountKinds) -> Result<OwnedFd, Way> {
+    fn open(&self, places: &Places, kinds: &mut MountKinds) -> Result<OwnedFd, MeasuredBy> {
         match self {
             Self::Path(path) => match served(places, kinds, path) {
-                Some(kind) => Err(Way::Served(kind)),
-                None => openat(CWD, path, OPEN_DIRECTORY, Mode::empty()).map_err(Way::Failed),
+                Some(kind) => Err(MeasuredBy::Served(kind)),
+                None => {
+                    openat(CWD, path, OPEN_DIRECTORY, Mode::empty()).map_err(MeasuredBy::Failed)
+                }
             },
-            Self::Layer(layer) => layer.open(places).map_err(Way::Failed),
-            Self::Runtime(..) => Err(Way::Runtime),
-            Self::Unknown(_, why) => Err(Way::Unknown(*why)),
+            Self::Layer(layer) => layer.open(places).map_err(MeasuredBy::Failed),
+            Self::Runtime(..) => Err(MeasuredBy::Runtime),
+            Self::Unknown(_, why) => Err(MeasuredBy::Unknown(*why)),
         }
     }
 }
@@ -316,15 +320,15 @@ impl Survey {
     /// Goes on with the current directory. `left`: how many names the slice may still read; `None`: it ends before the directory does.
     fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
         let begun = match self.walk.take() {
-            Some(walk) => Err(walk),
+            Some(walk) => Begun::Walk(walk),
             None => {
                 *left = left.saturating_sub(1);
-                self.measure_without_walk(places)
+                self.begin(places)
             }
         };
         let (way, used) = match begun {
-            Ok(measured) => measured,
-            Err(walk) => self.walk_on(walk, left)?,
+            Begun::Measured(way, used) => (way, used),
+            Begun::Walk(walk) => self.walk_on(walk, left)?,
         };
         let planned = &self.plans[self.pod][self.reports.len()];
         Some(DirectoryReport {
@@ -337,8 +341,8 @@ impl Survey {
         })
     }
 
-    /// What is known of the current directory without a walk; else the walk.
-    fn measure_without_walk(&mut self, places: &Places) -> Result<(Way, Used), Walk> {
+    /// Begins with the current directory.
+    fn begin(&mut self, places: &Places) -> Begun {
         let names_left = self.names_left();
         let planned = &self.plans[self.pod][self.reports.len()];
         let fd = match planned.place.open(places, &mut self.mount_kinds) {
@@ -348,22 +352,22 @@ impl Survey {
                     Place::Runtime(_, used) => used,
                     _ => Used::default(),
                 };
-                return Ok((way, reported));
+                return Begun::Measured(way, reported);
             }
         };
         let alone = planned
             .project
             .filter(|key| self.believes_quotas && self.projects.get(key) == Some(&1));
-        if let Some(measured) = alone.and_then(|key| by_quota(&fd, key)) {
-            return Ok(measured);
+        if let Some((way, used)) = alone.and_then(|key| by_quota(&fd, key)) {
+            return Begun::Measured(way, used);
         }
         match Walk::start_at(fd.as_fd()) {
-            Ok(walk) => Err(walk.at_most(names_left)),
-            Err(error) => Ok((Way::Failed(error), Used::default())),
+            Ok(walk) => Begun::Walk(walk.at_most(names_left)),
+            Err(error) => Begun::Measured(MeasuredBy::Failed(error), Used::default()),
         }
     }
 
-    fn walk_on(&mut self, mut walk: Walk, left: &mut u32) -> Option<(Way, Used)> {
+    fn walk_on(&mut self, mut walk: Walk, left: &mut u32) -> Option<(MeasuredBy, Used)> {
         let before = walk.names();
         let Some(walked) = walk.advance(*left) else {
             self.walk = Some(walk);
@@ -372,16 +376,24 @@ impl Survey {
         // Not inodes: a file may have many names.
         *left = left.saturating_sub(walk.names() - before);
         self.names = self.names.saturating_add(walk.names());
-        Some(walked_way(walked))
+        Some(by_walk(walked))
     }
 }
 
-fn walked_way(walked: Walked) -> (Way, Used) {
+/// A directory that is begun with.
+enum Begun {
+    /// It is known without a walk.
+    Measured(MeasuredBy, Used),
+    /// It is walked.
+    Walk(Walk),
+}
+
+fn by_walk(walked: Walked) -> (MeasuredBy, Used) {
     let used = Used {
         bytes: Some(walked.bytes),
         inodes: Some(walked.inodes),
     };
-    (Way::Walked(walked), used)
+    (MeasuredBy::Walked(walked), used)
 }
 
 /// The directories that a pod has.
@@ -399,7 +411,7 @@ fn plan(
             project: project_rooted_at(&fd),
             place,
         }),
-        Err(Way::Failed(Errno::NOENT)) => {}
+        Err(MeasuredBy::Failed(Errno::NOENT)) => {}
         // What cannot be read is said when it is measured.
         Err(_) => plan.push(Planned {
             part,
@@ -454,7 +466,7 @@ fn project_rooted_at(fd: &OwnedFd) -> Option<ProjectKey> {
     Some((device, project.id))
 }
 
-fn by_quota(fd: &OwnedFd, key: ProjectKey) -> Option<(Way, Used)> {
+fn by_quota(fd: &OwnedFd, key: ProjectKey) -> Option<(MeasuredBy, Used)> {
     if project_rooted_at(fd) != Some(key) {
         return None;
     }
@@ -463,7 +475,7 @@ fn by_quota(fd: &OwnedFd, key: ProjectKey) -> Option<(Way, Used)> {
         bytes: Some(bytes),
         inodes: Some(inodes),
     };
-    Some((Way::Quota { project: key.1 }, used))
+    Some((MeasuredBy::Quota { project: key.1 }, used))
 }
 
 fn assemble(pod: &PodDirs, reports: &[DirectoryReport]) -> PodStorage {

@@ -56,16 +56,16 @@ const PODS: &str = "pods";
 pub type IsRunning = dyn Fn(&Pod) -> bool + Send;
 
 /// What admission needs of the machine.
-pub struct Ground {
+pub struct AdmissionContext {
     /// The agent's state directory.
     pub state_dir: PathBuf,
     /// Asked at the first look, about pods of which nothing is known.
     pub is_running: Box<IsRunning>,
 }
 
-impl fmt::Debug for Ground {
+impl fmt::Debug for AdmissionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground")
+        f.debug_struct("AdmissionContext")
             .field("state_dir", &self.state_dir)
             .finish_non_exhaustive()
     }
@@ -115,7 +115,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     /// `None`: nothing is kept.
-    ground: Option<Ground>,
+    ground: Option<AdmissionContext>,
     next_file: u64,
     files: BTreeMap<String, u64>,
     /// The last good version of each object.
@@ -135,7 +135,7 @@ pub(super) struct Admission {
 
 impl Admission {
     /// Takes up what an earlier agent has admitted.
-    pub(super) fn on(ground: Ground) -> Self {
+    pub(super) fn on(ground: AdmissionContext) -> Self {
         let mut this = Self::default();
         this.take_up(&ground.state_dir);
         this.ground = Some(ground);

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
-use super::admission::Ground;
+use super::admission::AdmissionContext;
 use super::{ManifestChange, ManifestDir, PODS_MAX, SETTLE_MS};
 use crate::host::shown::Show as _;
 
@@ -61,7 +61,7 @@ impl ManifestWatch {
     /// [`WatchError`] when the directory is not there or the kernel refuses the watch.
     pub fn spawn(
         dir: impl Into<PathBuf>,
-        ground: Option<Ground>,
+        ground: Option<AdmissionContext>,
         send: impl FnMut(ManifestChange) -> bool + Send + 'static,
     ) -> Result<Self, WatchError> {
         let dir = dir.into();
@@ -154,7 +154,7 @@ impl Follower {
     fn watch(
         self,
         dir: &Path,
-        ground: Option<Ground>,
+        ground: Option<AdmissionContext>,
         mut send: impl FnMut(ManifestChange) -> bool,
     ) {
         let start = Instant::now();

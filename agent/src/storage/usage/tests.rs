@@ -162,7 +162,7 @@ fn a_pods_directories_are_where_the_kubelet_has_them() {
         }
         assert_eq!(directories.len(), 5);
         for report in directories {
-            assert!(matches!(report.way, Way::Walked(_)), "{report:?}");
+            assert!(matches!(report.way, MeasuredBy::Walked(_)), "{report:?}");
             assert_eq!(report.shortfall(), None);
         }
     }
@@ -234,7 +234,7 @@ fn a_first_process_whose_main_thread_has_ended_hides_no_layer() {
         let way = surveyed[0].directories.first().map(|report| report.way);
         (surveyed[0].storage.containers[0].rootfs.inodes, way)
     };
-    assert!(matches!(layer(), (Some(2), Some(Way::Walked(_)))));
+    assert!(matches!(layer(), (Some(2), Some(MeasuredBy::Walked(_)))));
     // Of its threads 7 is the main one, and 9 lives.
     for thread in ["7", "9"] {
         std::fs::create_dir_all(proc(&format!("task/{thread}/ns"))).unwrap();
@@ -243,15 +243,15 @@ fn a_first_process_whose_main_thread_has_ended_hides_no_layer() {
     }
     std::fs::rename(proc("mountinfo"), proc("task/9/mountinfo")).unwrap();
     std::fs::rename(proc("root"), proc("task/9/root")).unwrap();
-    assert!(matches!(layer(), (Some(2), Some(Way::Walked(_)))));
+    assert!(matches!(layer(), (Some(2), Some(MeasuredBy::Walked(_)))));
     // Nobody shows anything.
     std::fs::remove_file(proc("task/9/mountinfo")).unwrap();
-    let unknown = Way::Unknown(LayerUnknown::NotShown);
+    let unknown = MeasuredBy::Unknown(LayerUnknown::NotShown);
     assert_eq!(layer(), (None, Some(unknown)));
     // It is in a user namespace of its own by the word of that thread.
     std::fs::remove_file(proc("task/9/ns/user")).unwrap();
     std::os::unix::fs::symlink("user:[4026533000]", proc("task/9/ns/user")).unwrap();
-    let unknown = Way::Unknown(LayerUnknown::UserNamespace);
+    let unknown = MeasuredBy::Unknown(LayerUnknown::UserNamespace);
     assert_eq!(layer(), (None, Some(unknown)));
     // It has ended.
     machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "");
@@ -265,7 +265,7 @@ fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
     let good = overlay("/run/snapshots/1/fs");
     let tmpfs = "1 0 DEVICE / / rw - tmpfs tmpfs rw\n".to_owned();
     let nested = "user:[4026533000]";
-    let unknown = |why| Err(Way::Unknown(why));
+    let unknown = |why| Err(MeasuredBy::Unknown(why));
     for (what, first, second, wanted) in [
         ("the runtime's own", (MACHINE, &good), None, Ok(Some(2))),
         (
@@ -308,7 +308,7 @@ fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
             "or goes by a link in a layer",
             (MACHINE, &overlay("/run/snapshots/1/fs/link/sub")),
             None,
-            Err(Way::Failed(Errno::LOOP)),
+            Err(MeasuredBy::Failed(Errno::LOOP)),
         ),
         (
             "its root is not what its mounts show",
@@ -374,7 +374,7 @@ fn what_is_no_directory_is_said_and_the_rest_is_measured() {
     };
     assert_eq!(
         (data.used, data.way),
-        (Used::default(), Way::Failed(Errno::NOTDIR))
+        (Used::default(), MeasuredBy::Failed(Errno::NOTDIR))
     );
     let shortfall = data.shortfall().unwrap();
     assert!(
@@ -565,7 +565,7 @@ fn a_container_whose_processes_are_hidden_below_many_cgroups_has_an_unknown_laye
         if is_found {
             assert_eq!((inodes, report.shortfall()), (Some(2), None), "{index}");
         } else {
-            let unknown = Way::Unknown(LayerUnknown::NoProcessFound);
+            let unknown = MeasuredBy::Unknown(LayerUnknown::NoProcessFound);
             assert_eq!((inodes, report.way), (None, unknown));
             let shortfall = report.shortfall().unwrap();
             assert!(shortfall.contains("none was found"), "{shortfall}");
@@ -589,7 +589,7 @@ fn a_container_whose_processes_are_hidden_deep_down_has_an_unknown_layer() {
     machine.text(&format!("{app}/1/2/3/4/5/cgroup.procs"), "7\n");
     let surveyed = machine.survey(vec![pod(WEB)], 100);
     let ways: Vec<_> = surveyed[0].directories.iter().map(|it| it.way).collect();
-    assert_eq!(ways, [Way::Unknown(LayerUnknown::NoProcessFound)]);
+    assert_eq!(ways, [MeasuredBy::Unknown(LayerUnknown::NoProcessFound)]);
 }
 
 /// Needs a file system with project quotas (in a guest the module `quota_v2`), and `chattr`:
@@ -644,12 +644,12 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
                 panic!("{report:?}");
             };
             let project = match report.way {
-                Way::Quota { project } => Some(project),
-                Way::Walked(_) => None,
-                Way::Failed(error) => panic!("{name}: {error}"),
-                Way::Unknown(why) => panic!("{name}: {why}"),
-                Way::Runtime => panic!("{name}: by the runtime"),
-                Way::Served(kind) => panic!("{name}: {kind}"),
+                MeasuredBy::Quota { project } => Some(project),
+                MeasuredBy::Walked(_) => None,
+                MeasuredBy::Failed(error) => panic!("{name}: {error}"),
+                MeasuredBy::Unknown(why) => panic!("{name}: {why}"),
+                MeasuredBy::Runtime => panic!("{name}: by the runtime"),
+                MeasuredBy::Served(kind) => panic!("{name}: {kind}"),
             };
             (name.as_str(), project, report.used.inodes)
         })
@@ -676,13 +676,13 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     put_in_project(&machine.places.host.path(&file), "7001");
     let surveyed = machine.survey(vec![pod(web), stranger], 10);
     let quota = &surveyed[0].directories[0];
-    assert!(matches!(quota.way, Way::Walked(_)), "{quota:?}");
+    assert!(matches!(quota.way, MeasuredBy::Walked(_)), "{quota:?}");
     assert!(quota.used.bytes < Some(1 << 20), "{quota:?}");
     // In the machine's user namespace the pod gives its files the project that it likes.
     put_in_project(&path("quota/a/f"), "0");
     let surveyed = machine.survey(vec![pod(&web.replace("\"hostUsers\":false,", ""))], 10);
     let quota = &surveyed[0].directories[0];
-    assert!(matches!(quota.way, Way::Walked(_)), "{quota:?}");
+    assert!(matches!(quota.way, MeasuredBy::Walked(_)), "{quota:?}");
     assert!(quota.used.bytes >= Some(200_000));
 }
 
@@ -772,7 +772,7 @@ fn a_volume_of_a_dead_fuse_server_is_said_and_the_rest_is_measured() {
     };
     assert_eq!(
         (of("bad").way, of("bad").used),
-        (Way::Served("fuse"), Used::default())
+        (MeasuredBy::Served("fuse"), Used::default())
     );
     assert!(
         of("bad")

@@ -211,13 +211,13 @@ impl OomPlan {
 /// Puts the containers of `pods` into the order of eviction. Which order `pods` are in does not matter. O(n log n).
 pub fn oom_plan(node: OomNode, pods: &[OomPod]) -> OomPlan {
     let places = sequence(node, pods);
-    let fresh = given(&node, &places, |_, _| None);
-    let kept = given(&node, &places, |index, most| {
+    let fresh = assign_scores(&node, &places, |_, _| None);
+    let kept = assign_scores(&node, &places, |index, most| {
         let current = places[index].current_adj?;
         let keeps = current <= most && current >= fresh[index].saturating_sub(DRIFT_MAX);
         keeps.then_some(current)
     });
-    let plan = |scores: Vec<i32>| finished(node, places.clone(), &scores);
+    let plan = |scores: Vec<i32>| with_certainty(node, places.clone(), &scores);
     let (fresh, kept) = (plan(fresh), plan(kept));
     if kept.certain() >= fresh.certain() {
         kept
@@ -271,7 +271,7 @@ fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<OomPlace> {
 }
 
 /// Scores from the front. `keep` is asked with a place and the most that the order allows there, and may name the score to keep.
-fn given(
+fn assign_scores(
     node: &OomNode,
     places: &[OomPlace],
     keep: impl Fn(usize, i32) -> Option<i32>,
@@ -317,7 +317,7 @@ fn highest_below(node: &OomNode, least: Option<i64>, pages: u64) -> i32 {
     i32::try_from(room.div_euclid(step)).unwrap_or(if room < 0 { i32::MIN } else { i32::MAX })
 }
 
-fn finished(node: OomNode, mut places: Vec<OomPlace>, scores: &[i32]) -> OomPlan {
+fn with_certainty(node: OomNode, mut places: Vec<OomPlace>, scores: &[i32]) -> OomPlan {
     let mut worst_later = i64::MIN;
     for (index, (place, adj)) in places.iter_mut().zip(scores).enumerate().rev() {
         place.position = index + 1;

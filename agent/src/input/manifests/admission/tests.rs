@@ -87,12 +87,13 @@ impl Node {
     /// Another agent, which looks once.
     fn restart(&mut self) {
         let runs = Arc::clone(&self.runs);
-        self.manifests = ManifestDir::new(self.dir.path().join("pods")).with_admission(Ground {
-            state_dir: self.state(),
-            is_running: Box::new(move |pod| {
-                runs.lock().unwrap().contains(&pod.metadata.name.as_str())
-            }),
-        });
+        self.manifests =
+            ManifestDir::new(self.dir.path().join("pods")).with_admission(AdmissionContext {
+                state_dir: self.state(),
+                is_running: Box::new(move |pod| {
+                    runs.lock().unwrap().contains(&pod.metadata.name.as_str())
+                }),
+            });
         let (change, _) = self.manifests.look(self.now);
         self.change = change.unwrap_or_default();
     }
