@@ -34,6 +34,8 @@ use crate::clock::unix_ms_of;
 pub const EVICTED_ANNOTATION: &str = "plimsoll.dev/evicted";
 /// What the kubelet, and so we, give as the reason of an evicted pod.
 pub const EVICTED_REASON: &str = "Evicted";
+/// The condition of a pod whose resize the kubelet has put off, or refuses (1.33).
+const RESIZE_PENDING: &str = "PodResizePending";
 /// Annotations that decisions read.
 const ANNOTATIONS: [&str; 5] = [
     CONFIG_SOURCE_ANNOTATION,
@@ -141,6 +143,8 @@ struct ApiMeta {
     annotations: Option<BTreeMap<String, String>>,
     labels: Option<BTreeMap<String, String>>,
     resource_version: String,
+    /// Of the specification: 1 when the pod is made; none before 1.33.
+    generation: Option<i64>,
     deletion_timestamp: Option<String>,
     owner_references: Option<Vec<ApiOwner>>,
 }
@@ -216,7 +220,18 @@ impl ApiOwner {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
+struct ApiCondition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct Containers {
+    /// The generation that the kubelet has looked at: from 1.34 on.
+    observed_generation: Option<i64>,
+    conditions: Option<Vec<ApiCondition>>,
     /// Of the whole pod, with overhead: from 1.35 on.
     allocated_resources: Option<ResourceList>,
     container_statuses: Option<Vec<ApiContainerStatus>>,
@@ -225,6 +240,26 @@ struct Containers {
 }
 
 impl Containers {
+    /// Whether the specification may ask for other amounts than the kubelet has allocated. The first one is what it has admitted: servers before 1.33 give none a number, and unless an alpha gate
+    /// is on they let nobody change an amount.
+    fn may_differ(&self, generation: i64) -> bool {
+        let is_pending = |condition: &ApiCondition| {
+            condition.kind == RESIZE_PENDING && condition.status == "True"
+        };
+        let is_pending = self.conditions.iter().flatten().any(is_pending);
+        let is_observed = generation <= self.observed_generation.unwrap_or_default();
+        is_pending || generation > 1 && (!is_observed || self.is_without_resize())
+    }
+
+    /// The kubelet says nothing of what it allocates to a container that it has made: it takes what the specification asks for.
+    fn is_without_resize(&self) -> bool {
+        let all = [&self.container_statuses, &self.init_container_statuses];
+        let mut statuses = all.into_iter().flatten().flatten();
+        statuses.any(|status| {
+            status.kept.container_id.is_some() && status.allocated_resources.is_none()
+        })
+    }
+
     /// By the ids of their containers the agent tells these from the sandbox.
     fn into_status(self, qos_class: Option<QosClass>) -> PodStatus {
         let kept = |statuses: Option<Vec<ApiContainerStatus>>| {
@@ -265,6 +300,7 @@ impl SeenPod {
             annotations,
             labels: all_labels,
             resource_version,
+            generation,
             deletion_timestamp,
             owner_references,
         } = outline.metadata;
@@ -286,7 +322,7 @@ impl SeenPod {
         let is_readable = wanted.is_some() && observed.is_some();
         let containers = observed.unwrap_or_default().status.unwrap_or_default();
         let spec = match wanted {
-            Some(wanted) => reduced(wanted.spec, &containers),
+            Some(wanted) => reduced(wanted.spec, &containers, generation.unwrap_or_default()),
             None => outline.spec.without_containers(),
         };
         let owner = owner_references
@@ -415,18 +451,23 @@ fn shortened(mut pod: Pod) -> Pod {
     }
 }
 
-/// Requests as the kubelet has allocated them (an in-place resize changes them late, `getAllocatedPods`), and only volumes whose space counts.
-fn reduced(mut spec: PodSpec, status: &Containers) -> PodSpec {
+/// Requests as the kubelet has allocated them (an in-place resize changes them late, `getAllocatedPods`), and only volumes whose space counts. `generation`: that of the specification, 0 if it
+/// has none.
+///
+/// The kubelet says what it has allocated only of a container that it has made (`convertToAPIContainerStatuses` in pkg/kubelet/kubelet_pods.go, 1.33 to 1.36). Of all others the
+/// specification counts, unless it may have been changed since the kubelet looked at it: then they are marked.
+fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
     for (containers, statuses) in [
         (&mut spec.containers, &status.container_statuses),
         (&mut spec.init_containers, &status.init_container_statuses),
     ] {
-        let Some(statuses) = statuses else { continue };
+        let statuses = statuses.as_deref().unwrap_or_default();
         for container in containers {
-            let status = statuses
+            let found = statuses
                 .iter()
                 .find(|status| status.kept.name == container.name);
-            let allocated = status.and_then(|status| status.allocated_resources.as_ref());
+            let allocated = found.and_then(|status| status.allocated_resources.as_ref());
+            container.unallocated = allocated.is_none() && status.may_differ(generation);
             for (name, quantity) in allocated.into_iter().flatten() {
                 container
                     .resources
@@ -514,6 +555,91 @@ pub(crate) mod tests {
             .map(|(name, quantity)| (name.as_str(), quantity.value()))
             .collect();
         assert_eq!(requests, [("memory", 64 << 20)]);
+    }
+
+    /// Of a container that was never made the kubelet does not say what it has allocated.
+    #[test]
+    fn what_the_kubelet_may_not_have_allocated_is_marked() {
+        let unallocated = |generation: Value, status: Value| {
+            let mut pod = api_pod("u", "1");
+            pod["metadata"]["generation"] = generation;
+            pod["status"] = status;
+            let pod = pod_of(&read(&pod).unwrap());
+            (pod.spec.containers[0].unallocated, pod.awaits_allocation())
+        };
+        let waiting = json!([{"name": "app", "image": "i", "state": {"waiting": {}}}]);
+        let made = json!([{"name": "app", "containerID": "c://1"}]);
+        let allocated =
+            json!([{"name": "app", "containerID": "c://1", "allocatedResources": {"cpu": "1"}}]);
+        let pending = json!([{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]);
+        let over = json!([{"type": "PodResizePending", "status": "False"}, {"type": "Ready", "status": "True"}]);
+        for (generation, status, expected) in [
+            // Nobody has changed it, or nobody can.
+            (
+                json!(1),
+                json!({"containerStatuses": waiting}),
+                (false, false),
+            ),
+            (
+                json!(null),
+                json!({"containerStatuses": waiting}),
+                (false, false),
+            ),
+            (
+                json!(null),
+                json!({"containerStatuses": made}),
+                (false, false),
+            ),
+            // Changed, and not seen yet.
+            (
+                json!(2),
+                json!({"containerStatuses": waiting}),
+                (true, true),
+            ),
+            (
+                json!(3),
+                json!({"containerStatuses": waiting, "observedGeneration": 2}),
+                (true, true),
+            ),
+            (json!(3), json!({}), (true, true)),
+            (
+                json!(3),
+                json!({"containerStatuses": allocated, "observedGeneration": 2}),
+                (false, false),
+            ),
+            // Seen and allocated.
+            (
+                json!(3),
+                json!({"containerStatuses": waiting, "observedGeneration": 3}),
+                (false, false),
+            ),
+            (
+                json!(3),
+                json!({"containerStatuses": waiting, "observedGeneration": 3, "conditions": over}),
+                (false, false),
+            ),
+            // Seen, and not allocated.
+            (
+                json!(3),
+                json!({"containerStatuses": waiting, "observedGeneration": 3, "conditions": pending}),
+                (true, true),
+            ),
+            (
+                json!(3),
+                json!({"containerStatuses": allocated, "observedGeneration": 3, "conditions": pending}),
+                (false, false),
+            ),
+            // A kubelet that knows no resize: the pod is placed, and does not grow.
+            (json!(2), json!({"containerStatuses": made}), (true, false)),
+            (
+                json!(2),
+                json!({"containerStatuses": made, "observedGeneration": 2}),
+                (true, false),
+            ),
+        ] {
+            let found = unallocated(generation.clone(), status.clone());
+            assert_eq!(found, expected, "{generation} {status}");
+        }
     }
 
     #[test]

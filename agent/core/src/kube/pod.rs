@@ -177,6 +177,9 @@ pub struct Container {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub volume_mounts: Vec<VolumeMount>,
+    /// Whether its requests may be only what its owner wants, because the kubelet has not said what it has allocated. Set by `plimsoll-cluster` alone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unallocated: bool,
 }
 
 /// One of a container's `volumeMounts`.
@@ -398,6 +401,17 @@ impl Pod {
             .containers
             .iter()
             .chain(&self.spec.init_containers)
+    }
+
+    /// Whether its kubelet has yet to say what it allocates to a container: the requests may be larger than what it has admitted. A kubelet that says nothing of a container
+    /// that it has made knows no resize in place, and takes requests as they are.
+    pub fn awaits_allocation(&self) -> bool {
+        let is_made = |container: &Container| {
+            let mut statuses = self.status.containers();
+            statuses.any(|status| status.name == container.name && status.container_id.is_some())
+        };
+        let mut unallocated = self.all_containers().filter(|it| it.unallocated).peekable();
+        unallocated.peek().is_some() && !unallocated.any(is_made)
     }
 
     /// Whether only its cgroup is known.

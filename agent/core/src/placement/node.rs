@@ -230,13 +230,16 @@ impl NodePlacement {
 
     /// Places a pod, or the containers of it that are not placed yet. On refusal it holds nothing, unless it was there before: then it keeps what
     /// it had. A pod that has all that it is to have is not asked about again: with `align-by-socket`, or devices near to no node, it may be where no hint is.
-    /// Of a pod that requests other amounts than it has, the containers keep what they have, or of it as much as they request.
+    /// Of a pod that requests other amounts than it has, the containers keep what they have, or of it as much as they request. One that the kubelet has not allocated keeps what it has,
+    /// whatever it requests.
     ///
     /// # Errors
     ///
     /// If the topology policy does not admit it, or a provider cannot serve it.
     pub fn admit(&mut self, pod: &Pod) -> Result<(), NotPlaced> {
         let uid = pod.uid();
+        let allocated = self.as_allocated(pod);
+        let pod = allocated.as_ref();
         if self.is_resized(pod) {
             return self.resize(pod);
         }

@@ -8,7 +8,7 @@
 //! Beside a kubelet that says which devices it has given to whom, a pod that wants some is placed when it has said that of the pod, near to them.
 //!
 //! Beside a kubelet a pod is placed when its kubelet has said something of its containers, or its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who
-//! may create pods can have the API server assign one to this node. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
+//! may create pods can have the API server assign one to this node. Nor is a pod placed by amounts that its owner has written since then, before the kubelet says what it has allocated. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
 //! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
 //!
 //! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
@@ -354,10 +354,8 @@ fn admit(
         return false;
     }
     let before = placement.placed(uid);
-    // Of one that is shortened it is not known which containers want what.
-    let may_be_placed =
-        || pod.is_admitted() && !pod.pod.is_shortened() && !awaits_devices(placement, &pod.pod);
-    if config.beside_kubelet && before == Placed::Not && !may_be_placed() {
+    let has_none = !matches!(before, Placed::Holds(_));
+    if config.beside_kubelet && has_none && !may_get_first(placement, pod) {
         return false;
     }
     let lacked = placement.unserved().get(uid).cloned();
@@ -372,6 +370,15 @@ fn admit(
         }
     }
     placement.placed(uid) != before
+}
+
+/// Beside a kubelet: whether a pod that has nothing may get something by what it requests.
+fn may_get_first(placement: &NodePlacement, pod: &PodState) -> bool {
+    // Of one that is shortened it is not known which containers want what.
+    pod.is_admitted()
+        && !pod.pod.is_shortened()
+        && !pod.pod.awaits_allocation()
+        && !awaits_devices(placement, &pod.pod)
 }
 
 /// Who lacks something. Without a kubelet a refused pod is not started, and does not wait.
@@ -399,6 +406,10 @@ fn serve_waiting(config: &EngineConfig, state: &mut NodeState, event: &Event) ->
             continue;
         };
         let before = placement.placed(&uid);
+        let has_none = !matches!(before, Placed::Holds(_));
+        if config.beside_kubelet && has_none && !may_get_first(placement, pod) {
+            continue;
+        }
         // Where it still lacks something, the reason is in the books.
         placement.admit(&pod.pod).ok();
         let now = placement.placed(&uid);

@@ -1,5 +1,6 @@
 //! Placement by the engine, from outside: when pods get CPUs and when they give them back.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
@@ -13,7 +14,7 @@ use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
-use plimsoll_core::placement::node::{CpuManagerPolicy, PlacementSettings};
+use plimsoll_core::placement::node::{CpuManagerPolicy, MemoryManagerPolicy, PlacementSettings};
 use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize};
 use serde_json::json;
 
@@ -326,6 +327,107 @@ fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
         node.apply("a", 1),
         ["shared pool 0,2-5; a/main CPUs 1; c/main CPUs 6-7"]
     );
+}
+
+/// Two containers of a Guaranteed pod that its kubelet has admitted, with CPUs and MiB of memory, and whether the kubelet has allocated them.
+fn two_containers(amounts: [(&str, u32, bool); 2]) -> EventKind {
+    let container = |(name, (cpus, mib, is_allocated)): (&str, (&str, u32, bool))| {
+        let amounts = json!({"cpu": cpus, "memory": format!("{mib}Mi")});
+        let resources = json!({"requests": amounts, "limits": amounts});
+        json!({"name": name, "resources": resources, "unallocated": !is_allocated})
+    };
+    let containers: Vec<_> = ["main", "side"]
+        .into_iter()
+        .zip(amounts)
+        .map(container)
+        .collect();
+    let pod = json!({
+        "metadata": {"name": "a", "uid": "a"},
+        "spec": {"containers": containers},
+        "status": {"qosClass": "Guaranteed", "containerStatuses": [{"name": "main", "containerID": "c://1"}, {"name": "side"}]},
+    });
+    let pod = Arc::new(serde_json::from_value(pod).unwrap());
+    EventKind::PodApplied { pod }
+}
+
+/// An owner can write any amount into a pod; of a container that was never made the kubelet does not say what it has allocated.
+#[test]
+fn what_the_kubelet_has_not_allocated_is_not_given() {
+    let start = |node: &mut Node, saved: Option<Assignments>| {
+        let mut start = two_nodes();
+        let memory = BTreeMap::from([("memory".to_owned(), 512 << 20)]);
+        start.settings.memory_manager_policy = MemoryManagerPolicy::Static;
+        start.settings.reserved_memory = BTreeMap::from([(0, memory)]);
+        start.saved = saved;
+        node.step(EventKind::PlacementStarted(Box::new(start)));
+    };
+    let mut node = Node::beside_kubelet();
+    start(&mut node, None);
+    let first = [("1", 100, true), ("500m", 100, true)];
+    node.step(two_containers(first));
+    let held = node.assignments();
+    assert_eq!(held.exclusive().len(), 1);
+    assert_eq!(held.get(&"a".into(), "side").unwrap().memory.len(), 1);
+    // Of both the owner wants all that there is, or nothing of it.
+    for wanted in [
+        [("5", 4000, false), ("500m", 100, true)],
+        [("1", 100, true), ("4", 4000, false)],
+        [("5", 4000, false), ("2", 4000, false)],
+        [("100m", 1, false), ("100m", 1, false)],
+    ] {
+        assert_eq!(node.step(two_containers(wanted)), NOTHING, "{wanted:?}");
+        assert_eq!(node.assignments(), held, "{wanted:?}");
+    }
+    // Nor from an agent that is started anew.
+    let mut again = Node::beside_kubelet();
+    start(&mut again, Some(held.clone()));
+    again.step(two_containers([("5", 4000, false), ("2", 4000, false)]));
+    assert_eq!(again.assignments(), held);
+    // What was allocated is given.
+    node.step(two_containers([("2", 100, true), ("4", 4000, false)]));
+    let grown = node.assignments();
+    assert_eq!(grown.cpus(&"a".into(), "main").cpus.len(), 2);
+    assert_eq!(grown.exclusive().len(), 2);
+}
+
+/// The kubelet has admitted what it was before, and nobody knows that.
+#[test]
+fn a_pod_that_has_nothing_gets_nothing_for_what_is_not_allocated() {
+    let waiting = |cpus: u32, unallocated: bool| {
+        let mut pod = pod("a", cpus);
+        pod.spec.containers[0].unallocated = unallocated;
+        pod.status.container_statuses.push(ContainerStatus {
+            name: "main".to_owned(),
+            ..ContainerStatus::default()
+        });
+        EventKind::PodApplied { pod: Arc::new(pod) }
+    };
+    let mut node = Node::beside_kubelet();
+    assert_eq!(node.step(waiting(5, true)), NOTHING);
+    assert_eq!(node.runs("a"), NOTHING);
+    let placed = node.step(waiting(2, false));
+    assert_eq!(placed, ["shared pool 0,3-7; a/main CPUs 1-2"]);
+    // One that was refused, and would get more when there is room.
+    let mut node = Node::beside_kubelet();
+    node.apply("b", 5);
+    node.runs("b");
+    let said = node.step(waiting(3, false));
+    assert!(said[0].contains("3 CPUs are wanted"), "{said:?}");
+    assert_eq!(node.step(waiting(6, true)), NOTHING);
+    node.is_removed("b");
+    assert_eq!(node.is_empty("b"), ["shared pool 0-7"]);
+    let placed = node.step(waiting(3, false));
+    assert_eq!(placed, ["shared pool 0,4-7; a/main CPUs 1-3"]);
+    // A kubelet without resizes says nothing of what it allocates, and has made the container.
+    let EventKind::PodApplied { pod } = waiting(2, true) else {
+        panic!("it is one")
+    };
+    let mut pod = Pod::clone(&pod);
+    pod.status.container_statuses[0].container_id = Some("c://1".to_owned());
+    let mut node = Node::beside_kubelet();
+    let pod = Arc::new(pod);
+    let placed = node.step(EventKind::PodApplied { pod });
+    assert_eq!(placed, ["shared pool 0,3-7; a/main CPUs 1-2"]);
 }
 
 /// On node 0 CPUs 0 to 3, on node 1 the others; aligned as far as can be.

@@ -3,14 +3,56 @@
 //! Problem: a container that grows or shrinks must not be moved, nor move anybody: its caches are warm and its pages are where it runs. Approach: first what
 //! shrinks gives back; then what lacks something is aligned with what it has and gets the rest. What shrinks does so in any case, for others were promised it;
 //! where something cannot grow the pod keeps what it has, and the refusal names the NUMA nodes that are short.
+//!
+//! Whoever owns a pod may write any amount into it; what the kubelet has not allocated counts for nothing (`as_allocated`).
+
+use std::borrow::Cow;
 
 use super::turn::{in_order, why};
 use super::{NodePlacement, NotPlaced, Turn};
 use crate::kube::pod::{Container, Pod};
+use crate::kube::quantity::{Format, Quantity};
+use crate::kube::resources::{CPU, MEMORY, is_huge_pages};
 use crate::placement::numa_mask::NumaMask;
 use crate::placement::topology_manager::Refusal;
 
 impl NodePlacement {
+    /// The pod, in which a container that is not [allocated](Container::unallocated) requests of what is placed what it has. A pod that has nothing stays as it is: whether it may be placed
+    /// is not decided here.
+    pub(super) fn as_allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
+        let uid = pod.uid();
+        let is_allocated = pod.all_containers().all(|container| !container.unallocated);
+        if is_allocated || self.assignment_of(&uid).is_empty() {
+            return Cow::Borrowed(pod);
+        }
+        let mut allocated = pod.clone();
+        allocated.status.qos_class = Some(pod.qos_class());
+        let spec = &mut allocated.spec;
+        let containers = spec.containers.iter_mut().chain(&mut spec.init_containers);
+        for container in containers.filter(|container| container.unallocated) {
+            let requests = &mut container.resources.requests;
+            if let Some(books) = self.cpu_books() {
+                requests.remove(CPU);
+                let of_pod = books.assignments.get(&uid);
+                if let Some(cpus) = of_pod.and_then(|of_pod| of_pod.get(&container.name)) {
+                    let held = Quantity::from_value(i64::from(cpus.len()), Format::DecimalSI);
+                    requests.insert(CPU.to_owned(), held);
+                }
+            }
+            if let Some(memory) = self.memory() {
+                requests.retain(|name, _| name != MEMORY && !is_huge_pages(name));
+                let of_pod = memory.assignments().get(&uid);
+                let blocks = of_pod.and_then(|of_pod| of_pod.get(&container.name));
+                requests.extend(blocks.into_iter().flatten().map(|block| {
+                    let bytes = i64::try_from(block.bytes).unwrap_or(i64::MAX);
+                    let held = Quantity::from_value(bytes, Format::BinarySI);
+                    (block.resource.clone(), held)
+                }));
+            }
+        }
+        Cow::Owned(allocated)
+    }
+
     /// Whether a container has another amount of CPUs or memory than it requests by now.
     #[must_use]
     pub fn is_resized(&self, pod: &Pod) -> bool {
