@@ -39,7 +39,7 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
 pub use applier::{Applier, Options, Wanted};
-pub use outcome::{Failed, Outcome, Unusable, Written};
+pub use outcome::{Failed, Occupied, Outcome, Unusable, Written};
 pub use owner::{OtherOwner, running_kubelet};
 pub use paths::NodePaths;
 pub use quota::{PodQuotas, Quotas};

@@ -261,9 +261,9 @@ impl Placing {
         self.tally.failed = count(outcome.failed.len());
         self.tally.cpus_outside = u64::from(outcome.usable.outside.len());
         if let Some((_, kept)) = &outcome.fell_back {
-            self.in_force.fell_back(kept, outcome.occupied);
+            self.in_force.fell_back(kept, &outcome.occupied);
         } else if number == self.number {
-            self.in_force.applied(outcome.occupied);
+            self.in_force.applied(&outcome.occupied);
         }
     }
 

@@ -29,7 +29,7 @@ use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock};
 use super::foreign::{self, Foreign};
 use super::kubelet_state;
-use super::outcome::{Outcome, Overlap, Written};
+use super::outcome::{Occupied, Outcome, Overlap, Written};
 use super::owner::{BackOff, OtherOwner, REWRITES_MAX};
 use super::paths::NodePaths;
 use super::plan::{all_of, changes, left_over, nobody_alone, runs_elsewhere, runs_on};
@@ -483,8 +483,13 @@ impl Applier {
             outcome.fail(&container.pod, &container.name, error);
             settled[index] = false;
         }
-        let unsettled = at.iter().zip(&settled).filter(|(_, settled)| !**settled);
-        outcome.occupied = unsettled.fold(CpuSet::EMPTY, |all, (cpus, _)| all | *cpus);
+        let unsettled = (0..changes.len()).filter(|index| !settled[*index]);
+        let occupied = unsettled.map(|index| Occupied {
+            pod: moved[index].pod.clone(),
+            container: moved[index].name.clone(),
+            cpus: at[index],
+        });
+        outcome.occupied = occupied.collect();
         for ((container, change), is_settled) in moved.iter().zip(&changes).zip(&settled) {
             self.remember(container, change.then.cpus, *is_settled);
         }

@@ -54,6 +54,17 @@ pub struct Unusable {
     pub cpus: CpuSet,
 }
 
+/// A container that is not where it is to be, and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occupied {
+    /// Whose.
+    pub pod: PodUid,
+    /// Which container.
+    pub container: String,
+    /// Nobody else gets these CPUs.
+    pub cpus: CpuSet,
+}
+
 /// A container that another plugin of the runtime has put on exclusive CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlap {
@@ -78,8 +89,8 @@ pub struct Outcome {
     pub failed: Vec<Failed>,
     /// Who went straight to CPUs where somebody else may have been for as long as a few writes take, because there was no CPU to wait on.
     pub shared: Vec<Written>,
-    /// CPUs on which somebody is who could not be moved.
-    pub occupied: CpuSet,
+    /// Who could not be moved.
+    pub occupied: Vec<Occupied>,
     /// Who was put by another program where others are to be alone.
     pub overlaps: Vec<Overlap>,
     /// Who lacks CPUs that it was given. One that has none left runs in the shared pool.
