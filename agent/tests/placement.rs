@@ -197,6 +197,7 @@ impl Node {
         Wanted {
             names: BTreeMap::new(),
             foreign: BTreeMap::new(),
+            answered: BTreeMap::new(),
             memory: BTreeMap::new(),
             assignments: Assignments {
                 shared_pool: self.online - own.unwrap_or_default(),

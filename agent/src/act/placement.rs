@@ -13,6 +13,7 @@
 //! **Terms.** *exclusive*: CPUs of one container, and nobody else's. *shared pool*: the CPUs of all other containers.
 #![forbid(unsafe_code)]
 
+pub mod answered;
 pub mod applier;
 pub mod beside;
 mod cgroups;
@@ -32,7 +33,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
@@ -298,13 +299,22 @@ impl Worker {
             let ended_ns = now_ns();
             let turns = Turns {
                 look_at_ns: rest_until_ns(began_ns, ended_ns),
-                routine_at_ns: ended_ns.saturating_add(period_ns),
+                routine_at_ns: ended_ns.saturating_add(self.until_next_look_ns(period_ns)),
             };
             let is_new = || self.shared.wanted().0 != self.number;
             if !turns.wait(woken, is_new, || self.applier.has_machine_changed()) {
                 return self.applier.end();
             }
         }
+    }
+
+    /// After a period in any case.
+    fn until_next_look_ns(&self, period_ns: u64) -> u64 {
+        let Some(at) = self.applier.next_look() else {
+            return period_ns;
+        };
+        let left = at.saturating_duration_since(Instant::now());
+        u64::try_from(left.as_nanos()).map_or(period_ns, |left| left.min(period_ns))
     }
 
     fn turn(&mut self) {

@@ -8,11 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::{FromNri, PodAnswers};
+use plimsoll_core::kube::runtime_link::{Answer, FromNri, PodAnswers};
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::placement::MadeContainer;
 use super::{Agent, Placing};
+use crate::act::placement::answered::AnsweredSet;
 use crate::record::tally::NriTally;
 use crate::source::nri::{NriChange, NriLink};
 
@@ -235,10 +236,15 @@ impl Agent {
                 is_foreign,
             } => {
                 work.tally.count(&answer);
+                let answered = match &answer {
+                    Answer::Adjusted(adjustment) => AnsweredSet::of(adjustment),
+                    Answer::Unchanged | Answer::Refused(_) => None,
+                };
                 let made = MadeContainer {
                     id,
                     name,
                     is_foreign,
+                    answered,
                 };
                 self.nri_makes(&PodUid::new(pod_uid), made);
             }

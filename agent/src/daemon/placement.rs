@@ -31,6 +31,7 @@ use self::made::Made;
 pub(super) use self::made::MadeContainer;
 use super::{Agent, KubeletWork};
 use crate::act::kubepods;
+use crate::act::placement::answered::Answered;
 use crate::act::placement::beside::Names;
 use crate::act::placement::checkpoint::{
     BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock,
@@ -93,6 +94,8 @@ pub struct Placing {
     made: Made,
     /// Those that the thread was given.
     foreign_given: foreign::Ids,
+    /// The answers that the thread was given.
+    answered_given: Answered,
     /// Something was decided: there may be room for who waits.
     has_changed: bool,
     /// What was decided in this turn, and is not handed to the thread yet.
@@ -185,6 +188,7 @@ impl Placing {
             names: Names::new(),
             made: Made::new(foreign),
             foreign_given: foreign::Ids::new(),
+            answered_given: Answered::new(),
             has_changed: false,
             due: None,
             number: 0,
@@ -210,6 +214,7 @@ impl Placing {
                 .collect(),
             names: self.names_of(assignments, pods),
             foreign: self.made.foreign.clone(),
+            answered: self.made.answered.clone(),
             memory,
         }
     }
@@ -481,12 +486,13 @@ impl Agent {
             placing.in_force.decide(assignments);
             placing.names.clone_from(&wanted.names);
             placing.foreign_given.clone_from(&wanted.foreign);
+            placing.answered_given.clone_from(&wanted.answered);
             placing.has_changed = true;
             placing.number = placing.placement.want(wanted);
         }
     }
 
-    /// Has what was decided carried out again, where other names are known by now. Whether that was so.
+    /// Has what was decided carried out again, where other names, or other answers of the runtime, are known by now. Whether that was so.
     pub(super) fn place_by_new_names(&mut self) -> bool {
         let Some(placing) = &mut self.placing else {
             return false;
@@ -499,7 +505,8 @@ impl Agent {
         let pods = self.engine.state().pods.values();
         let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
         let is_new = placing.names_of(&decided, &pods) != placing.names
-            || placing.made.foreign != placing.foreign_given;
+            || placing.made.foreign != placing.foreign_given
+            || placing.made.answered != placing.answered_given;
         if is_new {
             self.place(&decided);
         }

@@ -316,6 +316,7 @@ impl Node {
                 false => BTreeMap::new(),
             },
             foreign: BTreeMap::new(),
+            answered: BTreeMap::new(),
             memory: BTreeMap::new(),
         };
         let outcome = self.applier.apply(&wanted).unwrap();

@@ -24,6 +24,7 @@ use plimsoll_core::placement::cpuset_order::{self, Change, Write};
 use plimsoll_core::placement::memory::NodeMemory;
 
 use super::PlacementError;
+use super::answered::{self, Answered, Settling};
 use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock};
@@ -60,6 +61,8 @@ pub struct Wanted {
     pub names: Names,
     /// Beside a kubelet: containers whose cpuset another plugin of the runtime has set.
     pub foreign: foreign::Ids,
+    /// Beside a kubelet: what the runtime makes containers with.
+    pub answered: Answered,
     /// The books of each NUMA node under `memoryManagerPolicy: Static`.
     pub memory: BTreeMap<u32, NodeMemory>,
 }
@@ -84,6 +87,7 @@ pub struct Applier {
     sets: Option<Sets>,
     foreign: Foreign,
     irqs: Option<IrqAffinity>,
+    settling: Settling,
     ours: BTreeMap<CgroupPath, Ours>,
     /// What pods could use when that was last looked at.
     seen: Option<Usable>,
@@ -126,6 +130,7 @@ impl Applier {
             pods_ledger,
             sets,
             foreign,
+            settling: Settling::default(),
             ours: BTreeMap::new(),
             seen: None,
             usable_at_look: None,
@@ -175,6 +180,11 @@ impl Applier {
         Usable::read(&self.paths).is_ok_and(|usable| self.seen != Some(usable))
     }
 
+    /// When a set that the runtime writes for us may have come after the last look.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.settling.next_look()
+    }
+
     /// Makes it so. What could not be done is in the outcome, and the next call tries again.
     ///
     /// # Errors
@@ -185,7 +195,12 @@ impl Applier {
 
     /// [`Applier::apply`] at this time.
     fn apply_at(&mut self, wanted: &Wanted, now: Instant) -> Result<Outcome, PlacementError> {
-        self.carry_out(wanted, now, true)
+        let result = self.carry_out(wanted, now, true);
+        if result.is_err() {
+            // Nothing was looked at, and that is tried again in its own time.
+            self.settling = Settling::default();
+        }
+        result
     }
 
     /// `falls_back`: where this cannot be kept, what was kept before is carried out; else that is an error.
@@ -245,6 +260,8 @@ impl Applier {
         let settled = self.cpus(wanted, &known, &containers, usable.cpus, &mut outcome);
         let is_apart = outcome.failed.is_empty();
         self.mems(wanted, &containers, &mut outcome);
+        self.settling
+            .looked(&containers, &wanted.answered, &outcome, now);
         // Beside a kubelet they are its own.
         if self.paths.kubelet.is_none() {
             self.quotas(wanted, &checkpoint, &containers, &mut outcome);
@@ -326,6 +343,7 @@ impl Applier {
             quotas,
             names: Names::new(),
             foreign: self.foreign.ids.clone(),
+            answered: Answered::new(),
             memory: BTreeMap::new(),
         };
         let outcome = self.carry_out(&wanted, Instant::now(), false)?;
@@ -380,7 +398,9 @@ impl Applier {
             beside::claim(&mut all, &known);
             all.retain(|container| {
                 let adopted = sets.adopt(&self.paths.mounts, container);
-                let noted = adopted.and_then(|()| sets.note(container, &known));
+                let noted = adopted.and_then(|()| {
+                    sets.note(container, &known, answered::of(&wanted.answered, container))
+                });
                 noted
                     .map_err(|error| outcome.fail(&container.pod, &container.name, error))
                     .is_ok()

@@ -11,8 +11,11 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::placement::assignments::Assignments;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::Block;
+use plimsoll_core::placement::numa_mask::NumaMask;
 
+use super::answered::AnsweredSet;
 use super::cgroups::Container;
 use super::kubelet_state::{MEMORY_MANAGER_STATE, MEMORY_POLICY_STATIC, MemoryManagerState};
 use super::owner::policy_of;
@@ -185,24 +188,33 @@ impl Sets {
         Ok(())
     }
 
-    /// Before anything is written: a set that the runtime has written for us (NRI), as any of these has it, is to be none when it is undone.
+    /// Before anything is written: a set that the runtime has written for us (NRI), as it was answered or as any of these has it, is to be none when it is undone.
     pub(super) fn note(
         &mut self,
         container: &Container,
         known: &[&Assignments],
+        answered: Option<AnsweredSet>,
     ) -> Result<(), PlacementError> {
         let (pod, name) = (&container.pod, &container.name);
         let file = container.cpuset.dir().join(CPUS);
         if !self.known.contains(&file) {
+            let is_ours = |cpus: CpuSet| {
+                answered.is_some_and(|answered| answered.cpus == Some(cpus))
+                    || known.iter().any(|one| one.cpus(pod, name).cpus == cpus)
+            };
             let cpus = container.cpuset.cpus()?;
-            if !cpus.is_empty() && known.iter().any(|one| one.cpus(pod, name).cpus == cpus) {
+            if !cpus.is_empty() && is_ours(cpus) {
                 self.made(container, CPUS, &cpus.to_string())?;
             }
         }
         let file = container.cpuset.dir().join(MEMS);
         if !self.known.contains(&file) {
+            let is_ours = |mems: NumaMask| {
+                answered.is_some_and(|answered| answered.mems == Some(mems))
+                    || known.iter().any(|one| one.nodes(pod, name) == Some(mems))
+            };
             let mems = container.cpuset.mems()?;
-            if known.iter().any(|one| one.nodes(pod, name) == Some(mems)) {
+            if is_ours(mems) {
                 self.made(container, MEMS, &mems.to_string())?;
             }
         }

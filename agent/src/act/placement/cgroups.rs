@@ -17,6 +17,7 @@ use crate::host::cpuset::{Cpuset, fill_from_above, widen};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::Ledger;
 use crate::pods;
+use crate::pods::names::container_id;
 
 /// How often processes that were started while others were moved are looked for.
 const PASSES_MAX: u32 = 100;
@@ -34,6 +35,13 @@ pub(super) struct Container {
     /// Tells it from a later one of the same name.
     pub(super) id: u64,
     pub(super) cpuset: Cpuset,
+}
+
+impl Container {
+    /// The runtime's id of it, where its directory is called by one.
+    pub(super) fn runtime_id(&self) -> Option<&str> {
+        container_id(self.path.as_path().file_name()?.to_str()?)
+    }
 }
 
 /// All containers of all pods that have a cgroup.

@@ -12,7 +12,6 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use super::cgroups::Container;
 use crate::host::shown::Show as _;
 use crate::host::state_dir;
-use crate::pods::names::container_id;
 
 /// Its file, in the state directory.
 pub const FOREIGN: &str = "foreign-cpusets.json";
@@ -75,8 +74,7 @@ impl Foreign {
     }
 
     pub(super) fn has(&self, container: &Container) -> bool {
-        let directory = container.path.as_path().file_name();
-        let id = directory.and_then(|name| container_id(name.to_str()?));
+        let id = container.runtime_id();
         let of_pod = self.ids.get(&container.pod);
         id.is_some_and(|id| of_pod.is_some_and(|ids| ids.iter().any(|known| known == id)))
     }

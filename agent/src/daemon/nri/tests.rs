@@ -276,6 +276,37 @@ fn a_container_that_the_runtime_tells_of_is_placed_before_the_api_names_it() {
     assert_eq!(node.agent.nri.as_ref().unwrap().no_events, away);
 }
 
+/// Its set may be another one than what is wanted when the runtime writes it.
+#[test]
+fn the_thread_is_told_what_the_runtime_was_answered() {
+    let (mut node, _changes) = node();
+    let _dir = place_on(&mut node, true);
+    node.rest();
+    let made = |adjustment| FromNri::Container {
+        pod_uid: victim().as_str().to_owned(),
+        name: "c".to_owned(),
+        id: "f".repeat(64),
+        answer: Answer::Adjusted(Box::new(adjustment)),
+        is_foreign: false,
+    };
+    let number = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    let before = number(&node);
+    node.agent.nri_event(made(Adjustment {
+        oom_score_adj: Some(1),
+        ..Adjustment::default()
+    }));
+    node.agent.look_after_placing();
+    assert_eq!(number(&node), before, "that is no set");
+    for cpus in ["0-1", "0-1", "0"] {
+        node.agent.nri_event(made(Adjustment {
+            cpus: Some(cpus.to_owned()),
+            ..Adjustment::default()
+        }));
+        node.agent.look_after_placing();
+    }
+    assert_eq!(number(&node), before + 2);
+}
+
 #[test]
 fn a_container_of_another_plugin_is_left_alone_although_its_pod_is_not_known_yet() {
     let (mut node, _changes) = node();

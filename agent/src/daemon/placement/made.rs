@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use plimsoll_core::kube::pod_uid::PodUid;
 
+use crate::act::placement::answered::{Answered, AnsweredSet};
 use crate::act::placement::beside::Names;
 use crate::act::placement::foreign;
 use crate::pods::registry::Pods;
@@ -24,6 +25,8 @@ pub(in crate::daemon) struct MadeContainer {
     pub(in crate::daemon) name: String,
     /// Another plugin has set its cpuset.
     pub(in crate::daemon) is_foreign: bool,
+    /// The set that it is made with, by our answer.
+    pub(in crate::daemon) answered: Option<AnsweredSet>,
 }
 
 /// All that was told.
@@ -33,6 +36,8 @@ pub(super) struct Made {
     pub(super) names: Names,
     /// Containers whose cpuset another plugin has set.
     pub(super) foreign: foreign::Ids,
+    /// What the runtime makes containers with, by our answers.
+    pub(super) answered: Answered,
     /// Pods that were not known when a container of theirs was made, the first first.
     unknown: VecDeque<PodUid>,
     /// It was said that there are too many.
@@ -62,6 +67,7 @@ impl Made {
             id,
             name,
             is_foreign,
+            answered,
         } = container;
         let mut forgotten = None;
         if !is_known {
@@ -82,6 +88,14 @@ impl Made {
         }
         if is_foreign || forgotten.is_some() {
             self.revision += 1;
+        }
+        if let Some(answered) = answered {
+            let of_pod = self.answered.entry(uid.clone()).or_default();
+            if of_pod.len() >= CONTAINERS_MAX {
+                // A look has seen what they were made with.
+                of_pod.clear();
+            }
+            of_pod.insert(id.clone(), answered);
         }
         self.name(uid, id, name);
         let pod = forgotten.filter(|_| !std::mem::replace(&mut self.is_said, true))?;
@@ -112,6 +126,7 @@ impl Made {
         }
         let first = self.unknown.pop_front()?;
         self.names.remove(&first);
+        self.answered.remove(&first);
         self.foreign.remove(&first).map(|_| first)
     }
 
@@ -120,6 +135,7 @@ impl Made {
         self.unknown.retain(|uid| !pods.contains(uid));
         let is_there = |uid: &PodUid| pods.contains(uid) || self.unknown.contains(uid);
         self.names.retain(|uid, _| is_there(uid));
+        self.answered.retain(|uid, _| is_there(uid));
         let before = self.foreign.len();
         if are_listed {
             self.foreign.retain(|uid, _| is_there(uid));
@@ -132,6 +148,9 @@ impl Made {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_core::kube::runtime_link::Adjustment;
+    use plimsoll_core::placement::numa_mask::NumaMask;
+
     use super::*;
     use crate::host::cgroup::CgroupPath;
     use crate::host::cgroup::tests::fake_v2;
@@ -141,6 +160,7 @@ mod tests {
             id: id.to_string(),
             name: "side".to_owned(),
             is_foreign: true,
+            answered: None,
         };
         let running = || running.iter().map(|id| (*id).to_owned()).collect();
         let said = made.note(&uid.into(), container, is_known, running);
@@ -173,6 +193,18 @@ mod tests {
         let mut pods = Pods::new(host, mounts, CgroupPath::default());
         let mut all = Made::new([("gone".into(), vec!["1".to_owned()])].into());
         made(&mut all, "new", 2, false, &[]);
+        let answered = AnsweredSet::of(&Adjustment {
+            cpus: Some("2-3".to_owned()),
+            mems: Some("1".to_owned()),
+            oom_score_adj: None,
+        });
+        let container = MadeContainer {
+            id: "3".to_owned(),
+            name: "main".to_owned(),
+            is_foreign: false,
+            answered,
+        };
+        all.note(&"new".into(), container, false, BTreeSet::new);
         all.retain(&pods, false);
         assert_eq!(all.foreign.len(), 2);
         all.retain(&pods, true);
@@ -182,10 +214,16 @@ mod tests {
         pods.apply(std::sync::Arc::new(pod)).unwrap();
         all.retain(&pods, true);
         assert_eq!((all.foreign.len(), all.names.len()), (1, 1));
+        let known = &all.answered[&"new".into()]["3"];
+        assert_eq!(
+            known.cpus.zip(known.mems).map(|it| (it.0.len(), it.1)),
+            Some((2, NumaMask::of(1)))
+        );
         // It has gone: pods that were known are not kept as unknown ones.
         pods.remove(&"new".into());
         all.retain(&pods, true);
         assert_eq!((all.foreign.len(), all.names.len()), (0, 0));
+        assert!(all.answered.is_empty());
     }
 
     #[test]

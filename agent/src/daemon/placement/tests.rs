@@ -91,6 +91,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         names: Names::new(),
         made: Made::default(),
         foreign_given: foreign::Ids::new(),
+        answered_given: Answered::new(),
         has_changed: false,
         due: None,
         number: 0,

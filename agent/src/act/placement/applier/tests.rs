@@ -9,6 +9,7 @@ use plimsoll_core::placement::numa_mask::NumaMask;
 
 use super::*;
 use crate::act::placement::PodQuotas;
+use crate::act::placement::answered::AnsweredSet;
 use crate::act::placement::checkpoint::CHECKPOINT;
 use crate::host::HostRoot;
 use crate::host::cgroup::tests::fake_v2;
@@ -124,6 +125,7 @@ fn wanted(pool: &str, exclusive: &[(&str, &str)]) -> Wanted {
         quotas: BTreeMap::from([("a".into(), quotas)]),
         names: Names::new(),
         foreign: foreign::Ids::new(),
+        answered: Answered::new(),
         memory: BTreeMap::new(),
     }
 }
@@ -630,6 +632,79 @@ fn what_the_runtime_has_set_for_us_is_undone_too() {
     Ledger::open(&node.host, path).unwrap().restore().unwrap();
     assert_eq!(cpus_of(&node), ["", "", ""]);
     assert_eq!(node.text(&format!("{main}/cpuset.mems")), "");
+}
+
+fn answered(containers: &[(char, &str, Option<u32>)]) -> Answered {
+    let sets = containers.iter().map(|(name, cpus, node)| {
+        let set = AnsweredSet {
+            cpus: CpuSet::parse(cpus).ok(),
+            mems: node.map(NumaMask::of),
+        };
+        (id(*name), set)
+    });
+    BTreeMap::from([("a".into(), sets.collect())])
+}
+
+/// The pool has changed since, and no table has it any more.
+#[test]
+fn what_the_runtime_was_answered_is_ours_whatever_is_wanted_by_now() {
+    let (node, place) = beside("none");
+    let (main, side) = (container(MAIN), container(SIDE));
+    node.put(&format!("{main}/cpuset.cpus"), "2-3\n");
+    node.put(&format!("{main}/cpuset.mems"), "0\n");
+    node.put(&format!("{side}/cpuset.cpus"), "0-1\n");
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,6-7", &[("a", "4-5")]);
+    wanted.names = by_name(&[(MAIN, "main"), (SIDE, "side")]);
+    wanted.answered = answered(&[(MAIN, "2-3", Some(0)), (SIDE, "0-1", None)]);
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["0-1,6-7", "4-5", "0-1,6-7"]);
+    assert_eq!(node.text(&format!("{main}/cpuset.mems")), "1");
+    let outcome = applier.withdraw(Quotas::new()).unwrap().unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["", "", ""]);
+    assert_eq!(node.text(&format!("{main}/cpuset.mems")), "");
+}
+
+/// The runtime writes the set of its answer when the cgroup has been looked at.
+#[test]
+fn a_set_that_the_runtime_writes_after_the_first_look_is_put_right() {
+    let (node, place) = beside("none");
+    let side = format!("{}/cpuset.cpus", container(SIDE));
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,6-7", &[]);
+    let began = Instant::now();
+    let after = |ms| began + Duration::from_millis(ms);
+    applier.apply_at(&wanted, began).unwrap();
+    assert_eq!(applier.next_look(), None, "the runtime has asked for none");
+    wanted.answered = answered(&[(SIDE, "0-1", None)]);
+    applier.apply_at(&wanted, began).unwrap();
+    assert_eq!(applier.next_look(), Some(after(1000)));
+    node.put(&side, "0-1\n");
+    let looked = |applier: &mut Applier, ms| {
+        let outcome = applier.apply_at(&wanted, after(ms)).unwrap();
+        (outcome.written.len(), applier.next_look())
+    };
+    assert_eq!(looked(&mut applier, 1000), (1, Some(after(3000))));
+    assert_eq!(node.text(&side), "0-1,6-7");
+    assert_eq!(looked(&mut applier, 2000), (0, Some(after(3000))));
+    assert_eq!(looked(&mut applier, 3000), (0, None));
+    assert_eq!(looked(&mut applier, 9000), (0, None));
+    // Another one, which is right after a second.
+    wanted.answered = answered(&[(SIDE, "0-1", None), (MAIN, "0-1", None)]);
+    applier.apply_at(&wanted, after(9000)).unwrap();
+    assert_eq!(applier.next_look(), Some(after(10_000)));
+    applier.apply_at(&wanted, after(10_500)).unwrap();
+    assert_eq!(applier.next_look(), None);
+    // While nothing may be written nobody looks the more often.
+    std::fs::remove_dir_all(node.cgroup(&container(SIDE))).unwrap();
+    wanted.answered = answered(&[(SANDBOX, "0-1", None)]);
+    applier.apply_at(&wanted, after(11_000)).unwrap();
+    assert_eq!(applier.next_look(), Some(after(12_000)));
+    kubelet_says(&node, "static");
+    applier.apply_at(&wanted, after(12_000)).unwrap_err();
+    assert_eq!(applier.next_look(), None);
 }
 
 #[test]
