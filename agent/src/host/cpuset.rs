@@ -143,6 +143,14 @@ impl Cpuset {
         }
     }
 
+    /// v2: the cgroup of this name in it, if it has a cpuset of its own, which may be empty. On v1 those below come along ([`Cpuset::set_cpus`]).
+    pub fn below(&self, name: &str) -> Option<Self> {
+        let dir = self.dir.join(name);
+        let is_one = self.version == Version::V2 && dir.join(CPUS).exists();
+        let version = self.version;
+        is_one.then_some(Self { dir, version })
+    }
+
     /// Its directory.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -208,10 +216,20 @@ impl Cpuset {
                 Some(parent) => self.set_mems(nodes(parent, MEMS)?),
                 None => Ok(false),
             },
-            Version::V2 if self.mems()?.is_empty() => Ok(false),
-            // An empty line: a write of no bytes does not reach the kernel's parser.
-            Version::V2 => write(&self.dir, MEMS, "\n").map(|()| true),
+            Version::V2 => self.inherit(MEMS),
         }
+    }
+
+    /// v2: has its processes run on, or take memory from, whatever those of the cgroup above may, by [`CPUS`] or [`MEMS`]. Returns whether that was anything new.
+    ///
+    /// # Errors
+    /// [`CpusetError`].
+    pub fn inherit(&self, file: &str) -> Result<bool, CpusetError> {
+        if read(&self.dir, file)?.is_empty() {
+            return Ok(false);
+        }
+        // An empty line: a write of no bytes does not reach the kernel's parser.
+        write(&self.dir, file, "\n").map(|()| true)
     }
 
     /// What [`CPUS`] or [`MEMS`] has where nobody has written it: on v2 nothing, on v1 what the cgroup above has.

@@ -488,7 +488,11 @@ impl Applier {
             if !settled[index] {
                 continue;
             }
-            let error = match runs_elsewhere(container, change.then, exclusive) {
+            // What it runs on is within what was written by now, and is all of it afterwards.
+            let followed = self.follow(container, CPUS, outcome);
+            let looked =
+                followed.and_then(|()| Ok(runs_elsewhere(container, change.then, exclusive)?));
+            let error = match looked {
                 Ok(None) => continue,
                 Ok(Some(effective)) => {
                     at[index] = effective;
@@ -498,7 +502,7 @@ impl Applier {
                     }
                 }
                 Err(error) if error.is_vanished() => continue,
-                Err(error) => error.into(),
+                Err(error) => error,
             };
             outcome.fail(&container.pod, &container.name, error);
             settled[index] = false;
@@ -517,6 +521,22 @@ impl Applier {
         there
             .map(|(container, _)| (container.pod.clone(), container.name.clone()))
             .collect()
+    }
+
+    /// crun writes the sets of a specification into a cgroup below a scope as well: there they are to be those of the scope. What there was is in the ledger ([`Sets::note`]).
+    fn follow(
+        &self,
+        container: &Container,
+        file: &'static str,
+        outcome: &mut Outcome,
+    ) -> Result<(), PlacementError> {
+        let nested = container.nested().filter(|_| self.sets.is_some());
+        if let Some(nested) = nested
+            && nested.inherit(file)?
+        {
+            outcome.written.push(Written::inherited(container, file));
+        }
+        Ok(())
     }
 
     /// Has everybody arrive who could leave, but nobody where somebody is who could not.
@@ -611,11 +631,16 @@ impl Applier {
                 Some(nodes) => Ok(container.cpuset.set_mems(nodes)?),
                 None => Ok(container.cpuset.inherit_mems()?),
             });
-            match written {
-                Ok(true) => outcome.written.push(Written::mems(container, nodes)),
-                Ok(false) => {}
+            let followed = written.and_then(|is_new| {
+                if is_new {
+                    outcome.written.push(Written::mems(container, nodes));
+                }
+                self.follow(container, MEMS, outcome)
+            });
+            match followed {
                 Err(error) if error.is_vanished() => {}
                 Err(error) => outcome.fail(&container.pod, &container.name, error),
+                Ok(()) => {}
             }
         }
     }
@@ -704,7 +729,7 @@ fn forget_checkpoint(paths: &NodePaths) -> Result<(), PlacementError> {
 
 /// Another program has put a container where others are to be alone.
 fn overlap(container: &Container, assignments: &Assignments) -> Option<Overlap> {
-    let cpus = container.cpuset.effective_cpus().ok()?;
+    let cpus = container.effective_cpus().ok()?;
     let assigned = assignments.cpus(&container.pod, &container.name);
     let others = match assigned.exclusive {
         true => assignments.exclusive() - assigned.cpus,

@@ -188,7 +188,8 @@ impl Sets {
         Ok(())
     }
 
-    /// Before anything is written: a set that the runtime has written for us (NRI), as it was answered or as any of these has it, is to be none when it is undone.
+    /// Before anything is written: a set that the runtime has written for us (NRI), as it was answered or as any of these has it, is to be none when it is undone. What else crun has
+    /// written below the container's own cgroup is to be put back there. Whatever comes there later it writes with a set of ours.
     pub(super) fn note(
         &mut self,
         container: &Container,
@@ -196,6 +197,7 @@ impl Sets {
         answered: Option<AnsweredSet>,
     ) -> Result<(), PlacementError> {
         let (pod, name) = (&container.pod, &container.name);
+        let nested = container.nested();
         let file = container.cpuset.dir().join(CPUS);
         if !self.known.contains(&file) {
             let is_ours = |cpus: CpuSet| {
@@ -205,6 +207,11 @@ impl Sets {
             let cpus = container.cpuset.cpus()?;
             if !cpus.is_empty() && is_ours(cpus) {
                 self.made(container, CPUS, &cpus.to_string())?;
+            }
+            if let Some(nested) = &nested
+                && !is_ours(nested.cpus()?)
+            {
+                self.emptied(nested, CPUS)?;
             }
         }
         let file = container.cpuset.dir().join(MEMS);
@@ -217,8 +224,23 @@ impl Sets {
             if is_ours(mems) {
                 self.made(container, MEMS, &mems.to_string())?;
             }
+            if let Some(nested) = &nested
+                && !is_ours(nested.mems()?)
+            {
+                self.emptied(nested, MEMS)?;
+            }
         }
         Ok(())
+    }
+
+    /// A set below a container's own cgroup is about to follow that.
+    fn emptied(&mut self, nested: &Cpuset, file: &str) -> Result<(), PlacementError> {
+        let path = nested.dir().join(file);
+        if self.known.contains(&path) {
+            return Ok(());
+        }
+        self.ledger.record_ahead(&path, "")?;
+        self.recorded(path)
     }
 
     /// What the file would have without us: on v2 nothing, on v1 what the one above has.

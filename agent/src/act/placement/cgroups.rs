@@ -8,16 +8,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::placement::cpu_set::CpuSet;
 use rustix::io::Errno;
 
 use super::PlacementError;
 use crate::host::cgroup::CGROUP_DEPTH_MAX;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
-use crate::host::cpuset::{Cpuset, fill_from_above, widen};
+use crate::host::cpuset::{Cpuset, CpusetError, fill_from_above, widen};
 use crate::host::file::{FileError, read_text, write_text};
 use crate::host::knobs::Ledger;
 use crate::pods;
-use crate::pods::names::container_id;
+use crate::pods::names::{CRUN_CONTAINER, container_id};
 
 /// How often processes that were started while others were moved are looked for.
 const PASSES_MAX: u32 = 100;
@@ -41,6 +42,19 @@ impl Container {
     /// The runtime's id of it, where its directory is called by one.
     pub(super) fn runtime_id(&self) -> Option<&str> {
         container_id(self.path.as_path().file_name()?.to_str()?)
+    }
+
+    /// Where crun has the processes of a container whose cgroup is a scope of systemd's (v2), if that has a cpuset of its own.
+    pub(super) fn nested(&self) -> Option<Cpuset> {
+        let directory = self.path.as_path().file_name()?.to_str()?;
+        let is_scope = directory.ends_with(".scope");
+        is_scope.then(|| self.cpuset.below(CRUN_CONTAINER))?
+    }
+
+    /// The CPUs that its processes run on.
+    pub(super) fn effective_cpus(&self) -> Result<CpuSet, CpusetError> {
+        let nested = self.nested();
+        nested.as_ref().unwrap_or(&self.cpuset).effective_cpus()
     }
 }
 

@@ -16,6 +16,7 @@ use super::kubelet_state::FOR_KUBELET;
 use super::usable::Usable;
 use crate::host::cgroup::CgroupPath;
 use crate::host::irq::Moved;
+use crate::pods::names::CRUN_CONTAINER;
 
 /// One write to a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,6 +206,15 @@ impl Written {
     pub(super) fn mems(container: &Container, nodes: Option<NumaMask>) -> Self {
         let nodes = nodes.map_or_else(String::new, |nodes| nodes.to_string());
         Self::new(container, "cpuset.mems", nodes)
+    }
+
+    /// In the cgroup in which crun has its processes.
+    pub(super) fn inherited(container: &Container, file: &'static str) -> Self {
+        let cgroup = container.path.join(CRUN_CONTAINER);
+        Self {
+            cgroup: cgroup.unwrap_or_else(|_| container.path.clone()),
+            ..Self::new(container, file, String::new())
+        }
     }
 
     pub(super) fn quota(pod: &PodUid, container: &str, cgroup: &CgroupPath, value: String) -> Self {

@@ -137,7 +137,7 @@ pub(super) fn runs_elsewhere(
     target: Cpus,
     exclusive: CpuSet,
 ) -> Result<Option<CpuSet>, CpusetError> {
-    let effective = container.cpuset.effective_cpus()?;
+    let effective = container.effective_cpus()?;
     let is_elsewhere = !target.cpus.is_subset(&effective)
         && (target.exclusive || !effective.is_disjoint(&exclusive));
     Ok(is_elsewhere.then_some(effective))

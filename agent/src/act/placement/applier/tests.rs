@@ -707,6 +707,53 @@ fn a_set_that_the_runtime_writes_after_the_first_look_is_put_right() {
     assert_eq!(applier.next_look(), None);
 }
 
+/// With the driver of systemd crun has the processes below the scope, and writes the set of the specification there as well.
+#[test]
+fn what_crun_writes_below_a_scope_follows_what_is_written_above() {
+    let (node, place) = beside("none");
+    let nested = |name, file: &str| format!("{}/container/{file}", container(name));
+    for (name, cpus, mems) in [(MAIN, "2-3", "1"), (SIDE, "5-6", "")] {
+        let dir = node.cgroup(&nested(name, ""));
+        std::fs::create_dir(dir).unwrap();
+        node.put(&nested(name, "cpuset.cpus"), cpus);
+        node.put(&nested(name, "cpuset.mems"), mems);
+        node.put(&nested(name, "cpuset.cpus.effective"), "0-7\n");
+        node.put(&format!("{}/cpuset.cpus", container(name)), cpus);
+    }
+    let below = || {
+        [
+            node.text(&nested(MAIN, "cpuset.cpus")),
+            node.text(&nested(MAIN, "cpuset.mems")),
+            node.text(&nested(SIDE, "cpuset.cpus")),
+        ]
+    };
+    let mut applier = open_at(&place);
+    let mut wanted = wanted("0-1,6-7", &[("a", "2-5")]);
+    wanted.names = by_name(&[(MAIN, "main"), (SIDE, "side")]);
+    wanted.answered = answered(&[(MAIN, "2-3", Some(1))]);
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(said(&outcome), "");
+    assert_eq!(cpus_of(&node), ["0-1,6-7", "2-5", "0-1,6-7"]);
+    assert_eq!(below(), ["", "", ""]);
+    assert!(applier.apply(&wanted).unwrap().written.is_empty());
+    // The runtime changes the container, and writes all of it again.
+    node.put(&nested(MAIN, "cpuset.cpus"), "2-3");
+    let outcome = applier.apply(&wanted).unwrap();
+    assert_eq!(written(&outcome), [("a".to_owned(), "cpuset.cpus", "")]);
+    assert_eq!(below(), ["", "", ""]);
+    // What counts is where the processes are.
+    node.put(&nested(MAIN, "cpuset.cpus.effective"), "2-3\n");
+    let said = said(&applier.apply(&wanted).unwrap());
+    assert!(
+        said.contains("CPUs 2-5 were written, and the kernel runs it on 2-3"),
+        "{said}"
+    );
+    node.put(&nested(MAIN, "cpuset.cpus.effective"), "0-7\n");
+    applier.withdraw(Quotas::new()).unwrap().unwrap();
+    assert_eq!(cpus_of(&node), ["", "", "5-6"]);
+    assert_eq!(below(), ["", "", "5-6"], "one of them was not ours");
+}
+
 #[test]
 fn a_kubelet_that_manages_cpus_stops_the_next_write() {
     let (node, place) = beside("static");
