@@ -1,7 +1,7 @@
 //! Embeds the BPF objects that `cargo xtask build-ebpf` made, when there are any.
 //!
-//! Without them the agent still builds, with no BPF toolchain: `src/kernel/object.rs` finds empty objects and says which
-//! command to run.
+//! Without them the agent still builds, with no BPF toolchain: `src/kernel/object.rs` finds empty objects and says
+//! which command to run.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -15,7 +15,8 @@ fn main() {
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let folder = manifest_dir.join(OBJECT_FOLDER);
-    // The folder is watched, not the file: a watched file that does not exist makes cargo run this again at every build.
+    // The folder is watched, not the file: a watched file that does not exist makes cargo run this again at every
+    // build.
     if fs::create_dir_all(&folder).is_ok() {
         println!("cargo::rerun-if-changed={}", folder.to_string_lossy());
     }
@@ -35,8 +36,8 @@ fn main() {
     pack_relocations();
 }
 
-/// A static binary relocates itself, from a table that stays in its locked memory: 0.8 MB as it is, 7 KB packed. A dynamic one would need
-/// glibc 2.36 for it.
+/// A static binary relocates itself, from a table that stays in its locked memory: 0.8 MB as it is, 7 KB packed. A
+/// dynamic one would need glibc 2.36 for it.
 fn pack_relocations() {
     let cfg = |name| env::var(format!("CARGO_CFG_{name}")).unwrap_or_default();
     let is_static = cfg("TARGET_FEATURE")

@@ -1,4 +1,5 @@
-//! Compiles the interfaces in `proto/`, with `protox` in place of a `protoc` that everybody who builds would have to install.
+//! Compiles the interfaces in `proto/`, with `protox` in place of a `protoc` that everybody who builds would have to
+//! install.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     const FILES: [&str; 4] = [

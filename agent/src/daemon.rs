@@ -1,10 +1,12 @@
 //! The agent's loop: next wake → turn.
 //!
-//! Problem: from a record of the kernel to the signal that ends a pod there is no time, and perhaps no memory. Approach: one
-//! thread, one loop. [`wake`] is what it waits for, [`deadlines`] is when it acts by itself, [`turn`] is what it does then: react first,
-//! everything else afterwards. Journal and output are written by other threads, and so is everything that blocks.
+//! Problem: from a record of the kernel to the signal that ends a pod there is no time, and perhaps no memory.
+//! Approach: one thread, one loop. [`wake`] is what it waits for, [`deadlines`] is when it acts by itself, [`turn`] is
+//! what it does then: react first, everything else afterwards. Journal and output are written by other threads, and so
+//! is everything that blocks.
 //!
-//! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has nothing urgent.
+//! Terms: *urgent* work is what leads to a kill; a *rescan* brings what is known of pods up to date, when the loop has
+//! nothing urgent.
 
 pub mod limits;
 pub mod node_meters;
@@ -81,7 +83,8 @@ pub use wake::Sources;
 use wake::{Lost, Wake};
 use watchdog::{Heartbeat, Watchdog};
 
-/// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a handful.
+/// Decisions, and steps, that one sample can lead to before a buffer grows: two for each pod that is leaving, and a
+/// handful.
 const DECISIONS: usize = 256;
 
 /// The agent, ready to run.
@@ -236,8 +239,8 @@ impl Agent {
         self
     }
 
-    /// Runs until SIGINT or SIGTERM, or until the node's memory can no longer be read or the loop cannot wait: then the result says so. No pod
-    /// is held back any more afterwards.
+    /// Runs until SIGINT or SIGTERM, or until the node's memory can no longer be read or the loop cannot wait: then the
+    /// result says so. No pod is held back any more afterwards.
     pub async fn run(mut self, sources: Sources, stop: StopSignals) -> (Ending, Result<()>) {
         let result = self.serve(sources, stop).await;
         if result.is_err() {

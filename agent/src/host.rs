@@ -1,12 +1,14 @@
-//! The host: every file of `/proc`, `/sys` and the cgroup mounts that Plimsoll reads or writes, and the few system calls beside them.
+//! The host: every file of `/proc`, `/sys` and the cgroup mounts that Plimsoll reads or writes, and the few system
+//! calls beside them.
 //!
-//! **Problem.** A node agent reads the same dozen kernel files thousands of times, must not allocate while memory is gone, and has
-//! to be tested on machines that have other mounts than the one at hand.
-//! **Approach.** Everything starts at a [`HostRoot`], which is `/` in production and a temporary directory in tests; there is no global.
-//! Files that matter on the way from a record to a kill are opened once ([`ControlFile`]) and read by `pread` into a buffer on the stack.
-//! Everything that is changed goes through the ledger in [`knobs`], so it can be changed back.
-//! **Terms.** *hierarchy*: one mounted cgroup tree (the v2 tree, or one v1 tree per group of controllers). *knob*: a kernel file whose value
-//! Plimsoll changed. *first process*: of a container, the one that a container runtime would send SIGTERM to.
+//! **Problem.** A node agent reads the same dozen kernel files thousands of times, must not allocate while memory is
+//! gone, and has to be tested on machines that have other mounts than the one at hand. **Approach.** Everything starts
+//! at a [`HostRoot`], which is `/` in production and a temporary directory in tests; there is no global. Files that
+//! matter on the way from a record to a kill are opened once ([`ControlFile`]) and read by `pread` into a buffer on the
+//! stack. Everything that is changed goes through the ledger in [`knobs`], so it can be changed back. **Terms.**
+//! *hierarchy*: one mounted cgroup tree (the v2 tree, or one v1 tree per group of controllers). *knob*: a kernel file
+//! whose value Plimsoll changed. *first process*: of a container, the one that a container runtime would send SIGTERM
+//! to.
 #![deny(unsafe_code)]
 
 pub mod capabilities;

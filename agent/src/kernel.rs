@@ -1,10 +1,10 @@
 //! The BPF programs, from this side: loading, attaching, arming, reading.
 //!
-//! Problem: a host may allow all, some or none of what the programs need, and the agent must work in each case and say what
-//! it lost. Approach: what the host forbids first ([`BpfError`] when nothing at all can work), then one do-nothing program per program
-//! type, then hook by hook, each with its own outcome ([`HookReport`]). After loading, nothing here allocates or opens a file
-//! on the path from a record to a decision: reading a ring and arming a threshold are a few system calls on descriptors that are
-//! open.
+//! Problem: a host may allow all, some or none of what the programs need, and the agent must work in each case and say
+//! what it lost. Approach: what the host forbids first ([`BpfError`] when nothing at all can work), then one do-nothing
+//! program per program type, then hook by hook, each with its own outcome ([`HookReport`]). After loading, nothing here
+//! allocates or opens a file on the path from a record to a decision: reading a ring and arming a threshold are a few
+//! system calls on descriptors that are open.
 //!
 //! Terms: a *hook* is one program on one kernel function or tracepoint.
 
@@ -69,9 +69,11 @@ use totals::Totals;
 /// Whose events are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// Each cgroup's, under its id. Whoever may make cgroups can fill the maps: for a look at the machine, and for tests.
+    /// Each cgroup's, under its id. Whoever may make cgroups can fill the maps: for a look at the machine, and for
+    /// tests.
     EachCgroup,
-    /// Those of the cgroups that [`Bpf::count_only`] names, and of all below them. Nothing that a pod does takes the room of another.
+    /// Those of the cgroups that [`Bpf::count_only`] names, and of all below them. Nothing that a pod does takes the
+    /// room of another.
     PodsOnly,
 }
 
@@ -88,8 +90,8 @@ pub struct BpfOptions {
     pub counts: Counts,
 }
 
-/// The loaded programs. Dropping it detaches and unloads them, unless they are pinned: then they stay, as they do when the process
-/// is killed.
+/// The loaded programs. Dropping it detaches and unloads them, unless they are pinned: then they stay, as they do when
+/// the process is killed.
 pub struct Bpf {
     attachment: Attachment,
     /// Of the pins, if that is what holds the programs.
@@ -166,8 +168,8 @@ impl Bpf {
         self.lifecycle.ring.as_fd()
     }
 
-    /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and [`Bpf::lifecycle_fd`] does
-    /// not become readable again until all has been read.
+    /// The same for cgroups and processes that come and go. When it returns `budget` there may be more, and
+    /// [`Bpf::lifecycle_fd`] does not become readable again until all has been read.
     pub fn drain_lifecycle(&mut self, budget: usize, f: impl FnMut(Record<'_>)) -> usize {
         self.lifecycle.drain(budget, &self.consumed, f)
     }

@@ -1,7 +1,7 @@
 //! Where events come from beside BPF: one file per input.
 //!
-//! Each is optional. One that fails while the agent runs says what failed, why, and what to do about it; the caller drops that
-//! source, warns, and goes on with the others.
+//! Each is optional. One that fails while the agent runs says what failed, why, and what to do about it; the caller
+//! drops that source, warns, and goes on with the others.
 #![forbid(unsafe_code)]
 
 pub mod cgroup_watch;

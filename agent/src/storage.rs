@@ -1,15 +1,16 @@
 //! The node's disks: how full they are, which pod has what on them, and what can be freed before a pod has to go.
 //!
-//! **Problem.** Whether a file system is nearly full is one system call; whose fault it is may take minutes of walking. Both have to be
-//! ready when a threshold is met, and neither may hold up the loop that watches memory, or take the disk away from pods.
-//! **Approach.** Two threads. `storage` reads the file systems ([`filesystem`]) as often as the caller says and sends each reading with the
-//! newest figures of pods. `storage-walk` surveys the pods ([`usage`]), a slice of [`SLICE_ENTRIES`] at a time, under SCHED_IDLE and with
-//! idle I/O priority, resting [`REST`] times as long as it worked; [`StorageHandle::rank_now`] makes it finish a new survey of all pods
-//! at ordinary priority and without rest. It also frees what the node can do without ([`reclaim`]), when asked to.
-//! **Between the threads and the loop** are bounded queues and counters without locks: the walking thread may be kept from the CPU for
-//! long, and the loop must never wait for it. Reports that do not fit are told later or counted. A third thread, `storage-runtime`, asks a container
-//! runtime where there is one ([`runtime`]).
-//! **Terms.** *cycle*: one survey of all pods; a figure is at most one cycle old, a pod without one is surveyed next.
+//! **Problem.** Whether a file system is nearly full is one system call; whose fault it is may take minutes of walking.
+//! Both have to be ready when a threshold is met, and neither may hold up the loop that watches memory, or take the
+//! disk away from pods. **Approach.** Two threads. `storage` reads the file systems ([`filesystem`]) as often as the
+//! caller says and sends each reading with the newest figures of pods. `storage-walk` surveys the pods ([`usage`]), a
+//! slice of [`SLICE_ENTRIES`] at a time, under SCHED_IDLE and with idle I/O priority, resting [`REST`] times as long as
+//! it worked; [`StorageHandle::rank_now`] makes it finish a new survey of all pods at ordinary priority and without
+//! rest. It also frees what the node can do without ([`reclaim`]), when asked to. **Between the threads and the loop**
+//! are bounded queues and counters without locks: the walking thread may be kept from the CPU for long, and the loop
+//! must never wait for it. Reports that do not fit are told later or counted. A third thread, `storage-runtime`, asks a
+//! container runtime where there is one ([`runtime`]). **Terms.** *cycle*: one survey of all pods; a figure is at most
+//! one cycle old, a pod without one is surveyed next.
 #![deny(unsafe_code)]
 
 mod descent;
@@ -116,7 +117,8 @@ impl StorageSettings {
         }
     }
 
-    /// Images and layers are where the runtime says that it has them, as far as that can be seen here and no other place was told by option.
+    /// Images and layers are where the runtime says that it has them, as far as that can be seen here and no other
+    /// place was told by option.
     pub fn follow_runtime(&mut self, of_runtime: &RuntimeDirectories) {
         let is_seen = |directory: &String| self.host.path(Path::new(directory)).is_dir();
         self.of_runtime = RuntimeDirectories {
@@ -125,7 +127,8 @@ impl StorageSettings {
         };
     }
 
-    /// What was told by option, else by the runtime: for images, and for layers. A place for images alone is also that for layers.
+    /// What was told by option, else by the runtime: for images, and for layers. A place for images alone is also that
+    /// for layers.
     fn named_dirs(&self) -> [Option<&Path>; 2] {
         let of_runtime = [&self.of_runtime.images, &self.of_runtime.containers];
         let of_runtime = of_runtime.map(|directory| directory.as_deref().map(Path::new));
@@ -159,7 +162,8 @@ pub const LOGS_DIR: &str = "/var/log/pods";
 pub enum StorageEvent {
     /// File systems just read, and the newest figures of pods.
     Reading(Arc<StorageReading>),
-    /// The same, after a [`StorageHandle::rank_now`]: every pod that the thread knew of at that call has been measured since.
+    /// The same, after a [`StorageHandle::rank_now`]: every pod that the thread knew of at that call has been measured
+    /// since.
     Ranked(Arc<StorageReading>),
     /// Something was freed, or would have been.
     Reclaimed {
@@ -325,7 +329,8 @@ fn places(settings: &StorageSettings) -> Places {
     }
 }
 
-/// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator or the runtime itself has named.
+/// Below which writable layers are believed to be: where the runtimes keep them, and what the administrator or the
+/// runtime itself has named.
 fn layer_roots(settings: &StorageSettings) -> Vec<PathBuf> {
     let named = settings.named_dirs().into_iter().flatten();
     let known = LAYER_DIRS.iter().map(PathBuf::from);
@@ -351,8 +356,8 @@ impl StorageHandle {
         self.order(Order::Pods(pods.into()))
     }
 
-    /// How often the file systems are to be read, from now on: the nearer to a threshold, the sooner. Held between [`INTERVAL_MIN`] and
-    /// [`INTERVAL_MAX`].
+    /// How often the file systems are to be read, from now on: the nearer to a threshold, the sooner. Held between
+    /// [`INTERVAL_MIN`] and [`INTERVAL_MAX`].
     pub fn set_interval(&self, interval: Duration) {
         let interval = interval_ms(interval);
         if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval
@@ -362,7 +367,8 @@ impl StorageHandle {
         }
     }
 
-    /// Measures all pods as fast as possible; [`StorageEvent::Ranked`] follows. Asking again before that adds one more survey, not several.
+    /// Measures all pods as fast as possible; [`StorageEvent::Ranked`] follows. Asking again before that adds one more
+    /// survey, not several.
     ///
     /// # Errors
     /// [`Busy`]: ask again later.
@@ -370,8 +376,8 @@ impl StorageHandle {
         self.order(Order::Rank)
     }
 
-    /// Frees what the request allows; [`StorageEvent::Reclaimed`] follows, per provider. A pod that [`Self::set_pods`] brings later
-    /// counts as live from then on. A request that comes while another is worked on replaces it.
+    /// Frees what the request allows; [`StorageEvent::Reclaimed`] follows, per provider. A pod that [`Self::set_pods`]
+    /// brings later counts as live from then on. A request that comes while another is worked on replaces it.
     ///
     /// # Errors
     /// [`Busy`]: ask again later.
@@ -379,8 +385,9 @@ impl StorageHandle {
         self.order(Order::Reclaim(request))
     }
 
-    /// Has the container runtime remove ended containers and unused images, of these sources, until the targets are reached, or `until`; [`StorageEvent::Reclaimed`] of
-    /// [`runtime::PROVIDER`] follows. `None`: there is none, or nothing of this is its.
+    /// Has the container runtime remove ended containers and unused images, of these sources, until the targets are
+    /// reached, or `until`; [`StorageEvent::Reclaimed`] of [`runtime::PROVIDER`] follows. `None`: there is none, or
+    /// nothing of this is its.
     ///
     /// # Errors
     /// [`Busy`]: ask again later.
@@ -416,8 +423,8 @@ impl StorageHandle {
         self.order(Order::Report)
     }
 
-    /// Events that did not fit into the loop's queue and were not kept for later: readings, of which the next one takes the place, and
-    /// warnings.
+    /// Events that did not fit into the loop's queue and were not kept for later: readings, of which the next one takes
+    /// the place, and warnings.
     pub fn events_dropped(&self) -> u64 {
         self.shared.events_dropped.load(Ordering::Relaxed)
     }
@@ -430,7 +437,8 @@ impl StorageHandle {
         }
     }
 
-    /// Ends the threads. Whether they have ended: a disk that does not answer may keep one, which then ends with the process.
+    /// Ends the threads. Whether they have ended: a disk that does not answer may keep one, which then ends with the
+    /// process.
     fn stop_by(&mut self, deadline: Instant) -> bool {
         self.surveyor.close();
         if let Some(runtime) = &mut self.runtime {

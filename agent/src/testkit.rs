@@ -34,7 +34,8 @@ pub(crate) fn pod(name: &str, spec: &str) -> Arc<Pod> {
     Arc::new(serde_json::from_str(&json).unwrap())
 }
 
-/// How pods come and run, each with the MiB that it uses; and then a sample at each of these times, of a node of 1 GiB with so many MiB in use.
+/// How pods come and run, each with the MiB that it uses; and then a sample at each of these times, of a node of 1 GiB
+/// with so many MiB in use.
 pub(crate) fn events(
     pods: impl IntoIterator<Item = (Arc<Pod>, u64)>,
     samples: &[(u64, u64)],

@@ -1,4 +1,5 @@
-//! `plimsoll run --manifests` with a LimitRange and a quota: the real binary, the real kernel, one agent after the other.
+//! `plimsoll run --manifests` with a LimitRange and a quota: the real binary, the real kernel, one agent after the
+//! other.
 //!
 //! Needs root and writable cgroups; left out, with a line, where they are missing.
 

@@ -24,7 +24,8 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::model::signal::Signal;
 use testkit::MIB;
 
-/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on a machine that is busy.
+/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on
+/// a machine that is busy.
 const SHORT: Duration = Duration::from_secs(5);
 /// Patience that is never used up.
 const LONG: Duration = Duration::from_secs(100_000);

@@ -1,5 +1,5 @@
-//! A pod that its CPU limit throttles gets burst, on a real kernel by the real binary: it is explained, and put back when the agent ends, and by
-//! the next one when it was killed. And a BestEffort pod is held back while another waits.
+//! A pod that its CPU limit throttles gets burst, on a real kernel by the real binary: it is explained, and put back
+//! when the agent ends, and by the next one when it was killed. And a BestEffort pod is held back while another waits.
 //!
 //! Needs root and writable cgroups; left out, with a line, where they are missing.
 

@@ -1,7 +1,7 @@
 //! `plimsoll exec`, the real binary on the real kernel: v1, hybrid or v2, whatever is mounted here.
 //!
-//! What needs root and writable cgroups says so and is left out where they are missing. Everything is made below a cgroup of its own,
-//! which is gone afterwards.
+//! What needs root and writable cgroups says so and is left out where they are missing. Everything is made below a
+//! cgroup of its own, which is gone afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -40,7 +40,8 @@ spec:
   containers: [{name: app}]
 ";
 
-/// The tests share one thing: what is enabled in the root's `cgroup.subtree_control`, which cannot be taken back while another uses it.
+/// The tests share one thing: what is enabled in the root's `cgroup.subtree_control`, which cannot be taken back while
+/// another uses it.
 static ROOT: Mutex<()> = Mutex::new(());
 
 struct Node {
@@ -563,7 +564,8 @@ fn a_fork_storm_is_killed_without_cgroup_kill() {
             .count()
             > 20
     });
-    // A host without the unified tree: only the hierarchies with the memory controller of v1, or on v2 the same tree as signals see it.
+    // A host without the unified tree: only the hierarchies with the memory controller of v1, or on v2 the same tree as
+    // signals see it.
     let pod_kill = PodKill::open_without_cgroup_kill(&node.host, &mounts, &pod).unwrap();
     assert!(!pod_kill.has_cgroup_kill());
     wait_until("the pod is empty", || {

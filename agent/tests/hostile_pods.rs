@@ -1,6 +1,8 @@
-//! Pods that make cgroups to hide in, on the real kernel: nested, many, threaded, frozen. Whatever they make, the agent sees whether they run, and ends them.
+//! Pods that make cgroups to hide in, on the real kernel: nested, many, threaded, frozen. Whatever they make, the agent
+//! sees whether they run, and ends them.
 //!
-//! What needs root and writable cgroups is left out where they are missing. Everything is made below a cgroup of its own, which is gone afterwards.
+//! What needs root and writable cgroups is left out where they are missing. Everything is made below a cgroup of its
+//! own, which is gone afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -227,8 +229,8 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
-/// A sibling stops the pod's process, traces it, and never looks at what becomes of it. With `PTRACE_O_TRACEEXIT`, which strace sets, the kernel holds it
-/// on its way out for as long; it has its SIGKILL, and ends with the tracer.
+/// A sibling stops the pod's process, traces it, and never looks at what becomes of it. With `PTRACE_O_TRACEEXIT`,
+/// which strace sets, the kernel holds it on its way out for as long; it has its SIGKILL, and ends with the tracer.
 #[test]
 fn a_process_that_a_sibling_stops_and_traces_ends_with_the_tracer() {
     use rustix::process::Signal;
@@ -482,7 +484,8 @@ fn no_descriptor_is_needed_to_end_a_pod_of_v2() {
     node.end();
 }
 
-/// There is no `cgroup.kill`: who is in a cgroup is listed anew, and signalled by a descriptor of its own, so that no stranger is. The caller is told, and tries again.
+/// There is no `cgroup.kill`: who is in a cgroup is listed anew, and signalled by a descriptor of its own, so that no
+/// stranger is. The caller is told, and tries again.
 #[test]
 fn a_pod_of_v1_that_cannot_be_killed_without_descriptors_is_said_and_killed_later() {
     if !is_alone("a_pod_of_v1_that_cannot_be_killed_without_descriptors_is_said_and_killed_later") {

@@ -23,7 +23,8 @@ use plimsoll_core::model::reading::{
     ContainerStorage, FileSystemReading, PodStorage, StorageReading, Used, VolumeStorage,
 };
 
-/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on a machine that is busy.
+/// Patience with who is cut off, or with a loop that does not answer. Who is to get an answer meanwhile has it, too, on
+/// a machine that is busy.
 const SHORT: Duration = Duration::from_secs(5);
 /// Patience that is never used up.
 const LONG: Duration = Duration::from_secs(100_000);

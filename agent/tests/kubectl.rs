@@ -1,4 +1,5 @@
-//! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer, and a pod that waits for a node.
+//! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer,
+//! and a pod that waits for a node.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod node;

@@ -1,4 +1,5 @@
-//! `plimsoll-agent --kubernetes`, the real binary on real cgroups: a kubelet's tree of this test's own making, and a stand-in for `plimsoll-cluster`.
+//! `plimsoll-agent --kubernetes`, the real binary on real cgroups: a kubelet's tree of this test's own making, and a
+//! stand-in for `plimsoll-cluster`.
 //!
 //! Needs root and writable cgroups, v2 or hybrid. Everything is below a cgroup of its own, which is gone afterwards.
 
@@ -38,7 +39,8 @@ const LOOK: Duration = Duration::from_millis(2);
 /// One scene at a time: each is on the whole machine's memory.
 static SCENE: Mutex<()> = Mutex::new(());
 
-/// A threshold that is met on every machine: all its memory. As a percentage that would mean none, and less of it is not met where nothing runs.
+/// A threshold that is met on every machine: all its memory. As a percentage that would mean none, and less of it is
+/// not met where nothing runs.
 fn met() -> String {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.split_whitespace().nth(1).unwrap();
@@ -298,7 +300,8 @@ impl Cluster {
     fn connect(dir: &Path) -> Self {
         let mut cluster = Self(UnixStream::connect(dir.join("cluster.sock")).unwrap());
         cluster.say(&json!({"type": "hello", "protocol": PROTOCOL, "node": "n1"}));
-        // An agent that sends this client away closes the connection: then this fails, and nothing waits for what will not come.
+        // An agent that sends this client away closes the connection: then this fails, and nothing waits for what will
+        // not come.
         assert_eq!(cluster.hear("hello")["protocol"], PROTOCOL);
         cluster
     }
@@ -619,7 +622,8 @@ fn without_the_api_pods_are_known_by_their_cgroups_and_a_second_tree_is_an_error
     );
 }
 
-/// A pod's containers that a runtime has made, in the hierarchy of cpusets too; `None`, and a line, where there is none.
+/// A pod's containers that a runtime has made, in the hierarchy of cpusets too; `None`, and a line, where there is
+/// none.
 fn placeable(tree: &Tree, uid: &str, digits: &str) -> Option<Vec<PathBuf>> {
     let Ok(cpusets) = tree.mounts.hierarchy_of(Controller::Cpuset) else {
         notes::left_out("no hierarchy has the cpuset controller");

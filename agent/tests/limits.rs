@@ -1,5 +1,5 @@
-//! What a pod's limits cost it is said by `plimsoll run`, whatever this host allows: the real binary, the real kernel, by each of
-//! the mechanisms that can be left out in turn.
+//! What a pod's limits cost it is said by `plimsoll run`, whatever this host allows: the real binary, the real kernel,
+//! by each of the mechanisms that can be left out in turn.
 //!
 //! Needs root and writable cgroups; left out, with a line, where they are missing.
 

@@ -1,6 +1,8 @@
-//! Placements on the real kernel, v1 or v2, whatever has the cpuset controller here: processes are sampled while they are moved.
+//! Placements on the real kernel, v1 or v2, whatever has the cpuset controller here: processes are sampled while they
+//! are moved.
 //!
-//! What needs root, a cpuset hierarchy and two CPUs says so and is left out without. Everything is made below a cgroup of its own.
+//! What needs root, a cpuset hierarchy and two CPUs says so and is left out without. Everything is made below a cgroup
+//! of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,8 +1,10 @@
 //! Random histories of placed pods ([`histories`]) on this machine.
 //!
-//! `PLIMSOLL_HISTORIES=10000 cargo test -p plimsoll --test placement_histories -- --nocapture` makes ten thousand; without it a few are made (in a guest with cgroup v2 hundreds:
-//! `guest_tests placement::no_random_history`). A failure names its seed; `PLIMSOLL_HISTORY=SEED` makes that one alone, or begins with it. What needs root, a cpuset hierarchy and two CPUs says
-//! so and is left out without, before the first history: what fails from then on is a failure.
+//! `PLIMSOLL_HISTORIES=10000 cargo test -p plimsoll --test placement_histories -- --nocapture` makes ten thousand;
+//! without it a few are made (in a guest with cgroup v2 hundreds: `guest_tests placement::no_random_history`). A
+//! failure names its seed; `PLIMSOLL_HISTORY=SEED` makes that one alone, or begins with it. What needs root, a cpuset
+//! hierarchy and two CPUs says so and is left out without, before the first history: what fails from then on is a
+//! failure.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,4 +1,5 @@
-//! The programs of one release, which become each other: `plimsoll run` is `plimsoll-agent`, `plimsoll trace` is `plimsoll-trace`.
+//! The programs of one release, which become each other: `plimsoll run` is `plimsoll-agent`, `plimsoll trace` is
+//! `plimsoll-trace`.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -11,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 const AGENT: &str = env!("CARGO_BIN_EXE_plimsoll-agent");
 
-/// A test that starts a process while another still writes a program would hand it the open file, and that program be refused as busy.
+/// A test that starts a process while another still writes a program would hand it the open file, and that program be
+/// refused as busy.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn one_at_a_time() -> MutexGuard<'static, ()> {

@@ -1,7 +1,8 @@
 //! A real Prometheus scrapes the real programs, and takes every query of the dashboard and every rule of `deploy/`.
 //!
-//! `promtool` says whether a query can be read, and its tests of the alerts make up the series. Here the series are ours: a name or a label that no program
-//! has gives no row. Needs `prometheus` where `cargo xtask deploy-check` puts it, and the programs beside this test.
+//! `promtool` says whether a query can be read, and its tests of the alerts make up the series. Here the series are
+//! ours: a name or a label that no program has gives no row. Needs `prometheus` where `cargo xtask deploy-check` puts
+//! it, and the programs beside this test.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -1,4 +1,5 @@
-//! The agent protects itself, on the real kernel, and leaves nothing behind. One test in a process of its own, because it moves the process.
+//! The agent protects itself, on the real kernel, and leaves nothing behind. One test in a process of its own, because
+//! it moves the process.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

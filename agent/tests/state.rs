@@ -104,7 +104,8 @@ impl Drop for Holder {
     }
 }
 
-/// A process of this user that locks this file; returns when it has. What asked for the lock has ended then, and its parent holds it.
+/// A process of this user that locks this file; returns when it has. What asked for the lock has ended then, and its
+/// parent holds it.
 fn hold_as(uid: u32, file: &Path) -> Holder {
     let script = "exec 9<\"$1\" && flock -s 9 && echo held && read -r _";
     let mut child = nobody(script, file)

@@ -1,4 +1,5 @@
-//! `plimsoll topology` as people and programs call it: answers, exit statuses, standard input, and what it writes read back.
+//! `plimsoll topology` as people and programs call it: answers, exit statuses, standard input, and what it writes read
+//! back.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 use std::io::Write;

@@ -208,7 +208,8 @@ fn the_page_of_a_cluster() {
     web.end();
 }
 
-/// What a real browser makes of the page: its script runs, fills the tables from the documents, and shows strangers' words as text.
+/// What a real browser makes of the page: its script runs, fills the tables from the documents, and shows strangers'
+/// words as text.
 #[test]
 fn a_real_browser_shows_nodes_pods_and_who_goes_next() {
     let Some(browser) = ["chromium", "google-chrome"]

@@ -1,4 +1,5 @@
-//! How long it takes to ask for a pod in a namespace with 20 quotas and a LimitRange, and to say who takes how much of each.
+//! How long it takes to ask for a pod in a namespace with 20 quotas and a LimitRange, and to say who takes how much of
+//! each.
 
 use std::hint::black_box;
 

@@ -1,5 +1,5 @@
-//! How long the arbitrator takes: what namespaces deserve, a whole cycle, and a cycle after one pod has changed; by the number of namespaces, beside the plain
-//! reading of the specification.
+//! How long the arbitrator takes: what namespaces deserve, a whole cycle, and a cycle after one pod has changed; by the
+//! number of namespaces, beside the plain reading of the specification.
 
 #[expect(
     clippy::unwrap_used,
@@ -67,7 +67,8 @@ const ON_A_NODE: usize = 20;
 /// In the order of their names: cpu, memory, nvidia.com/gpu, pods.
 const NODE: [u64; 4] = [16_000, 64 << 30, 1, 110];
 
-/// A scattered but fixed cluster that is short of CPU: nodes are full, a tenth of the pods waits, every third namespace has a reservation and every fifth a `hard`.
+/// A scattered but fixed cluster that is short of CPU: nodes are full, a tenth of the pods waits, every third namespace
+/// has a reservation and every fifth a `hard`.
 fn cluster(namespaces: usize, in_groups: bool) -> Cluster {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = move |below: u64| {
@@ -204,7 +205,8 @@ fn sizes(criterion: &mut Criterion<CpuTime>) {
     }
 }
 
-/// One pod changes what it requests: the change itself and the counting of its namespace; what all deserve after it; and all of a cycle after it.
+/// One pod changes what it requests: the change itself and the counting of its namespace; what all deserve after it;
+/// and all of a cycle after it.
 fn changes(criterion: &mut Criterion<CpuTime>) {
     let mut group = criterion.benchmark_group("arbitration_one_pod_changes");
     group.sample_size(10);

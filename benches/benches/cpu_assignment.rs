@@ -1,8 +1,8 @@
 //! How long it takes to choose CPUs for one container, and to say where it could have them.
 //!
-//! Recorded for the kubelet 1.36 (Go, CPU time of one call on a comparable machine, 256 CPUs on 8 NUMA nodes): packed 64 CPUs
-//! 0.81–6.4 ms, distributed 4.3–9.7 ms; hints of the static policy 5.9 ms on 8 nodes, 3,500 ms on 16. It has no figures for 64 nodes:
-//! neither the search over combinations nor the list of hints ends.
+//! Recorded for the kubelet 1.36 (Go, CPU time of one call on a comparable machine, 256 CPUs on 8 NUMA nodes): packed
+//! 64 CPUs 0.81–6.4 ms, distributed 4.3–9.7 ms; hints of the static policy 5.9 ms on 8 nodes, 3,500 ms on 16. It has no
+//! figures for 64 nodes: neither the search over combinations nor the list of hints ends.
 
 use std::hint::black_box;
 

@@ -1,4 +1,5 @@
-//! How long one step of the engine takes on a node of 250 pods: a sample that changes nothing, and one after which a pod has to go.
+//! How long one step of the engine takes on a node of 250 pods: a sample that changes nothing, and one after which a
+//! pod has to go.
 
 use std::hint::black_box;
 use std::sync::Arc;

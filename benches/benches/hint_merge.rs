@@ -1,5 +1,5 @@
-//! The merge of topology hints: 8 NUMA nodes and 1, 2 and 3 resources, as lists of all masks (what the kubelet takes 0.034, 10
-//! and 3,800 ms for) and as rules; 64 NUMA nodes and 3 resources.
+//! The merge of topology hints: 8 NUMA nodes and 1, 2 and 3 resources, as lists of all masks (what the kubelet takes
+//! 0.034, 10 and 3,800 ms for) and as rules; 64 NUMA nodes and 3 resources.
 
 use std::hint::black_box;
 

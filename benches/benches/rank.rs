@@ -6,7 +6,8 @@ use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_ma
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::policy::memory::rank::{Nanos, RankRow, Ranking};
 
-/// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator works.
+/// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator
+/// works.
 fn rows(count: u64) -> Vec<RankRow> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = move |below: u64| {

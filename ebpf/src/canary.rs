@@ -1,7 +1,7 @@
 //! One do-nothing program per program type, on targets that nothing else calls (the kernel's own BPF self-test).
 //!
-//! Loading and attaching one tells whether this host allows the type at all, and with which errno it refuses, before the
-//! hooks are tried one by one.
+//! Loading and attaching one tells whether this host allows the type at all, and with which errno it refuses, before
+//! the hooks are tried one by one.
 
 use aya_ebpf::{
     helpers::bpf_probe_read_kernel,

@@ -1,17 +1,17 @@
 //! The armed charge threshold: one record when so much memory has been charged that a node threshold may be crossed.
 //!
-//! Problem: node availability falls while usage stays level (page cache makes room for anonymous memory), so an armed usage
-//! threshold can miss it. Approach: count what is charged, gross. Pods cannot take more than they are charged for, so a record
-//! at "charged so far + headroom" is not late for anything that pods take (but for the 64 pages that each CPU charges ahead).
-//! It may be early; then the agent arms anew.
+//! Problem: node availability falls while usage stays level (page cache makes room for anonymous memory), so an armed
+//! usage threshold can miss it. Approach: count what is charged, gross. Pods cannot take more than they are charged
+//! for, so a record at "charged so far + headroom" is not late for anything that pods take (but for the 64 pages that
+//! each CPU charges ahead). It may be early; then the agent arms anew.
 //!
-//! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs a few
-//! thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page counters;
-//! counting them makes records earlier, never later.
+//! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs
+//! a few thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page
+//! counters; counting them makes records earlier, never later.
 //!
-//! The record carries the total, so that the agent need not ask for it, and the number of the newest arming, by which the agent
-//! knows whether the record answers what it asked for last ([`charges::GENERATION`]). It carries the node's memory as well: `/proc/meminfo` takes as long as
-//! all else that there is to do before a decision.
+//! The record carries the total, so that the agent need not ask for it, and the number of the newest arming, by which
+//! the agent knows whether the record answers what it asked for last ([`charges::GENERATION`]). It carries the node's
+//! memory as well: `/proc/meminfo` takes as long as all else that there is to do before a decision.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
 use plimsoll_abi::{ChargesReached, Kind, NodePages, charges, last_line::seen};
@@ -40,8 +40,9 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
     if threshold_pages == 0 || charged_pages < threshold_pages {
         return 0;
     }
-    // The task can lose its CPU at any instruction. While it has the threshold and has sent no record, nobody hears of the crossing; while its record is begun
-    // and not sent, the agent sees nothing that comes after it. So what takes time comes first, and whoever is faster meanwhile sends the record.
+    // The task can lose its CPU at any instruction. While it has the threshold and has sent no record, nobody hears of
+    // the crossing; while its record is begun and not sent, the agent sees nothing that comes after it. So what takes
+    // time comes first, and whoever is faster meanwhile sends the record.
     let header = header(Kind::ChargesReached, 0);
     // With a full ring each charge comes here.
     let node = if critical_has_room_for::<ChargesReached>() {
@@ -81,7 +82,8 @@ pub fn charges_count(ctx: FEntryContext) -> u32 {
 #[inline(always)]
 fn note_crossing() {
     if let Some(word) = LAST_LINE_SEEN.get_ptr_mut(seen::CROSSED_NS) {
-        // SAFETY: a map value; a helper without arguments. The newest crossing is what counts: there is one for each arming.
+        // SAFETY: a map value; a helper without arguments. The newest crossing is what counts: there is one for each
+        // arming.
         unsafe { word.write_volatile(bpf_ktime_get_ns()) };
     }
 }

@@ -1,8 +1,9 @@
 //! Under which cgroup an event is counted.
 //!
-//! Problem: whoever may make cgroups below his own has as many as he likes, and a map has room for a fixed number. A pod with a key for each of its
-//! cgroups would take the room of all others. Approach: the agent names the cgroups that have counts of their own ([`COUNTED`]): pods, and some
-//! containers of each. What happens in any other cgroup below a pod is counted for the container that it is in, else for the pod.
+//! Problem: whoever may make cgroups below his own has as many as he likes, and a map has room for a fixed number. A
+//! pod with a key for each of its cgroups would take the room of all others. Approach: the agent names the cgroups that
+//! have counts of their own ([`COUNTED`]): pods, and some containers of each. What happens in any other cgroup below a
+//! pod is counted for the container that it is in, else for the pod.
 //!
 //! A look that has no pods (`plimsoll events`, a trace) counts each cgroup by itself ([`Config::counts_pods_only`]).
 //!
@@ -17,7 +18,8 @@ use crate::{
 
 /// The cgroup under whose id an event in `cgroup` is counted; `None`: it is in no pod.
 ///
-/// Mostly one lookup: processes are in their container's cgroup. Otherwise from the root downwards, because a pod may nest cgroups as deep as it likes.
+/// Mostly one lookup: processes are in their container's cgroup. Otherwise from the root downwards, because a pod may
+/// nest cgroups as deep as it likes.
 ///
 /// # Safety
 /// `cgroup` is a typed `struct cgroup` of the hierarchy.

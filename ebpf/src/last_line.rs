@@ -1,16 +1,18 @@
-//! The last line: the task that allocates is killed if its pod is condemned, memory is short, and the agent does not act.
+//! The last line: the task that allocates is killed if its pod is condemned, memory is short, and the agent does not
+//! act.
 //!
-//! What that means exactly is in [`plimsoll_abi::last_line`]. Here is where it is looked at, from often and early to rare and late:
+//! What that means exactly is in [`plimsoll_abi::last_line`]. Here is where it is looked at, from often and early to
+//! rare and late:
 //!
-//! - [`last_line_charge`], when memory is charged to a cgroup. Until so much has been charged that memory can be short at all, that is
-//!   two loads and a comparison.
-//! - [`last_line_reclaim`], when a task has to reclaim by itself: free memory is below the min watermark. Also sees what is not charged,
-//!   and works where fentry is refused.
-//! - [`last_line_retry`], when the page allocator is about to give up, by its own figures. Works where the addresses of the kernel's counters
-//!   are hidden, too.
+//! - [`last_line_charge`], when memory is charged to a cgroup. Until so much has been charged that memory can be short
+//!   at all, that is two loads and a comparison.
+//! - [`last_line_reclaim`], when a task has to reclaim by itself: free memory is below the min watermark. Also sees
+//!   what is not charged, and works where fentry is refused.
+//! - [`last_line_retry`], when the page allocator is about to give up, by its own figures. Works where the addresses of
+//!   the kernel's counters are hidden, too.
 //!
-//! The process that is killed is `current`: in the few places where memory is charged from an interrupt that may be a condemned pod's task which
-//! did not ask for it. Kernel threads and process 1 are refused by the kernel.
+//! The process that is killed is `current`: in the few places where memory is charged from an interrupt that may be a
+//! condemned pod's task which did not ask for it. Kernel threads and process 1 are refused by the kernel.
 
 use aya_ebpf::{
     helpers::{
@@ -96,8 +98,7 @@ pub fn last_line_reclaim(_ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// `reclaim_retry_zone(struct zoneref *zoneref, int order, unsigned long reclaimable, unsigned long available, unsigned long min_wmark,
-/// int no_progress_loops, bool wmark_check)`.
+/// `reclaim_retry_zone(struct zoneref *zoneref, int order, unsigned long reclaimable, unsigned long available, unsigned long min_wmark, int no_progress_loops, bool wmark_check)`.
 #[btf_tracepoint(function = "reclaim_retry_zone")]
 pub fn last_line_retry(ctx: BtfTracePointContext) -> i32 {
     let order: i32 = ctx.arg(1);
@@ -222,7 +223,8 @@ fn enforce(line: &Line, why: u32, available_pages: u64, crossed_ns: u64) {
     ) {
         return;
     }
-    // The agent may have renewed it meanwhile: then it is not frozen, and the pod may be exempt by now. And the entry may be another's.
+    // The agent may have renewed it meanwhile: then it is not frozen, and the pod may be exempt by now. And the entry
+    // may be another's.
     if newest() != line[line::GENERATION] || pod_word(pod, pods::ID) != cgroup_id || !claim(now_ns)
     {
         return;

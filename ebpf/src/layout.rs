@@ -75,10 +75,12 @@ typed_load!(/** A 32-bit member. */ load_u32 -> u32);
 typed_load!(/** A signed 16-bit member. */ load_i16 -> i16);
 typed_load!(/** The byte that a bit is in. */ load_u8 -> u8);
 
-/// A 64-bit word of kernel memory by probe read, 0 when it cannot be read: for addresses that the verifier does not type.
+/// A 64-bit word of kernel memory by probe read, 0 when it cannot be read: for addresses that the verifier does not
+/// type.
 ///
-/// Without a branch on what the helper returns, because the verifier walks all that follows once for each way: forty reads in a row were nearly the million
-/// instructions that it takes at most (6.1). The kernel itself fills with zeros what it cannot read (`bpf_probe_read_kernel_common`).
+/// Without a branch on what the helper returns, because the verifier walks all that follows once for each way: forty
+/// reads in a row were nearly the million instructions that it takes at most (6.1). The kernel itself fills with zeros
+/// what it cannot read (`bpf_probe_read_kernel_common`).
 #[inline(always)]
 pub(crate) fn probe_u64(address: u64) -> u64 {
     let mut word = 0_u64;
@@ -89,7 +91,8 @@ pub(crate) fn probe_u64(address: u64) -> u64 {
     word
 }
 
-/// The address of a cgroup's ancestor at this level: itself at its own level. Not typed: no kernel walks an array of pointers that has no length.
+/// The address of a cgroup's ancestor at this level: itself at its own level. Not typed: no kernel walks an array of
+/// pointers that has no length.
 #[inline(always)]
 pub(crate) fn ancestor(cgroup: *const u8, level: u32) -> u64 {
     let ancestors = (cgroup as u64).wrapping_add(offset!(cgroup_ancestors) as u64);

@@ -1,7 +1,7 @@
 //! Cgroups coming, going, filling and emptying.
 //!
-//! Four tracepoints of the kernel's `cgroup` system as `tp_btf` programs: arguments are typed, and no tracefs is needed.
-//! Every hierarchy reports here, v1 ones too; `hierarchy_id` says which it is.
+//! Four tracepoints of the kernel's `cgroup` system as `tp_btf` programs: arguments are typed, and no tracefs is
+//! needed. Every hierarchy reports here, v1 ones too; `hierarchy_id` says which it is.
 
 use aya_ebpf::{
     helpers::generated::bpf_probe_read_kernel_str, macros::btf_tracepoint,
@@ -64,7 +64,8 @@ pub fn cgroup_rmdir(ctx: BtfTracePointContext) -> i32 {
         }
     });
     let _ = COUNTED.remove([u64::from(hierarchy), id]);
-    // Its totals are of no more use, and their places are needed by the cgroups to come. Another hierarchy's cgroup may have the same id.
+    // Its totals are of no more use, and their places are needed by the cgroups to come. Another hierarchy's cgroup may
+    // have the same id.
     if hierarchy == config!(cpu_hierarchy) {
         let _ = THROTTLE.remove(id);
     }

@@ -1,8 +1,8 @@
 //! Plimsoll's programs in the kernel.
 //!
-//! Problem: one object file must load on every kernel of the test matrix, report exactly what happens there, and
-//! cost next to nothing while nothing happens. Approach: typed loads at offsets that the agent found by name in the
-//! running kernel's BTF ([`layout`]), three rings whose every drop is counted ([`record`]), running totals instead of one
+//! Problem: one object file must load on every kernel of the test matrix, report exactly what happens there, and cost
+//! next to nothing while nothing happens. Approach: typed loads at offsets that the agent found by name in the running
+//! kernel's BTF ([`layout`]), three rings whose every drop is counted ([`record`]), running totals instead of one
 //! record per event where events come in floods ([`maps`]), and one file per hook family for the programs.
 //!
 //! Each program stands alone: the agent loads and attaches them one by one, and a kernel that refuses one of them costs

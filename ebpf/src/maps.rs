@@ -14,13 +14,13 @@ use plimsoll_abi::{
     process_totals, refault_totals, stall_totals, stalled, throttle_totals,
 };
 
-/// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the record that the
-/// agent has armed (`plimsoll_abi::CRITICAL_RESERVED_BYTES`).
+/// What leads to a decision at once: each record wakes the agent. No flood can fill it: a part of it takes only the
+/// record that the agent has armed (`plimsoll_abi::CRITICAL_RESERVED_BYTES`).
 #[map]
 pub(crate) static CRITICAL: RingBuf = RingBuf::with_byte_size(CRITICAL_BYTES, 0);
 
-/// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads cgroupfs. Wakes the
-/// agent when that has read all there was.
+/// Cgroups and processes that come and go. Any user with a delegated cgroup can flood it; the agent then reads
+/// cgroupfs. Wakes the agent when that has read all there was.
 #[map]
 pub(crate) static LIFECYCLE: RingBuf = RingBuf::with_byte_size(LIFECYCLE_BYTES, 0);
 
@@ -49,13 +49,14 @@ pub(crate) static LAST_LINE_NEWEST: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static LAST_LINE_SEEN: Array<u64> = Array::with_max_entries(last_line::seen::WORDS, 0);
 
-/// Cgroup id of a pod that may be condemned → what is known of it, and what was done to it (`plimsoll_abi::last_line::pods`). The agent adds
-/// and removes entries.
+/// Cgroup id of a pod that may be condemned → what is known of it, and what was done to it
+/// (`plimsoll_abi::last_line::pods`). The agent adds and removes entries.
 #[map]
 pub(crate) static LAST_LINE_PODS: HashMap<u64, [u64; last_line::pods::WORDS]> =
     HashMap::with_max_entries(256, 0);
 
-/// Cgroup id of a pod → how many of its kills the agent has reported. Only agents use it: it is here so that the next one knows.
+/// Cgroup id of a pod → how many of its kills the agent has reported. Only agents use it: it is here so that the next
+/// one knows.
 #[map]
 pub(crate) static KILLS_REPORTED: HashMap<u64, u64> = HashMap::with_max_entries(256, 0);
 
@@ -63,7 +64,8 @@ pub(crate) static KILLS_REPORTED: HashMap<u64, u64> = HashMap::with_max_entries(
 #[map]
 pub(crate) static SIGNALLED: LruHashMap<u32, u64> = LruHashMap::with_max_entries(1024, 0);
 
-/// (Hierarchy, cgroup id) → 1: the cgroups of pods that have counts of their own in the maps below. The agent adds entries; those of removed cgroups go.
+/// (Hierarchy, cgroup id) → 1: the cgroups of pods that have counts of their own in the maps below. The agent adds
+/// entries; those of removed cgroups go.
 #[map]
 pub(crate) static COUNTED: HashMap<[u64; 2], u64> = HashMap::with_max_entries(2 * COUNTED_MAX, 0);
 
@@ -86,8 +88,8 @@ pub(crate) static MEMORY: HashMap<[u64; 2], [u64; memory_totals::WORDS]> =
 pub(crate) static OOM_KILLS: HashMap<u64, [u64; oom_totals::WORDS]> =
     HashMap::with_max_entries(BY_CGROUP_MAX, 0);
 
-/// What the agent has read, by CPU and kind. No program uses it: it is here so that it lives as long as the counts of the
-/// programs. The agent maps it, and gives it room for the CPUs there are.
+/// What the agent has read, by CPU and kind. No program uses it: it is here so that it lives as long as the counts of
+/// the programs. The agent maps it, and gives it room for the CPUs there are.
 #[map]
 pub(crate) static CONSUMED: Array<u64> = Array::with_max_entries(KIND_SLOTS as u32, BPF_F_MMAPABLE);
 
@@ -117,7 +119,8 @@ pub(crate) static STALLS: HashMap<[u64; 2], [u64; stall_totals::WORDS]> =
 pub(crate) static REFAULTS: HashMap<[u64; 2], [u64; refault_totals::WORDS]> =
     HashMap::with_max_entries(BY_CGROUP_AND_CAUSE_MAX, 0);
 
-/// Memory cgroup id → `plimsoll_abi::process_totals`. Only the agent adds entries: those are the cgroups that are followed.
+/// Memory cgroup id → `plimsoll_abi::process_totals`. Only the agent adds entries: those are the cgroups that are
+/// followed.
 #[map]
 pub(crate) static PROCESSES: HashMap<u64, [u64; process_totals::WORDS]> =
     HashMap::with_max_entries(4096, 0);

@@ -4,8 +4,8 @@
 //! the events are inferred where they are raised: `reclaim_high` is "high", `mem_cgroup_out_of_memory` is "oom", and
 //! `try_to_free_mem_cgroup_pages` is "max" unless the thread is there for another reason: it came through
 //! `reclaim_high`, or someone wrote `memory.reclaim`, `memory.high` or `memory.max`. Those four mark the thread while
-//! they run. "oom_kill" is `__oom_kill_process`, "oom_group_kill" is a cgroup found by `mem_cgroup_get_oom_group`; "low" leaves no trace that
-//! could be followed, and is read from `memory.events` there.
+//! they run. "oom_kill" is `__oom_kill_process`, "oom_group_kill" is a cgroup found by `mem_cgroup_get_oom_group`;
+//! "low" leaves no trace that could be followed, and is read from `memory.events` there.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns},

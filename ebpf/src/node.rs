@@ -1,8 +1,9 @@
 //! The node's memory by the kernel's own counters: what `/proc/meminfo` shows, without its text.
 //!
-//! The counters of a NUMA node are found through the root memory cgroup, which has a part on each: no address of a global variable is needed, which a
-//! kernel may hide. A cgroup's part knows its node only once memory of that node was charged to it, on kernels without multi-generational LRU. So it
-//! is the root's part that is asked, and without an answer for each node there is none for all.
+//! The counters of a NUMA node are found through the root memory cgroup, which has a part on each: no address of a
+//! global variable is needed, which a kernel may hide. A cgroup's part knows its node only once memory of that node was
+//! charged to it, on kernels without multi-generational LRU. So it is the root's part that is asked, and without an
+//! answer for each node there is none for all.
 
 use aya_ebpf::helpers::bpf_get_current_task_btf;
 use plimsoll_abi::{MEMORY_NODES_MAX, NodePages, NodeSums};

@@ -1,11 +1,12 @@
 //! The kernel's OOM killer: whose limit, which victim.
 //!
-//! `oom_kill_process` knows both the cgroup whose limit was hit and the chosen victim. The tracepoint `mark_victim` names each
-//! victim: the chosen one, and those that go with it where a cgroup is killed as a whole. Where fentry is refused it is all there is.
+//! `oom_kill_process` knows both the cgroup whose limit was hit and the chosen victim. The tracepoint `mark_victim`
+//! names each victim: the chosen one, and those that go with it where a cgroup is killed as a whole. Where fentry is
+//! refused it is all there is.
 //!
-//! A cgroup that forks at its limit is killed without end, so what it gets is bounded: so many records per cgroup and window, and
-//! none when such records have taken their part of the ring. The others are counted per cgroup (`OOM_KILLS`), none is lost: those of a cgroup that is
-//! removed are added to those in no pod.
+//! A cgroup that forks at its limit is killed without end, so what it gets is bounded: so many records per cgroup and
+//! window, and none when such records have taken their part of the ring. The others are counted per cgroup
+//! (`OOM_KILLS`), none is lost: those of a cgroup that is removed are added to those in no pod.
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
@@ -91,7 +92,8 @@ fn totals_of(cgroup_id: u64) -> Option<*mut [u64; oom_totals::WORDS]> {
     OOM_KILLS.get_ptr_mut(cgroup_id)
 }
 
-/// A cgroup is removed: its place is free, and what was only counted goes to the kills in no pod. The agent may not have read it, and has it from nowhere else.
+/// A cgroup is removed: its place is free, and what was only counted goes to the kills in no pod. The agent may not
+/// have read it, and has it from nowhere else.
 #[inline(always)]
 pub(crate) fn keep_removed(cgroup_id: u64) {
     let Some(totals) = OOM_KILLS.get_ptr_mut(cgroup_id) else {

@@ -1,9 +1,9 @@
 //! Processes born in cgroups that the agent follows, and programs started there.
 //!
 //! Problem: `cgroup_attach_task` does not report a process that is born into another cgroup than its parent's
-//! (`clone3(CLONE_INTO_CGROUP)`), and a node full of shell scripts forks thousands of times a second. Approach: the agent puts the
-//! cgroups of pods into a map, and only those count; a record is sent only of a birth from outside. What is born inside has its parent's
-//! `oom_score_adj` and needs no look.
+//! (`clone3(CLONE_INTO_CGROUP)`), and a node full of shell scripts forks thousands of times a second. Approach: the
+//! agent puts the cgroups of pods into a map, and only those count; a record is sent only of a birth from outside. What
+//! is born inside has its parent's `oom_score_adj` and needs no look.
 
 use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
 use plimsoll_abi::{Kind, ProcessBirth, process_totals};

@@ -1,8 +1,8 @@
 //! The node's free memory falling below its zone watermarks.
 //!
-//! Below "low" a zone wakes kswapd; below "min" the allocating task must reclaim by itself, and if that finds nothing the
-//! OOM killer comes. These two tracepoints are the event path on hosts without fentry, and everywhere the early warning
-//! of a kill for the whole node. Both come in floods when they come, hence the window.
+//! Below "low" a zone wakes kswapd; below "min" the allocating task must reclaim by itself, and if that finds nothing
+//! the OOM killer comes. These two tracepoints are the event path on hosts without fentry, and everywhere the early
+//! warning of a kill for the whole node. Both come in floods when they come, hence the window.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::btf_tracepoint, programs::BtfTracePointContext};
 use plimsoll_abi::{Kind, NodeReclaim, UNKNOWN_U32, reclaim_phase};
@@ -28,8 +28,8 @@ pub fn kswapd_wake(ctx: BtfTracePointContext) -> i32 {
 /// `mm_vmscan_direct_reclaim_begin(…, int order, …)`; the position of `order` changed over time and is found by name.
 #[btf_tracepoint(function = "mm_vmscan_direct_reclaim_begin")]
 pub fn direct_reclaim(ctx: BtfTracePointContext) -> i32 {
-    // Both are loaded at a fixed offset and hidden from LLVM, which would otherwise compute the offset, and 6.1 and 6.12
-    // refuse a context pointer that was computed.
+    // Both are loaded at a fixed offset and hidden from LLVM, which would otherwise compute the offset, and 6.1 and
+    // 6.12 refuse a context pointer that was computed.
     let first: u32 = core::hint::black_box(ctx.arg(0));
     let second: u32 = core::hint::black_box(ctx.arg(1));
     let order = if offset!(direct_reclaim_order_arg) == 0 {

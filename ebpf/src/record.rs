@@ -64,7 +64,8 @@ pub(crate) fn send_critical<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -
     send(&CRITICAL, u64::from(BPF_RB_FORCE_WAKEUP), kind, fill)
 }
 
-/// Whether there is room for a record that the agent has not asked for. The rest of the ring is kept for those that it has.
+/// Whether there is room for a record that the agent has not asked for. The rest of the ring is kept for those that it
+/// has.
 #[inline(always)]
 pub(crate) fn critical_has_room() -> bool {
     CRITICAL.query(u64::from(BPF_RB_AVAIL_DATA)) < u64::from(CRITICAL_SHARED_BYTES)
@@ -78,8 +79,8 @@ pub(crate) fn critical_has_room_for<T: 'static>() -> bool {
     waiting_bytes + (record_bytes as u64) < u64::from(CRITICAL_BYTES)
 }
 
-/// Sends an urgent record that the agent has not asked for. `false` when such records have filled their part of the ring
-/// (counted).
+/// Sends an urgent record that the agent has not asked for. `false` when such records have filled their part of the
+/// ring (counted).
 #[inline(always)]
 pub(crate) fn send_critical_unasked<T: 'static>(kind: Kind, fill: impl FnOnce(*mut T)) -> bool {
     if critical_has_room() {

@@ -1,12 +1,13 @@
-//! Pages that had been taken from a cgroup and are needed again: refaults of page cache and anonymous memory, and reads from swap.
+//! Pages that had been taken from a cgroup and are needed again: refaults of page cache and anonymous memory, and reads
+//! from swap.
 //!
-//! The kernel's own counters for them are brought up to date by a function that runs a hundred thousand times a second. Approach:
-//! hook where a page comes back instead. A refault passes `workingset_refault(folio, shadow)`, a read from swap `swap_readpage` (6.1)
-//! or `swap_read_folio`; both run in the task that needs the page, to whose memory cgroup it is charged (but for memory that was
-//! swapped out by another cgroup, which is rare enough).
+//! The kernel's own counters for them are brought up to date by a function that runs a hundred thousand times a second.
+//! Approach: hook where a page comes back instead. A refault passes `workingset_refault(folio, shadow)`, a read from
+//! swap `swap_readpage` (6.1) or `swap_read_folio`; both run in the task that needs the page, to whose memory cgroup it
+//! is charged (but for memory that was swapped out by another cgroup, which is rare enough).
 //!
-//! `memory.stat` leaves out refaults of pages whose cgroup is gone since, and with multi-generational LRU those that another node's memory
-//! serves; they count here.
+//! `memory.stat` leaves out refaults of pages whose cgroup is gone since, and with multi-generational LRU those that
+//! another node's memory serves; they count here.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::fentry, programs::FEntryContext};
 use plimsoll_abi::{Kind, Refault, refault, refault_totals};

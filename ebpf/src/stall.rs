@@ -1,14 +1,14 @@
 //! How long tasks are held up for lack of memory, by cgroup and cause.
 //!
-//! The kernel marks every such wait with `psi_memstall_enter` and `psi_memstall_leave`: reclaim, throttling by `memory.high`,
-//! compaction, refaults. One can be inside another; only the outermost counts, as in PSI. Parts of it are counted separately: reclaim because
-//! of a limit (with the owner of the limit), reclaim because the node is short, and the sleep that `memory.high` imposes, which is the
-//! only `schedule_timeout_killable` inside a stall.
+//! The kernel marks every such wait with `psi_memstall_enter` and `psi_memstall_leave`: reclaim, throttling by
+//! `memory.high`, compaction, refaults. One can be inside another; only the outermost counts, as in PSI. Parts of it
+//! are counted separately: reclaim because of a limit (with the owner of the limit), reclaim because the node is short,
+//! and the sleep that `memory.high` imposes, which is the only `schedule_timeout_killable` inside a stall.
 //!
 //! Where fentry is refused, tracepoints give the two kinds of reclaim, both with the cgroup of the task.
 //!
-//! All of these waits take microseconds at least, so a hash map entry per wait is little; one record per cgroup, cause and window
-//! carries the totals.
+//! All of these waits take microseconds at least, so a hash map entry per wait is little; one record per cgroup, cause
+//! and window carries the totals.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, generated::bpf_get_current_task_btf},

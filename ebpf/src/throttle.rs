@@ -1,13 +1,15 @@
 //! CPU bandwidth throttling: which cgroup, how often, how long.
 //!
-//! A run queue (`cfs_rq`, one per CPU and cgroup) is throttled when its cgroup's quota is used up, and resumed at a later
-//! period. On 7.2 `throttle_cfs_rq` is an attempt that may fail, so only a true return value counts; and there it only arms: each task
-//! is taken off its CPU when it returns to user space, and the kernel's own clock (`cfs_rq.throttled_clock`) starts with the last of
-//! them, which on a busy machine is a good deal later. So the duration is the kernel's: that clock is read when
-//! `unthrottle_cfs_rq` begins, and the CPU's (`rq.clock`) when it ends, which has been brought up to date in between. It is what goes into
-//! `throttled_usec`, on every kernel, also for a throttle that began before the programs were attached.
+//! A run queue (`cfs_rq`, one per CPU and cgroup) is throttled when its cgroup's quota is used up, and resumed at a
+//! later period. On 7.2 `throttle_cfs_rq` is an attempt that may fail, so only a true return value counts; and there it
+//! only arms: each task is taken off its CPU when it returns to user space, and the kernel's own clock
+//! (`cfs_rq.throttled_clock`) starts with the last of them, which on a busy machine is a good deal later. So the
+//! duration is the kernel's: that clock is read when `unthrottle_cfs_rq` begins, and the CPU's (`rq.clock`) when it
+//! ends, which has been brought up to date in between. It is what goes into `throttled_usec`, on every kernel, also for
+//! a throttle that began before the programs were attached.
 //!
-//! All of it runs under the run-queue lock with interrupts off: nothing here sleeps or allocates, and nothing wakes the agent.
+//! All of it runs under the run-queue lock with interrupts off: nothing here sleeps or allocates, and nothing wakes the
+//! agent.
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
@@ -55,7 +57,8 @@ pub fn throttle_start(ctx: FExitContext) -> u32 {
 #[fentry(function = "unthrottle_cfs_rq")]
 pub fn throttle_stop_begin(ctx: FEntryContext) -> u32 {
     if let Some(since_ns) = THROTTLED.get_ptr_mut(0) {
-        // SAFETY: this CPU's value, which nothing else touches until the function ends; a typed member of a typed argument.
+        // SAFETY: this CPU's value, which nothing else touches until the function ends; a typed member of a typed
+        // argument.
         unsafe { *since_ns = load_u64(ctx.arg(0), offset!(cfs_rq_throttled_clock)) };
     }
     0

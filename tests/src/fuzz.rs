@@ -1,9 +1,9 @@
 //! The engine under random and hostile input.
 //!
-//! Problem: an agent that guards a node must not fall over an odd reading, and an unlucky order of events must not make it evict
-//! whom it may not. Approach: histories from a seed. A step is an event made by [`generate`], or one whose figures have been
-//! replaced by odd ones ([`mutate`]), so that also what no generator thinks of comes in. After each step the rules of
-//! [`Case::step`] must hold. The same seed is the same history, so a failure is one number.
+//! Problem: an agent that guards a node must not fall over an odd reading, and an unlucky order of events must not make
+//! it evict whom it may not. Approach: histories from a seed. A step is an event made by [`generate`], or one whose
+//! figures have been replaced by odd ones ([`mutate`]), so that also what no generator thinks of comes in. After each
+//! step the rules of [`Case::step`] must hold. The same seed is the same history, so a failure is one number.
 
 mod generate;
 mod mutate;
@@ -21,7 +21,8 @@ use plimsoll_core::model::state::NodeState;
 /// Steps of one history.
 const STEPS: u32 = 200;
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): every seed is as good as any other.
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): every seed is as good as any
+/// other.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 

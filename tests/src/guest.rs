@@ -1,8 +1,8 @@
 //! What the programs that run inside a guest share: measuring memory, starting pods and the agent, harness and tables.
 //!
-//! The guest is a Debian kernel with a busybox initramfs, booted by `cargo xtask vm`, `demo`, `test` and `bench`. Nothing
-//! here is of use on a machine that one cares about: the tests fill its memory and kill what they find in `kubepods`.
-//! All times are `CLOCK_MONOTONIC` nanoseconds, the clock of the BPF records.
+//! The guest is a Debian kernel with a busybox initramfs, booted by `cargo xtask vm`, `demo`, `test` and `bench`.
+//! Nothing here is of use on a machine that one cares about: the tests fill its memory and kill what they find in
+//! `kubepods`. All times are `CLOCK_MONOTONIC` nanoseconds, the clock of the BPF records.
 
 pub mod agent;
 pub mod ballast;

@@ -1,7 +1,9 @@
-//! The documentation: README.md fits on two screens, docs/SUMMARY.md lists every page, every relative link leads somewhere.
+//! The documentation: README.md fits on two screens, docs/SUMMARY.md lists every page, every relative link leads
+//! somewhere.
 //!
-//! `docs/` is a book for mdbook, and is read in the repository too. A link inside `docs/` therefore stays inside `docs/`: what is
-//! outside is not part of the book. `agent/tests/guides` runs the commands; here, pages without commands are kept without.
+//! `docs/` is a book for mdbook, and is read in the repository too. A link inside `docs/` therefore stays inside
+//! `docs/`: what is outside is not part of the book. `agent/tests/guides` runs the commands; here, pages without
+//! commands are kept without.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod sources;

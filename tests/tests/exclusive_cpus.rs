@@ -1,7 +1,8 @@
-//! Random pods on random machines under the static CPU policy: no CPU has two owners, none is lost, what is freed is as before.
+//! Random pods on random machines under the static CPU policy: no CPU has two owners, none is lost, what is freed is as
+//! before.
 //!
-//! `PLIMSOLL_PLACEMENT_OPS=1000000 cargo test --release -p tests --test exclusive_cpus` makes a million operations; without it a few
-//! thousand are made. A failure names the seed of its machine.
+//! `PLIMSOLL_PLACEMENT_OPS=1000000 cargo test --release -p tests --test exclusive_cpus` makes a million operations;
+//! without it a few thousand are made. A failure names the seed of its machine.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

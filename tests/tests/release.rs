@@ -1,7 +1,8 @@
 //! The memory of a killed pod that does what it can to keep it: [`release`] on real processes.
 //!
-//! The victim is SCHED_IDLE on a CPU that a neighbour keeps busy, and holds the lock of its memory. The CPU time of that neighbour is the clock: by
-//! itself the victim gets three thousandths of what the neighbour gets, on a machine of any speed and at any load.
+//! The victim is SCHED_IDLE on a CPU that a neighbour keeps busy, and holds the lock of its memory. The CPU time of
+//! that neighbour is the clock: by itself the victim gets three thousandths of what the neighbour gets, on a machine of
+//! any speed and at any load.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 #[path = "../../agent/tests/notes/mod.rs"]
@@ -21,7 +22,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 const VICTIM_MB: usize = 512;
-/// CPU time of the neighbour until the victim has to be gone. By itself the victim needs several times as much for one turn of its loop.
+/// CPU time of the neighbour until the victim has to be gone. By itself the victim needs several times as much for one
+/// turn of its loop.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A thread that keeps CPU 0 busy until this is dropped.

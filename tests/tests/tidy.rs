@@ -112,7 +112,8 @@ fn what_is_fuzzed_is_what_is_released() {
     }
 }
 
-/// Places where a test prints that it is left out: it would count as passed. `notes::left_out` (`agent/tests/notes`) is counted.
+/// Places where a test prints that it is left out: it would count as passed. `notes::left_out` (`agent/tests/notes`) is
+/// counted.
 fn printed_and_not_counted(source: &str) -> usize {
     let printed = source.split("println!(").skip(1);
     printed
@@ -160,7 +161,8 @@ fn sources_of(target: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Cargo links a test program for each program, and asks rustdoc about each library, unless it is told that there is nothing to run.
+/// Cargo links a test program for each program, and asks rustdoc about each library, unless it is told that there is
+/// nothing to run.
 #[test]
 fn where_no_test_is_run_there_is_none() {
     let mut checked = 0;
@@ -299,7 +301,8 @@ fn names_are_found_in_code_alone() {
     assert_eq!(found.into_iter().collect::<Vec<_>>(), ["is_told", "own"]);
 }
 
-/// Threads that a source starts with as much stack as the standard library gives, 2 MiB: all memory of the agent is locked.
+/// Threads that a source starts with as much stack as the standard library gives, 2 MiB: all memory of the agent is
+/// locked.
 fn without_a_stack_size(source: &str) -> usize {
     let code = code(source);
     let started = code.matches("thread::spawn(").count();
@@ -329,8 +332,8 @@ fn every_thread_of_the_agent_has_a_stack_of_known_size() {
     assert_eq!(without_a_stack_size("std::thread::spawn(move || f());"), 1);
 }
 
-/// A module with modules of its own is `name.rs` beside the folder `name`. Only below the `tests` of a package `name/mod.rs` stays: there cargo takes
-/// each `name.rs` for a test.
+/// A module with modules of its own is `name.rs` beside the folder `name`. Only below the `tests` of a package
+/// `name/mod.rs` stays: there cargo takes each `name.rs` for a test.
 fn is_misplaced(file: &str) -> bool {
     file.ends_with("/mod.rs") && !file.contains("/tests/")
 }
@@ -345,4 +348,52 @@ fn modules_have_one_shape() {
     }
     assert!(is_misplaced("tests/src/guest/mod.rs"));
     assert!(!is_misplaced("agent/tests/notes/mod.rs"));
+}
+
+/// Columns of a comment.
+const COMMENT_COLUMNS_MAX: usize = 120;
+
+/// Lines of comments that are longer than they may be. Tables, blocks of code and what is between back-ticks cannot be
+/// wrapped.
+fn long_comments(source: &str) -> Vec<usize> {
+    let mut is_in_block = false;
+    let mut long = Vec::new();
+    for (number, line) in (1..).zip(source.lines()) {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            is_in_block = false;
+            continue;
+        };
+        let text = comment.trim_start_matches(['/', '!']).trim_start();
+        is_in_block ^= text.starts_with("```");
+        let code: usize = text
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(|code| code.chars().count())
+            .sum();
+        let columns = line.chars().count() - code;
+        if columns > COMMENT_COLUMNS_MAX && !is_in_block && !text.starts_with('|') {
+            long.push(number);
+        }
+    }
+    long
+}
+
+#[test]
+fn comments_are_no_wider_than_a_screen() {
+    let mut wide = Vec::new();
+    for (file, source) in sources::rust() {
+        let lines = long_comments(&source).into_iter();
+        wide.extend(lines.map(|line| format!("{file}:{line}")));
+    }
+    assert!(
+        wide.is_empty(),
+        "comments of more than {COMMENT_COLUMNS_MAX} columns, wrap them:\n{}",
+        wide.join("\n")
+    );
+    let long = "x ".repeat(60);
+    let source = format!(
+        "// {long}\nlet a; // {long}\n//! ```text\n//! {long}\n//! ```\n/// | {long}\n/// `{long}`"
+    );
+    assert_eq!(long_comments(&source), [1]);
 }

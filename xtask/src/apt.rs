@@ -1,10 +1,11 @@
 //! Debian packages without root and without touching the machine's own package state.
 //!
-//! Problem: the guest kernels and the programs they are compared with are Debian packages, partly of suites that this machine does
-//! not use, and a suite moves on. Approach: what the project needs is *pinned* by its path in Debian's archive and its SHA-256
-//! (`pinned.txt`), and comes from the archive that this machine's apt uses, through apt's own downloader, which knows its proxies
-//! and checks the sum. A pinned package that the archive has dropped gives way to the newest one ([`Suite`]): then the suite's
-//! signed lists are fetched into a private state in the cache. `dpkg-deb -x` needs no root either.
+//! Problem: the guest kernels and the programs they are compared with are Debian packages, partly of suites that this
+//! machine does not use, and a suite moves on. Approach: what the project needs is *pinned* by its path in Debian's
+//! archive and its SHA-256 (`pinned.txt`), and comes from the archive that this machine's apt uses, through apt's own
+//! downloader, which knows its proxies and checks the sum. A pinned package that the archive has dropped gives way to
+//! the newest one ([`Suite`]): then the suite's signed lists are fetched into a private state in the cache.
+//! `dpkg-deb -x` needs no root either.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -136,7 +137,8 @@ fn codename(os_release: &str) -> Option<String> {
     value("VERSION_CODENAME")
 }
 
-/// The archive among apt's index targets. Debian's own are called `…/debian`; third parties that copy its suite names rarely are.
+/// The archive among apt's index targets. Debian's own are called `…/debian`; third parties that copy its suite names
+/// rarely are.
 fn address(targets: &str, codename: &str) -> Option<Archive> {
     let mut known: Vec<Archive> = targets
         .lines()
@@ -287,8 +289,8 @@ fn enough_room(folder: &Path, needed: u64, free: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Puts the packages for `purpose` into `into`; where one of them has been dropped, what `newest` names of `suite`, for this architecture. Returns the
-/// names. The caller holds the cache's lock.
+/// Puts the packages for `purpose` into `into`; where one of them has been dropped, what `newest` names of `suite`, for
+/// this architecture. Returns the names. The caller holds the cache's lock.
 pub(crate) fn unpack_pinned(
     cache: &Path,
     (suite, architecture): (&str, Architecture),
@@ -355,7 +357,8 @@ pub(crate) struct Suite {
 }
 
 impl Suite {
-    /// Opens the private state for the suite, fetching its package lists the first time. The caller holds the cache's lock.
+    /// Opens the private state for the suite, fetching its package lists the first time. The caller holds the cache's
+    /// lock.
     pub(crate) fn open(cache: &Path, name: &str, architecture: Architecture) -> Result<Self> {
         let suite = Self {
             name: name.to_owned(),
@@ -513,8 +516,8 @@ impl Suite {
     }
 }
 
-/// The packages that others depend on, from what `apt-cache depends` says. What must be there before a package is unpacked
-/// (`PreDepends`) is as much part of it: the libraries of `e2fsprogs` are named so.
+/// The packages that others depend on, from what `apt-cache depends` says. What must be there before a package is
+/// unpacked (`PreDepends`) is as much part of it: the libraries of `e2fsprogs` are named so.
 fn depends_in(said: &str) -> Vec<String> {
     let mut names: Vec<String> = said
         .lines()

@@ -1,7 +1,8 @@
 //! The processors that Plimsoll is built for, and what each is called by those who name it.
 //!
-//! Everything is built on x86-64: for another processor with a standard library of rustup's and Debian's cross compiler, which links the programs
-//! and compiles what is written in C (ring, in `plimsoll-cluster`). Its guests are emulated by another QEMU.
+//! Everything is built on x86-64: for another processor with a standard library of rustup's and Debian's cross
+//! compiler, which links the programs and compiles what is written in C (ring, in `plimsoll-cluster`). Its guests are
+//! emulated by another QEMU.
 
 use std::fmt;
 use std::path::Path;
@@ -79,7 +80,8 @@ impl Architecture {
         }
     }
 
-    /// A purpose of `pinned.txt` or a folder of the cache: what was there before there was a second processor has kept its name.
+    /// A purpose of `pinned.txt` or a folder of the cache: what was there before there was a second processor has kept
+    /// its name.
     pub(crate) fn of(self, name: &str) -> String {
         match self {
             Self::Amd64 => name.to_owned(),

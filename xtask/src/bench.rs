@@ -1,7 +1,8 @@
 //! `cargo xtask bench`: the project's claims as measurements anyone can repeat.
 //!
-//! All run in a guest of one CPU whose time is its executed instructions, so that the figures hardly depend on this machine
-//! or on what else it does. Raw rows go to `target/bench/` as JSON lines, one file a command, replaced each time.
+//! All run in a guest of one CPU whose time is its executed instructions, so that the figures hardly depend on this
+//! machine or on what else it does. Raw rows go to `target/bench/` as JSON lines, one file a command, replaced each
+//! time.
 
 mod all;
 mod figures;
@@ -156,7 +157,8 @@ pub(crate) struct SignalsArgs {
 /// What is measured.
 #[derive(Debug, Clone, Copy, Default, Args)]
 struct Built {
-    /// Measure programs without link-time optimisation: what decides is built as in a release, all else as guest tests run it
+    /// Measure programs without link-time optimisation: what decides is built as in a release, all else as guest tests
+    /// run it
     #[arg(long)]
     as_tested: bool,
 }
@@ -416,7 +418,8 @@ fn ping_object() -> Result<PathBuf> {
 }
 
 impl Job {
-    /// Boots the guest, shows what its program prints, and leaves its rows in `target/bench/NAME-KERNEL.jsonl`, its figures beside them.
+    /// Boots the guest, shows what its program prints, and leaves its rows in `target/bench/NAME-KERNEL.jsonl`, its
+    /// figures beside them.
     fn measure(&self, name: &str) -> Result<u8> {
         let packages: Vec<&str> = self
             .peers

@@ -12,7 +12,8 @@ use crate::lock::Lock;
 use crate::paths;
 use crate::process::in_path;
 
-/// A statically linked busybox: this machine's where it is of this architecture, else Debian's, unpacked into the cache.
+/// A statically linked busybox: this machine's where it is of this architecture, else Debian's, unpacked into the
+/// cache.
 pub(crate) fn fetched(architecture: Architecture) -> Result<PathBuf> {
     let is_it = |path: &PathBuf| is_static(path) && architecture.check(path).is_ok();
     if let Some(found) = in_path("busybox").filter(is_it) {

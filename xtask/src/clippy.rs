@@ -1,9 +1,9 @@
 //! Clippy as the compiler of the workspace's own packages: what is built for the tests is linted on the way.
 //!
-//! Problem: `cargo clippy` reads every package once more beside a build, and that was a tenth of what the tests of the whole workspace cost.
-//! Approach: `clippy-driver` is rustc with lints, and cargo calls it in rustc's place. By a setting and not by the environment, which a test
-//! that calls cargo itself would inherit (its arguments, which are in the environment, say nothing without it). Cargo keeps these builds apart from
-//! those of rustc.
+//! Problem: `cargo clippy` reads every package once more beside a build, and that was a tenth of what the tests of the
+//! whole workspace cost. Approach: `clippy-driver` is rustc with lints, and cargo calls it in rustc's place. By a
+//! setting and not by the environment, which a test that calls cargo itself would inherit (its arguments, which are in
+//! the environment, say nothing without it). Cargo keeps these builds apart from those of rustc.
 
 use std::process::Command;
 

@@ -1,10 +1,12 @@
 //! `cargo xtask demo`: the project's story on a real kernel, live.
 //!
-//! The guest program `story` tells it (tests/src/guest/story): pods of real processes, one that leaks, the agent or nobody.
+//! The guest program `story` tells it (tests/src/guest/story): pods of real processes, one that leaks, the agent or
+//! nobody.
 //!
-//! Problem: an emulated guest is as slow as the machine that it runs on is busy, and whatever waits for seconds in it fails there.
-//! Approach: the guest's time is the instructions that it has executed, 1 ns each, and idle time is skipped. So its clock stands
-//! still while the machine is busy with something else, every wait is one for progress, and the figures are the same anywhere.
+//! Problem: an emulated guest is as slow as the machine that it runs on is busy, and whatever waits for seconds in it
+//! fails there. Approach: the guest's time is the instructions that it has executed, 1 ns each, and idle time is
+//! skipped. So its clock stands still while the machine is busy with something else, every wait is one for progress,
+//! and the figures are the same anywhere.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,7 +26,8 @@ use crate::setup;
 
 /// The whole machine: large enough for five pods, small enough to fill quickly.
 const MEMORY_MB: u64 = 1024;
-/// A guest that says nothing for so long hangs. Time in which this machine kept it from running does not count; booting takes ten seconds.
+/// A guest that says nothing for so long hangs. Time in which this machine kept it from running does not count; booting
+/// takes ten seconds.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What the guest said last, shown when it ended without a result.
 const LINES_SHOWN: usize = 20;

@@ -1,7 +1,8 @@
-//! `cargo xtask deny`: whether licences, names and sources of all dependencies are what `deny.toml` allows, and whether anybody has warned of one.
+//! `cargo xtask deny`: whether licences, names and sources of all dependencies are what `deny.toml` allows, and whether
+//! anybody has warned of one.
 //!
-//! Not part of `cargo xtask test`: building cargo-deny takes minutes, and its answer changes only with the lock files. That of the advisories changes
-//! from day to day.
+//! Not part of `cargo xtask test`: building cargo-deny takes minutes, and its answer changes only with the lock files.
+//! That of the advisories changes from day to day.
 
 use std::path::Path;
 use std::process::Command;

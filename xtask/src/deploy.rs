@@ -1,8 +1,10 @@
-//! `cargo xtask deploy-check`: whether the files of `deploy/` are what Kubernetes' own tools take, and say the same in both forms.
+//! `cargo xtask deploy-check`: whether the files of `deploy/` are what Kubernetes' own tools take, and say the same in
+//! both forms.
 //!
-//! **Problem.** An operator installs with Kustomize or with Helm, and files that only people read drift apart. **Approach.** The chart renders the files of
-//! `deploy/base`, and here `kubectl kustomize` and `helm template` build every component with the values that mean the same ([`COMPONENTS`]): the objects must be equal. `helm lint`
-//! and `promtool test rules` judge the rest. No cluster is needed.
+//! **Problem.** An operator installs with Kustomize or with Helm, and files that only people read drift apart.
+//! **Approach.** The chart renders the files of `deploy/base`, and here `kubectl kustomize` and `helm template` build
+//! every component with the values that mean the same ([`COMPONENTS`]): the objects must be equal. `helm lint` and
+//! `promtool test rules` judge the rest. No cluster is needed.
 
 mod tools;
 
@@ -143,7 +145,8 @@ fn is_the_same(tools: &Tools, deploy: &Path, chart: &Path, components: &[&str]) 
     are_equal(&kustomize, &helm, components)
 }
 
-/// Gives Kustomize's ConfigMap of the agents the name that the chart's has, and returns the hash that it had in its name; the pods have to ask for it by the whole of it.
+/// Gives Kustomize's ConfigMap of the agents the name that the chart's has, and returns the hash that it had in its
+/// name; the pods have to ask for it by the whole of it.
 fn take_hash(objects: &mut Objects) -> Result<String> {
     let is_ours = |(kind, name): &&(String, String)| {
         kind == "ConfigMap" && name.strip_prefix(HASHED).is_some_and(is_hash)
@@ -186,7 +189,8 @@ fn take_checksum(objects: &mut Objects) -> Result<String> {
     Ok(checksum.to_owned())
 }
 
-/// Another threshold, of the configuration that a user gives, changes the pods in both forms, so that a rollout starts their agents anew.
+/// Another threshold, of the configuration that a user gives, changes the pods in both forms, so that a rollout starts
+/// their agents anew.
 fn a_change_rolls_out(tools: &Tools, deploy: &Path, chart: &Path) -> Result<()> {
     let folder = Folder::inside(deploy)?;
     fs::write(folder.path().join("kustomization.yaml"), CHANGED)?;
@@ -315,7 +319,8 @@ fn build(tools: &Tools, folder: &Path) -> Result<Objects> {
     objects(&text)
 }
 
-/// What names no namespace is made in the one that `kubectl` happens to use. A namespace of the base does not reach components.
+/// What names no namespace is made in the one that `kubectl` happens to use. A namespace of the base does not reach
+/// components.
 fn have_namespaces(text: &str) -> Result<()> {
     let documents: Vec<Value> =
         serde_saphyr::from_multiple(text).context("what was rendered is no YAML")?;

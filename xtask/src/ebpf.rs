@@ -32,8 +32,8 @@ pub(crate) struct Program {
     instructions: u64,
 }
 
-/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and those of tracing sessions and of the benchmarks beside it. Quick
-/// when nothing changed.
+/// Builds the object and copies it to `target/bpf/plimsoll.bpf.o`, and those of tracing sessions and of the benchmarks
+/// beside it. Quick when nothing changed.
 pub(crate) fn build() -> Result<Vec<Program>> {
     let nightly = setup::nightly()?;
     let mut cargo = cargo(&nightly, "build")?;
@@ -83,9 +83,9 @@ pub(crate) fn build_with_log() -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Copies what was built, without its DWARF, to where it is looked for: DWARF only serves to make the BTF, is most of the file, and the
-/// agent keeps all of its own file in locked memory. An unchanged object keeps its time stamp, so that the agent is not built again for
-/// nothing.
+/// Copies what was built, without its DWARF, to where it is looked for: DWARF only serves to make the BTF, is most of
+/// the file, and the agent keeps all of its own file in locked memory. An unchanged object keeps its time stamp, so
+/// that the agent is not built again for nothing.
 fn install(nightly: &str, binary: &str, object: &Path) -> Result<Vec<u8>> {
     let built = paths::target("ebpf")
         .join(TARGET)
@@ -118,8 +118,8 @@ pub(crate) fn clippy(step: &Step) -> Result<()> {
 }
 
 /// `cargo VERB` for the BPF crate with the nightly. Target, linker and flags are in `ebpf/.cargo/config.toml`, which
-/// cargo finds from the crate's folder, so that an editor builds it the same way. The flags of [`remap`] are added: BTF names source files, and the
-/// object is to be the same one in each folder.
+/// cargo finds from the crate's folder, so that an editor builds it the same way. The flags of [`remap`] are added: BTF
+/// names source files, and the object is to be the same one in each folder.
 fn cargo(nightly: &str, verb: &str) -> Result<Command> {
     let linker = setup::bpf_linker()?;
     let flags = remap::flags(&setup::sysroot(Some(nightly))?)?;

@@ -1,7 +1,8 @@
-//! `cargo xtask fuzz-parsers`: foreign bytes, guided by coverage, against everything that reads them, by cargo-fuzz and libFuzzer.
+//! `cargo xtask fuzz-parsers`: foreign bytes, guided by coverage, against everything that reads them, by cargo-fuzz and
+//! libFuzzer.
 //!
-//! What it learns stays in `target/fuzz/corpus`; what it begins with is in the repository, in `tests/fuzz/seeds`: files with names of their own
-//! are written by hand, those named by a digest are what `--keep` took from the corpus.
+//! What it learns stays in `target/fuzz/corpus`; what it begins with is in the repository, in `tests/fuzz/seeds`: files
+//! with names of their own are written by hand, those named by a digest are what `--keep` took from the corpus.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,13 +22,14 @@ const INPUT_BYTES_MAX: u32 = 64 << 10;
 const KEPT_BYTES_MAX: u32 = 384;
 /// All that is kept there, bytes: more is for `target/fuzz/corpus`.
 const SEEDS_BYTES_MAX: u64 = 300_000;
-/// An input that takes longer than this many seconds is a find: on a busy machine, too, for libFuzzer counts by the clock on the wall.
+/// An input that takes longer than this many seconds is a find: on a busy machine, too, for libFuzzer counts by the
+/// clock on the wall.
 const INPUT_SECONDS_MAX: u32 = 60;
 /// So is one that makes a process of so many MB, or one allocation of so many.
 const MEMORY_MB_MAX: u32 = 1024;
 const ALLOCATION_MB_MAX: u32 = 256;
-/// libFuzzer is started anew after so many seconds: it says something only when it learns something, and what says nothing for long counts as
-/// hanging ([`crate::process::output`]).
+/// libFuzzer is started anew after so many seconds: it says something only when it learns something, and what says
+/// nothing for long counts as hanging ([`crate::process::output`]).
 const SLICE_SECONDS: u32 = 600;
 const FUZZ_FOLDER: &str = "tests/fuzz";
 /// The program, and how it knows which target it is (tests/fuzz/src/lib.rs).

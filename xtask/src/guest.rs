@@ -11,8 +11,8 @@
 //! What experience put in here:
 //! * `-cx16`: with it the guest double-faults after an emulated 16-byte compare-exchange, in up to 3 of 4 boots.
 //! * `thread=single`: with more threads a vCPU now and then runs stale bytes while the kernel patches its own text.
-//! * A guest that ends without a status (a panic) has failed. It is not started once more: with these settings the emulator has no
-//!   known fault that would need it.
+//! * A guest that ends without a status (a panic) has failed. It is not started once more: with these settings the
+//!   emulator has no known fault that would need it.
 //! * How busy the host is must not show: with [`Clock::Instructions`] a guest's clock counts what it executes, and
 //!   [`Guest::patience`] stops a guest that hangs, by the time in which it could have run.
 //! * The exit status comes as a marker line; files come through a second serial port as `tar.gz`.
@@ -60,7 +60,8 @@ const FILES: &str = "files.tar.gz";
 /// Kernel modules in the guest, under names that sort in the order in which they are loaded.
 const MODULES: &str = "lib/modules";
 
-/// A server's: atomic instructions (8.1), and none of what costs an emulator most (pointer authentication, long vectors).
+/// A server's: atomic instructions (8.1), and none of what costs an emulator most (pointer authentication, long
+/// vectors).
 const ARM_CPU: &str = "neoverse-n1";
 
 /// PID 1 of every guest.
@@ -69,8 +70,8 @@ const INIT: &str = include_str!("guest/init.sh");
 /// How often a guest is looked at that may hang.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// The empty disks of every guest, `/dev/nvme0n1` for a file system and `/dev/nvme0n2` for swap: NVMe, the one block driver that
-/// is built into all of Debian's kernels. Sparse files that go with the run.
+/// The empty disks of every guest, `/dev/nvme0n1` for a file system and `/dev/nvme0n2` for swap: NVMe, the one block
+/// driver that is built into all of Debian's kernels. Sparse files that go with the run.
 const DISKS: [(&str, u64); 2] = [("disk.img", 1 << 30), ("swap.img", 512 << 20)];
 
 /// Console lines kept for the caller, the first ones; all lines are streamed.
@@ -114,8 +115,9 @@ impl FromStr for CgroupLayout {
 pub(crate) enum Clock {
     /// The host's clock: a guest that the host keeps from running finds that time has passed.
     Host,
-    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can emulate. Idle time is
-    /// skipped: a wait of ten seconds takes milliseconds. A busy host makes the guest slow and nothing else.
+    /// What all CPUs of the guest execute together, 4 ns an instruction: half as fast as a machine of today can
+    /// emulate. Idle time is skipped: a wait of ten seconds takes milliseconds. A busy host makes the guest slow and
+    /// nothing else.
     Instructions,
     /// One CPU, 1 ns an instruction: figures that repeat on any machine.
     OneCpuInstructions,
@@ -293,7 +295,8 @@ impl Guest {
         }
     }
 
-    /// The guest is stopped when none of its lines `moves` it on for so long, not counting time in which the host kept it from running.
+    /// The guest is stopped when none of its lines `moves` it on for so long, not counting time in which the host kept
+    /// it from running.
     pub(crate) fn patience(mut self, time: Duration, moves: fn(&str) -> bool) -> Self {
         self.patience = Some(Patience { time, moves });
         self
@@ -563,8 +566,8 @@ impl Guest {
             Architecture::Arm64 => ("ttyAMA0", "ttyS0"),
         };
         let mut parameters = format!(
-            // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the log.
-            // And the kernel's tests of its own ciphers go on for a second after it has booted.
+            // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the
+            // log. And the kernel's tests of its own ciphers go on for a second after it has booted.
             "console={console} panic=-1 psi=1 loglevel=3 cryptomgr.notests=1 plimsoll.cgroup={} plimsoll.console={console} plimsoll.files={files_port}",
             self.cgroup.name()
         );
@@ -586,7 +589,8 @@ impl Guest {
             command.args(["-icount", icount]);
             if is_x86 {
                 parameters.push_str(" tsc=reliable clocksource=tsc");
-                // One string instruction would count as one instruction per byte; without these the kernel copies words.
+                // One string instruction would count as one instruction per byte; without these the kernel copies
+                // words.
                 cpu.push_str(",erms=off,fsrm=off");
             }
         }
@@ -723,7 +727,8 @@ mod tests {
 
     #[test]
     fn a_slow_guest_that_says_something_is_not_stopped() {
-        // Between two lines the shell may have to wait for its CPU or its disk; not a hundred times as long as it sleeps.
+        // Between two lines the shell may have to wait for its CPU or its disk; not a hundred times as long as it
+        // sleeps.
         let patience = Duration::from_secs(10);
         let guest = guest().patience(patience, |_| true);
         let script =

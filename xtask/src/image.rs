@@ -1,8 +1,10 @@
-//! `cargo xtask image`: the container image for every architecture, as an OCI layout that knows neither when nor where it was made.
+//! `cargo xtask image`: the container image for every architecture, as an OCI layout that knows neither when nor where
+//! it was made.
 //!
-//! For each architecture one layer on nothing: the programs of [`release`], which are linked statically. No daemon and no builder takes part: an image is an
-//! archive and three JSON documents, each named by its SHA-256 (OCI image specification 1.1). `index.json` names one image index, under the image's name, and
-//! that one a manifest for each platform: whoever pulls the image gets that of its node.
+//! For each architecture one layer on nothing: the programs of [`release`], which are linked statically. No daemon and
+//! no builder takes part: an image is an archive and three JSON documents, each named by its SHA-256 (OCI image
+//! specification 1.1). `index.json` names one image index, under the image's name, and that one a manifest for each
+//! platform: whoever pulls the image gets that of its node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,10 +38,12 @@ pub(crate) struct ImageArgs {
     /// For which processors (repeatable): amd64, arm64 [default: both]
     #[arg(long, value_name = "ARCH")]
     arch: Vec<Architecture>,
-    /// Where the layout goes; DIR.tar is the same in one file. What an earlier image left there is replaced [default: target/image]
+    /// Where the layout goes; DIR.tar is the same in one file. What an earlier image left there is replaced
+    /// [default: target/image]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Take the programs from DIR/ARCH, or from DIR where that is not there, instead of building them (which takes 10 minutes and more for each)
+    /// Take the programs from DIR/ARCH, or from DIR where that is not there, instead of building them (which takes 10
+    /// minutes and more for each)
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
 }
@@ -100,8 +104,8 @@ pub(crate) fn write(parts: &[Part], out: &Path) -> Result<(String, PathBuf)> {
     Ok((digest, archive))
 }
 
-/// A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came. What a name without a
-/// registry stands for is fixed in the grammar of image names.
+/// A kubelet asks for `plimsoll:VERSION` by its whole name, and containerd makes a name no longer than it came. What a
+/// name without a registry stands for is fixed in the grammar of image names.
 fn whole_name() -> String {
     let registry = ["docker", "io"].join(".");
     format!("{registry}/library/plimsoll:{VERSION}")
@@ -329,7 +333,8 @@ mod tests {
         }
     }
 
-    /// containerd keeps the name that an image came with, and is asked by a kubelet for the whole one of what a pod names.
+    /// containerd keeps the name that an image came with, and is asked by a kubelet for the whole one of what a pod
+    /// names.
     #[test]
     fn the_image_has_the_name_that_a_kubelet_asks_for() {
         let (_dir, out, _) = made();

@@ -1,11 +1,12 @@
 //! Ctrl-C and SIGTERM: nothing that this process has started outlives it, and no folder of a guest stays behind.
 //!
-//! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on `target`), with
-//! gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all descendants, removes the folders
-//! in its list with what is mounted in them, and exits with 128 + signal, as a shell has it. What is started is in process groups of its own,
-//! so that a Ctrl-C reaches this process alone, and whatever loses its parent becomes a child of this process. Guests are protected against
-//! SIGKILL of this process, too (`setpriv`). Locks are of open files: they go with the process. What the cache keeps is made in such a folder
-//! and renamed when it is whole.
+//! Problem: the default is that this process ends and what it has started goes on (a compiler, a test with a lock on
+//! `target`), with gigabytes of a guest's files left in `/tmp`. Approach: a thread waits for the signals; it ends all
+//! descendants, removes the folders in its list with what is mounted in them, and exits with 128 + signal, as a shell
+//! has it. What is started is in process groups of its own, so that a Ctrl-C reaches this process alone, and whatever
+//! loses its parent becomes a child of this process. Guests are protected against SIGKILL of this process, too
+//! (`setpriv`). Locks are of open files: they go with the process. What the cache keeps is made in such a folder and
+//! renamed when it is whole.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -30,7 +31,8 @@ use crate::schedulable_time::{descendants, stat};
 
 /// Time for descendants to end by SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time for them to be gone after SIGKILL, which takes no effect before they have a CPU: longer only where the kernel cannot end one.
+/// Time for them to be gone after SIGKILL, which takes no effect before they have a CPU: longer only where the kernel
+/// cannot end one.
 const KILLED: Duration = Duration::from_secs(10);
 
 /// How often a folder is removed that is not empty at the end: another thread was just making a file in it.
@@ -119,7 +121,8 @@ pub(crate) fn install() -> Result<()> {
         .copied()
 }
 
-/// To be called before this process ends by itself: while a signal ends what was started, that decides how this process ends.
+/// To be called before this process ends by itself: while a signal ends what was started, that decides how this process
+/// ends.
 pub(crate) fn finish() {
     drop(folders());
 }
@@ -151,7 +154,8 @@ fn ignores_hangup(status: &str) -> bool {
 
 /// Ends the descendants and this process.
 fn end(signal: i32) -> ! {
-    // Both held to the end: nobody makes another folder or ends first (`finish`), and nobody says how what is ended here has failed.
+    // Both held to the end: nobody makes another folder or ends first (`finish`), and nobody says how what is ended
+    // here has failed.
     let folders = folders();
     let mut words = last_words();
     words.say("interrupted", "ending what was started");

@@ -1,9 +1,10 @@
 //! The guest kernels: Debian's own cloud builds, or any image given by path.
 //!
-//! Which packages is pinned (`pinned.txt`). When the archive has dropped them, and for `setup --refresh`, the newest one is taken:
-//! Debian names a kernel package after its version, and the meta package `linux-image-cloud-amd64` (or `-arm64`) depends on it. When the suite has
-//! moved on to the next version, packages of the wanted one that are still in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`; the modules that are kept
-//! beside it are in `linux-image-*` or `linux-modules-*`.
+//! Which packages is pinned (`pinned.txt`). When the archive has dropped them, and for `setup --refresh`, the newest
+//! one is taken: Debian names a kernel package after its version, and the meta package `linux-image-cloud-amd64` (or
+//! `-arm64`) depends on it. When the suite has moved on to the next version, packages of the wanted one that are still
+//! in the lists are used. The image itself is in `linux-image-*` or, since 7.x, `linux-binary-*`; the modules that are
+//! kept beside it are in `linux-image-*` or `linux-modules-*`.
 
 mod modules;
 
@@ -72,8 +73,8 @@ impl Kernel {
         }
     }
 
-    /// Fetches the newest package of this kernel even when the cache has one. An image that is there already is kept when
-    /// Debian has no newer one to give.
+    /// Fetches the newest package of this kernel even when the cache has one. An image that is there already is kept
+    /// when Debian has no newer one to give.
     pub(crate) fn refresh(&self, architecture: Architecture) -> Result<()> {
         let Some((version, suite)) = self.package() else {
             return Ok(());
@@ -398,7 +399,8 @@ fn x86_version(image: &[u8]) -> Option<&[u8]> {
     image.get(usize::from(pointer) + 0x200..)
 }
 
-/// From the banner in an arm64 boot image, which has no version in its header. `Linux version %s` is in an image too: the banner goes on with a digit.
+/// From the banner in an arm64 boot image, which has no version in its header. `Linux version %s` is in an image too:
+/// the banner goes on with a digit.
 fn arm64_version(image: &[u8]) -> Option<&[u8]> {
     if image.get(ARM64_MAGIC)? != b"ARM\x64" {
         return None;

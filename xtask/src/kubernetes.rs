@@ -1,7 +1,9 @@
-//! `cargo xtask kubernetes`: a real API server with its etcd on loopback, without a VM, for tests and for trying things.
+//! `cargo xtask kubernetes`: a real API server with its etcd on loopback, without a VM, for tests and for trying
+//! things.
 //!
-//! The binaries come from `--binaries DIR`, else from the cache, else they are built once ([`build`]). How the servers are started is known to the tests of
-//! `plimsoll-cluster` alone (agent/cluster/tests/support/server.rs): `up` runs one of them that does nothing but stay.
+//! The binaries come from `--binaries DIR`, else from the cache, else they are built once ([`build`]). How the servers
+//! are started is known to the tests of `plimsoll-cluster` alone (agent/cluster/tests/support/server.rs): `up` runs one
+//! of them that does nothing but stay.
 
 mod build;
 pub(crate) mod node;
@@ -51,7 +53,8 @@ pub(crate) enum KubernetesCommand {
     Up(Binaries),
     /// Run the tests of plimsoll-cluster against a server of their own
     Test(Binaries),
-    /// Boot a machine with containerd, a kubelet and the two programs beside it, and run the tests there (no root, no emulator; some minutes)
+    /// Boot a machine with containerd, a kubelet and the two programs beside it, and run the tests there (no root, no
+    /// emulator; some minutes)
     Node(node::NodeArgs),
     /// End what `up` started
     Down,
@@ -60,8 +63,9 @@ pub(crate) enum KubernetesCommand {
 /// Where etcd and kube-apiserver are.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Binaries {
-    /// A folder with etcd, kube-apiserver and (for `node`) kubelet of one version from 1.20 on [default: the cache; built from Debian's source 1.20.2 the first time, some
-    /// minutes]. Tests that need kube-scheduler and kube-controller-manager are left out where it has none
+    /// A folder with etcd, kube-apiserver and (for `node`) kubelet of one version from 1.20 on
+    /// [default: the cache; built from Debian's source 1.20.2 the first time, some minutes]. Tests that need
+    /// kube-scheduler and kube-controller-manager are left out where it has none
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
 }
@@ -98,12 +102,14 @@ fn cached() -> Result<PathBuf> {
     Ok(paths::cache()?.join("kubernetes").join(VERSION))
 }
 
-/// The folder of the cache with an API server, and with a scheduler and controllers if they were built once: they take minutes for a few tests.
+/// The folder of the cache with an API server, and with a scheduler and controllers if they were built once: they take
+/// minutes for a few tests.
 pub(crate) fn api_server() -> Result<PathBuf> {
     built(PROGRAMS)
 }
 
-/// The folder with the programs of a cluster without nodes: `given`, or the cache, where they are built when there are none.
+/// The folder with the programs of a cluster without nodes: `given`, or the cache, where they are built when there are
+/// none.
 pub(crate) fn found(given: Option<&Path>) -> Result<PathBuf> {
     if let Some(folder) = given {
         return has(folder, PROGRAMS);
@@ -149,7 +155,8 @@ fn built(programs: &[&'static str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// `cargo test` of what needs the servers. Of the whole workspace: what `cargo test --workspace` has built is what it needs as well.
+/// `cargo test` of what needs the servers. Of the whole workspace: what `cargo test --workspace` has built is what it
+/// needs as well.
 fn tests(binaries: &Path) -> Command {
     let mut command = process::cargo();
     command

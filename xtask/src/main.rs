@@ -89,7 +89,8 @@ enum Command {
     },
     /// Build the BPF object for all kernels and print each program's instructions
     BuildEbpf {
-        /// Make one whose programs write log lines instead, for `plimsoll events --object`; the one in use stays as it is
+        /// Make one whose programs write log lines instead, for `plimsoll events --object`; the one in use stays as it
+        /// is
         #[arg(long)]
         log: bool,
     },
@@ -105,11 +106,12 @@ enum Command {
         /// Leave out the guests
         #[arg(long)]
         quick: bool,
-        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; a minute of each fuzz
-        /// target, Miri, dependencies; hours
+        /// Every test on every machine that it fits: three kernels, cgroup v1 and v2, NUMA, lockdown, no PSI; a minute
+        /// of each fuzz target, Miri, dependencies; hours
         #[arg(long, conflicts_with = "quick")]
         all: bool,
-        /// Run only the tests on a node with containerd and a kubelet (1.20.2, built from Debian's source the first time), in a machine of their own; no root, no emulator
+        /// Run only the tests on a node with containerd and a kubelet (1.20.2, built from Debian's source the first
+        /// time), in a machine of their own; no root, no emulator
         #[arg(long, conflicts_with_all = ["quick", "all"])]
         cluster: bool,
     },
@@ -119,14 +121,15 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows, and for advisories; builds it first,
-    /// which takes minutes
+    /// Ask cargo-deny whether licences, names and sources of dependencies are what deny.toml allows, and for
+    /// advisories; builds it first, which takes minutes
     Deny,
     /// Whether Kustomize and Helm build the same objects from deploy/, and alerts are raised as tested
     DeployCheck,
     /// Interpret what reads memory that the kernel writes too, for accesses that Rust does not allow; minutes
     Miri,
-    /// Make what is handed out: programs, BPF objects, bill of materials, checksums, one archive; with --verify twice, and compared
+    /// Make what is handed out: programs, BPF objects, bill of materials, checksums, one archive; with --verify twice,
+    /// and compared
     Release(release::ReleaseArgs),
     /// Make the container image of deploy/, as an OCI layout
     Image(image::ImageArgs),
@@ -141,7 +144,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Every memory stressor of stress-ng as a pod, beside pods that mean no harm; exit status 1 when the kernel killed or an innocent pod died
+    /// Every memory stressor of stress-ng as a pod, beside pods that mean no harm; exit status 1 when the kernel killed
+    /// or an innocent pod died
     Stress(stress::StressArgs),
     /// Random and hostile histories against the decision engine (arguments: cargo xtask fuzz -- --help)
     Fuzz {

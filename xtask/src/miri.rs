@@ -1,8 +1,10 @@
-//! `cargo xtask miri`: what reads memory that the kernel writes too, run by an interpreter that knows what Rust promises of memory.
+//! `cargo xtask miri`: what reads memory that the kernel writes too, run by an interpreter that knows what Rust
+//! promises of memory.
 //!
-//! Miri has neither BPF maps nor `mmap` of a descriptor. So it runs what is ours beside those calls, over plain buffers: the words of what was
-//! consumed, written by another thread at the same time, and the decoding of records in place. What aya does with the pages of a ring, and that the
-//! kernel writes whole words, it cannot see; guest tests account for every record instead.
+//! Miri has neither BPF maps nor `mmap` of a descriptor. So it runs what is ours beside those calls, over plain
+//! buffers: the words of what was consumed, written by another thread at the same time, and the decoding of records in
+//! place. What aya does with the pages of a ring, and that the kernel writes whole words, it cannot see; guest tests
+//! account for every record instead.
 
 use std::process::Command;
 

@@ -1,8 +1,9 @@
 //! `cargo xtask package`: a Debian package for one machine without a cluster.
 //!
-//! The programs of [`release`], a unit with the agent's own watchdog and hardening, manual pages and completions as the program makes them, and a
-//! configuration that belongs to the operator once it is changed. Built by `dpkg-deb`, without root, and the same bytes each time. Not started when it is
-//! installed: an agent that evicts is an operator's decision.
+//! The programs of [`release`], a unit with the agent's own watchdog and hardening, manual pages and completions as the
+//! program makes them, and a configuration that belongs to the operator once it is changed. Built by `dpkg-deb`,
+//! without root, and the same bytes each time. Not started when it is installed: an agent that evicts is an operator's
+//! decision.
 
 mod trial;
 

@@ -10,7 +10,8 @@ pub(crate) fn root() -> &'static Path {
     manifest_dir.parent().unwrap_or(manifest_dir)
 }
 
-/// `target/NAME` of the workspace. `CARGO_TARGET_DIR` does not move these: other parts of the project look for them here.
+/// `target/NAME` of the workspace. `CARGO_TARGET_DIR` does not move these: other parts of the project look for them
+/// here.
 pub(crate) fn target(name: &str) -> PathBuf {
     root().join("target").join(name)
 }

@@ -92,7 +92,8 @@ pub(crate) fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What cargo's progress bar says, such as `    Building [==>      ] 23/233: serde, tokio`, or that it waits for another cargo.
+/// What cargo's progress bar says, such as `    Building [==>      ] 23/233: serde, tokio`, or that it waits for
+/// another cargo.
 fn cargo_progress(piece: &str) -> Option<Progress> {
     let piece = piece.trim();
     if let Some(lock) = piece.strip_prefix("Blocking waiting for file lock on ") {

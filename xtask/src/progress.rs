@@ -1,10 +1,11 @@
 //! What the commands say while they work.
 //!
-//! Progress goes to stderr, so that stdout carries only what a command is asked for (a table, a guest's console, the summary of
-//! the tests). [`say`] prints one line for one thing. A [`Step`] is something that takes a while: it says how far it is, so
-//! that no step is silent for more than ten seconds, whatever it waits for.
+//! Progress goes to stderr, so that stdout carries only what a command is asked for (a table, a guest's console, the
+//! summary of the tests). [`say`] prints one line for one thing. A [`Step`] is something that takes a while: it says
+//! how far it is, so that no step is silent for more than ten seconds, whatever it waits for.
 //!
-//! Two ways to show steps: on a terminal one line, rewritten each half second; in a log a line for each step every ten seconds.
+//! Two ways to show steps: on a terminal one line, rewritten each half second; in a log a line for each step every ten
+//! seconds.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};

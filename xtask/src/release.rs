@@ -1,8 +1,8 @@
 //! `cargo xtask release`: what is handed out, and shown to be what anyone gets from these sources.
 //!
-//! The programs are linked statically, as in the guests of the tests, and carry no folder of this machine ([`crate::remap`]). Beside them: the BPF
-//! objects that they embed, a bill of materials ([`sbom`]), checksums, and an archive of all without times and owners. `--verify` does it twice
-//! ([`again`]).
+//! The programs are linked statically, as in the guests of the tests, and carry no folder of this machine
+//! ([`crate::remap`]). Beside them: the BPF objects that they embed, a bill of materials ([`sbom`]), checksums, and an
+//! archive of all without times and owners. `--verify` does it twice ([`again`]).
 
 mod again;
 mod sbom;
@@ -87,7 +87,8 @@ pub(crate) fn out_folder(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     }
 }
 
-/// The programs for an architecture in the folder that `--programs` names, or in its folder of the architecture's name, else they are built.
+/// The programs for an architecture in the folder that `--programs` names, or in its folder of the architecture's name,
+/// else they are built.
 pub(crate) fn programs(folder: Option<&Path>, architecture: Architecture) -> Result<Vec<PathBuf>> {
     let Some(folder) = folder else {
         return build(architecture);

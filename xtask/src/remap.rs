@@ -1,7 +1,8 @@
 //! The folders of this machine, kept out of what the compilers write.
 //!
-//! Problem: panics, debug information and the BTF of BPF programs name source files by absolute paths, so that a build says where it was made, and
-//! is another one in another folder. Approach: `--remap-path-prefix` for the three places where sources are, and [`found_in`] to make sure.
+//! Problem: panics, debug information and the BTF of BPF programs name source files by absolute paths, so that a build
+//! says where it was made, and is another one in another folder. Approach: `--remap-path-prefix` for the three places
+//! where sources are, and [`found_in`] to make sure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ fn cargo_home() -> Result<PathBuf> {
         .context("neither CARGO_HOME nor HOME is set; set CARGO_HOME")
 }
 
-/// Flags for rustc. Everything must have been fetched: the name of a registry's folder depends on the registry. `sysroot` is that of the toolchain.
+/// Flags for rustc. Everything must have been fetched: the name of a registry's folder depends on the registry.
+/// `sysroot` is that of the toolchain.
 pub(crate) fn flags(sysroot: &Path) -> Result<Vec<String>> {
     let mut prefixes = vec![
         (paths::root().to_owned(), "/plimsoll"),

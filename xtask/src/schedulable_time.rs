@@ -1,8 +1,9 @@
 //! A clock that stands still while this machine has no time for what it measures.
 //!
-//! Problem: a guest or a test that hangs has to be stopped, and one that is slow because this machine is busy must not be. Approach:
-//! count the time in which a process and its descendants could have moved: what they ran, or the time in which none of them waited for a
-//! CPU. A process that hangs asleep is charged all time, one that spins what it spins, one that is kept from running next to nothing.
+//! Problem: a guest or a test that hangs has to be stopped, and one that is slow because this machine is busy must not
+//! be. Approach: count the time in which a process and its descendants could have moved: what they ran, or the time in
+//! which none of them waited for a CPU. A process that hangs asleep is charged all time, one that spins what it spins,
+//! one that is kept from running next to nothing.
 //!
 //! `/proc/PID/task/*/schedstat` has both figures. Where the kernel lacks it (`CONFIG_SCHED_INFO`), all time counts.
 
@@ -43,7 +44,8 @@ impl SchedulableTime {
         }
     }
 
-    /// The time since the start, or since the first call after the last [`Self::restart`]. To be called about once a second.
+    /// The time since the start, or since the first call after the last [`Self::restart`]. To be called about once a
+    /// second.
     pub(crate) fn passed(&mut self) -> Duration {
         let (now, threads) = (Instant::now(), threads(self.pid));
         let between = now
@@ -63,7 +65,8 @@ impl SchedulableTime {
         self.passed
     }
 
-    /// Something has moved: from zero again. What was before is no part of it: it takes no look by itself, as each line of a program calls it.
+    /// Something has moved: from zero again. What was before is no part of it: it takes no look by itself, as each line
+    /// of a program calls it.
     pub(crate) fn restart(&mut self) {
         self.passed = Duration::ZERO;
         self.is_new = true;
@@ -121,7 +124,8 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
         .collect();
     let mut found = Vec::new();
     let mut open = vec![pid];
-    // Ends: a process has one parent, so each is found once; only a pid that was reused during the look could be there twice.
+    // Ends: a process has one parent, so each is found once; only a pid that was reused during the look could be there
+    // twice.
     while let Some(parent) = open.pop() {
         for (child, its_parent) in &parents {
             if *its_parent == parent && !found.contains(child) && *child != pid {
@@ -133,7 +137,8 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The fields of `/proc/PID/stat` after the command's name: the first is the state, field 3 of proc_pid_stat(5). `None` when it has ended.
+/// The fields of `/proc/PID/stat` after the command's name: the first is the state, field 3 of proc_pid_stat(5). `None`
+/// when it has ended.
 pub(crate) fn stat(pid: u32) -> Option<Vec<String>> {
     fields_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }

@@ -1,7 +1,7 @@
 //! What the other commands need on this machine, put there by the project itself.
 //!
-//! Every function here does nothing when its part is there already, so the commands call the parts that they need each time.
-//! Only QEMU and cross compilers need root; everything else goes into `target/` and the cache.
+//! Every function here does nothing when its part is there already, so the commands call the parts that they need each
+//! time. Only QEMU and cross compilers need root; everything else goes into `target/` and the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};

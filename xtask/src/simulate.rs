@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result};
 use crate::clippy::Clippy;
 use crate::{interrupt, process, program};
 
-/// The whole workspace with what the program needs: rustix reaches the kernel through the C library there. So are all tests built that run beside
-/// it (`crate::test`), or else the agent would be built once more for it. The benchmarks have no test.
+/// The whole workspace with what the program needs: rustix reaches the kernel through the C library there. So are all
+/// tests built that run beside it (`crate::test`), or else the agent would be built once more for it. The benchmarks
+/// have no test.
 pub(crate) const WORKSPACE: [&str; 5] = [
     "--workspace",
     "--exclude",
@@ -17,9 +18,11 @@ pub(crate) const WORKSPACE: [&str; 5] = [
     "tests/simulation",
 ];
 
-/// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the model.
+/// The program, with all checks of arithmetic. Its profile is the one of everyday builds: what it waits for is the
+/// model.
 ///
-/// With clippy beside all tests: what they alone depend on has features that the agent is otherwise built without, and then it would be built once more.
+/// With clippy beside all tests: what they alone depend on has features that the agent is otherwise built without, and
+/// then it would be built once more.
 fn program(clippy: Option<&Clippy>) -> Result<Command> {
     let mut options = WORKSPACE.to_vec();
     options.extend(clippy.map(|_| "--tests"));
@@ -34,7 +37,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<u8> {
     Ok(u8::from(!status.success()))
 }
 
-/// Some minutes of it, as the tests are built, bounded by what is simulated and not by the clock: every scenario, some seeds, and calls that fail, block or are the last.
+/// Some minutes of it, as the tests are built, bounded by what is simulated and not by the clock: every scenario, some
+/// seeds, and calls that fail, block or are the last.
 pub(crate) fn little_of_everything() -> Result<()> {
     holds(&[])
 }

@@ -1,10 +1,11 @@
 //! `cargo xtask test`: everything that must hold before a change goes in, and one summary line.
 //!
-//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs comes first; then four
-//! jobs at a time, the host's own tests, which begin while the guests' programs are built, and a guest for each machine of the plan ([`guests`]),
-//! because a guest uses one CPU. A failing
-//! stage prints its log and the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
-//! (`crate::schedulable_time`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until somebody mends it.
+//! Problem: guests and builds take minutes, on machines that do other things as well. Approach: what everything needs
+//! comes first; then four jobs at a time, the host's own tests, which begin while the guests' programs are built, and a
+//! guest for each machine of the plan ([`guests`]), because a guest uses one CPU. A failing stage prints its log and
+//! the others still run. Nothing is stopped by the clock on the wall: only what no longer moves is
+//! (`crate::schedulable_time`). Nothing has a second chance: what fails at times is in a ledger ([`flaky`]) until
+//! somebody mends it.
 
 mod cargo;
 mod cluster;
@@ -31,7 +32,8 @@ use crate::{
     setup, simulate, stress,
 };
 
-/// Jobs at a time: what a small machine has CPUs for, and two more, because the host's tests and those of an API server mostly wait.
+/// Jobs at a time: what a small machine has CPUs for, and two more, because the host's tests and those of an API server
+/// mostly wait.
 const JOBS_AT_ONCE: usize = 4;
 
 /// What a stage came to.
@@ -162,7 +164,8 @@ pub(crate) fn run(quick: bool, all: bool) -> Result<u8> {
             }
         }
         if needs_api_server {
-            // Behind the longest guests, for it builds where the host's tests are built, and not last: the first time it builds for minutes.
+            // Behind the longest guests, for it builds where the host's tests are built, and not last: the first time
+            // it builds for minutes.
             jobs.insert(jobs.len().min(2), Job::ApiServer { all });
         }
         // Behind what takes minutes, and before what does not: at the end two CPUs have something to do.
@@ -213,8 +216,8 @@ fn arm64(guests: &[PlannedGuest]) -> Result<()> {
     build_programs(Some(OF_TESTS), Architecture::Arm64).map(|_| ())
 }
 
-/// Does what needs no guest, while `others` finds out what else there is to do; then that, some jobs at a time. From then on each stage is told when it
-/// ends.
+/// Does what needs no guest, while `others` finds out what else there is to do; then that, some jobs at a time. From
+/// then on each stage is told when it ends.
 fn at_once(summary: &mut Summary, others: impl FnOnce(&mut Summary) -> VecDeque<Job>) {
     let jobs = Mutex::new(VecDeque::from([Job::Host]));
     let (sender, ended) = mpsc::channel();

@@ -49,8 +49,8 @@ pub(crate) struct VmArgs {
     /// One CPU; guest time counts executed instructions
     #[arg(long)]
     icount: bool,
-    /// What the guest's clock follows: `host`, or `instructions`, as in `cargo xtask test` (idle time is skipped, a busy host makes no
-    /// difference to the guest)
+    /// What the guest's clock follows: `host`, or `instructions`, as in `cargo xtask test` (idle time is skipped, a
+    /// busy host makes no difference to the guest)
     #[arg(
         long,
         value_name = "CLOCK",

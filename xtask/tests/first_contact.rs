@@ -1,7 +1,8 @@
-//! What `demo`, `vm` and `test` do when something goes wrong on the way: a guest that dies, a download cut off, a full disk, Ctrl-C.
+//! What `demo`, `vm` and `test` do when something goes wrong on the way: a guest that dies, a download cut off, a full
+//! disk, Ctrl-C.
 //!
-//! The command is the real one. Around it are an emulator that is a shell script, and an archive on 127.0.0.1 that the real apt-helper
-//! downloads from.
+//! The command is the real one. Around it are an emulator that is a shell script, and an archive on 127.0.0.1 that the
+//! real apt-helper downloads from.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 #[path = "../../agent/tests/notes/mod.rs"]
@@ -86,7 +87,8 @@ impl Machine {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Its apt knows the archive at `address` for the release that this machine has. False on a machine that is not Debian.
+    /// Its apt knows the archive at `address` for the release that this machine has. False on a machine that is not
+    /// Debian.
     fn apt(&self, address: &str) -> bool {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         if !release.contains("\nID=debian") || !Path::new("/usr/lib/apt/apt-helper").exists() {
@@ -155,9 +157,9 @@ impl Machine {
         self.start(&["vm", "--bare", "--kernel", image, "--cmd", "x"])
     }
 
-    /// Its compilers do nothing, and the call of one of them, or of the one program of tests, with this number, counted from 1, does not end: nor does
-    /// what that has started. Everything else that is built fails, so that nothing of it is run or copied; tests and lints succeed. The tests leave files,
-    /// and a mount if this is root.
+    /// Its compilers do nothing, and the call of one of them, or of the one program of tests, with this number, counted
+    /// from 1, does not end: nor does what that has started. Everything else that is built fails, so that nothing of it
+    /// is run or copied; tests and lints succeed. The tests leave files, and a mount if this is root.
     fn compilers(&self, hangs: usize) {
         let root = self.root.path().display();
         let library = self.path("sysroot/lib/rustlib/src/rust/library/core/src");

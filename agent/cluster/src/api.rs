@@ -1,7 +1,9 @@
-//! The connection to the API server: kube-rs has transport, credentials and their renewal; what comes back is bounded here.
+//! The connection to the API server: kube-rs has transport, credentials and their renewal; what comes back is bounded
+//! here.
 //!
-//! kube's own `watcher` and `Api` are not used: they hold each list in memory three times over before it is parsed, one object that cannot be parsed
-//! refuses the whole list, and a list after 410 asks for any version, so that an API server that lags behind makes pods come and go.
+//! kube's own `watcher` and `Api` are not used: they hold each list in memory three times over before it is parsed, one
+//! object that cannot be parsed refuses the whole list, and a list after 410 asks for any version, so that an API
+//! server that lags behind makes pods come and go.
 
 pub mod discovery;
 pub mod split;

@@ -1,10 +1,12 @@
-//! The arbitrator in a cluster: what is decided, and which calls follow. Pure: objects, answers and the time go in, calls come out; the loop with its connection is
-//! `run::arbitrate`.
+//! The arbitrator in a cluster: what is decided, and which calls follow. Pure: objects, answers and the time go in,
+//! calls come out; the loop with its connection is `run::arbitrate`.
 //!
-//! Problem: the core says what should be ([`plimsoll_core::arbitration`]); a cluster changes meanwhile, answers late or not at all, and its owners want a word before a pod goes.
+//! Problem: the core says what should be ([`plimsoll_core::arbitration`]); a cluster changes meanwhile, answers late or
+//! not at all, and its owners want a word before a pod goes.
 //!
-//! Approach: watches fill a [`store`]; a cycle [`judge`]s all of it; the plan becomes notices and then evictions ([`reclaim`]); [`status`] is written where it differs.
-//! Whatever is in doubt holds evictions back, and nothing else: shares are shown as they are known.
+//! Approach: watches fill a [`store`]; a cycle [`judge`]s all of it; the plan becomes notices and then evictions
+//! ([`reclaim`]); [`status`] is written where it differs. Whatever is in doubt holds evictions back, and nothing else:
+//! shares are shown as they are known.
 //!
 //! What it does, and when: `docs/reference/arbitrator.md`, from "In a cluster" on.
 
@@ -43,7 +45,8 @@ const HOLES_PER_SECOND: usize = 30;
 const CALLS_MAX: usize = 8;
 /// Without a change a cycle is made this often: pods grow older.
 const IDLE_CYCLE_MS: u64 = 10_000;
-/// No pod is evicted for so long after something was not known as it is: what a watch has yet to say comes first. What is not known for longer ends all notices.
+/// No pod is evicted for so long after something was not known as it is: what a watch has yet to say comes first. What
+/// is not known for longer ends all notices.
 const SETTLED_MS: u64 = 5_000;
 /// Where Events and other writes wait, every so-many-th write is an Event.
 const EVENT_EVERY: u32 = 10;
@@ -134,7 +137,8 @@ pub struct Arbiter {
     settled_ms: u64,
     next_cycle_ms: u64,
     idle_cycle_ms: u64,
-    /// What the clock on the wall said at the beginning: ages are counted from it, and later jumps of it mean nothing to them.
+    /// What the clock on the wall said at the beginning: ages are counted from it, and later jumps of it mean nothing
+    /// to them.
     unix_at_zero_ms: u64,
     evictions: Pace,
     writes: Pace,
@@ -255,7 +259,8 @@ impl Arbiter {
         self.is_changed || !self.reclaims.notices.is_empty() || !self.events.is_idle()
     }
 
-    /// A cycle, if one is due. `holds`: this has the Lease, also where it is late with a write. Returns whether there was one.
+    /// A cycle, if one is due. `holds`: this has the Lease, also where it is late with a write. Returns whether there
+    /// was one.
     pub fn turn(&mut self, now: Now, holds: bool) -> bool {
         let ms = now.mono_ms;
         let is_stale = self.store.stale().is_some();
@@ -267,7 +272,8 @@ impl Arbiter {
         self.look_at_notices();
         if std::mem::take(&mut self.was_stale) || is_stale {
             let since_ms = *self.stale_since_ms.get_or_insert(ms);
-            // A list takes long in a large cluster. The API server answers meanwhile, so that owners see their notices, and all is judged anew after it.
+            // A list takes long in a large cluster. The API server answers meanwhile, so that owners see their notices,
+            // and all is judged anew after it.
             if ms >= since_ms + SETTLED_MS && self.store.is_behind() {
                 self.reclaims.pause();
             }
@@ -300,7 +306,8 @@ impl Arbiter {
         true
     }
 
-    /// How long the cycle took that has just ended. The next one waits at least twice as long: between them the Lease is renewed and the plan carried out.
+    /// How long the cycle took that has just ended. The next one waits at least twice as long: between them the Lease
+    /// is renewed and the plan carried out.
     pub fn took(&mut self, us: u64, now: Now) {
         self.figures.cycle_us = us;
         let rest_ms = self.settings.cycle_ms.max(us / 500);

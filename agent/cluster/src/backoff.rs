@@ -7,7 +7,8 @@ const FIRST_MS: u64 = 800;
 /// The longest wait, milliseconds, jitter not counted.
 const LONGEST_MS: u64 = 30_000;
 
-/// Doubles from 0.8 s to 30 s, each wait up to a half longer by chance, so that the nodes of a cluster do not ask in step.
+/// Doubles from 0.8 s to 30 s, each wait up to a half longer by chance, so that the nodes of a cluster do not ask in
+/// step.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     next_ms: u64,

@@ -166,12 +166,14 @@ impl Answer {
     }
 }
 
-/// An answer that is no success: a `metav1.Status`, or what something between here and the API server says in its place.
+/// An answer that is no success: a `metav1.Status`, or what something between here and the API server says in its
+/// place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Refusal {
     /// HTTP status code.
     pub code: u16,
-    /// The body is no Status: a proxy, a load balancer or a login page answers, not the API server, whose own answer is so only for groups that it does not serve.
+    /// The body is no Status: a proxy, a load balancer or a login page answers, not the API server, whose own answer is
+    /// so only for groups that it does not serve.
     pub is_foreign: bool,
     /// `reason`, one word.
     pub reason: String,
@@ -232,8 +234,8 @@ impl Refusal {
         self.causes.iter().any(|(known, _)| known == reason)
     }
 
-    /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, a token that has just expired, or something on the
-    /// way that has answered.
+    /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, a token that
+    /// has just expired, or something on the way that has answered.
     #[must_use]
     pub const fn is_passing(&self) -> bool {
         self.is_foreign || matches!(self.code, 401 | 408 | 425 | 429) || self.code >= 500

@@ -34,7 +34,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(default_provider())
 }
 
-/// What both certificates have. Times are those of the clock on the wall, which is the one that certificates are compared with.
+/// What both certificates have. Times are those of the clock on the wall, which is the one that certificates are
+/// compared with.
 fn params(
     names: Vec<String>,
     title: &str,
@@ -50,7 +51,8 @@ fn params(
     Ok(params)
 }
 
-/// A certificate for this name, signed by an authority of its own, whose key is gone when this returns: it signs nothing else.
+/// A certificate for this name, signed by an authority of its own, whose key is gone when this returns: it signs
+/// nothing else.
 ///
 /// # Errors
 /// The name is none, or no key could be made.
@@ -76,7 +78,8 @@ fn signed(name: &str, unix_ms: u64) -> Result<Pair, rcgen::Error> {
     })
 }
 
-/// For how long a client that trusts the pair's authorities takes its certificate for this name: judged as such a client does.
+/// For how long a client that trusts the pair's authorities takes its certificate for this name: judged as such a
+/// client does.
 #[must_use]
 pub fn lasts(pair: &Pair, name: &str, unix_ms: u64) -> Lasts {
     if served(pair, None).is_err() || !is_good(pair, name, unix_ms) {
@@ -106,7 +109,8 @@ fn is_good(pair: &Pair, name: &str, unix_ms: u64) -> bool {
         .is_ok()
 }
 
-/// What a listener serves with this pair: TLS 1.3, HTTP/1.1. `clients`: authorities, as PEM; who has no certificate of one of them is not heard. Nothing: everybody is.
+/// What a listener serves with this pair: TLS 1.3, HTTP/1.1. `clients`: authorities, as PEM; who has no certificate of
+/// one of them is not heard. Nothing: everybody is.
 ///
 /// # Errors
 /// What is wrong with the pair, as when its key is that of another certificate, or with the authorities.
@@ -136,7 +140,8 @@ pub fn served(pair: &Pair, clients: Option<&str>) -> Result<Served, String> {
     Ok(Arc::new(config))
 }
 
-/// Authorities of clients, from PEM. All of them must be readable, and there must be one: a file that is empty would let nobody in, or everybody.
+/// Authorities of clients, from PEM. All of them must be readable, and there must be one: a file that is empty would
+/// let nobody in, or everybody.
 ///
 /// # Errors
 /// What is wrong with them.

@@ -66,20 +66,23 @@ struct Node {
     /// Address and credentials [default: the service account of the pod that this runs in]
     #[arg(long, value_name = "PATH")]
     kubeconfig: Option<PathBuf>,
-    /// What becomes of the objects of evicted pods: Keep, Delete, or such as keepPerOwner=3,keepFor=1h (needs `delete` of pods but for Keep)
+    /// What becomes of the objects of evicted pods: Keep, Delete, or such as keepPerOwner=3,keepFor=1h (needs `delete`
+    /// of pods but for Keep)
     #[arg(long, value_name = "WHAT", default_value = "Keep")]
     evicted_pods: EvictedPods,
-    /// The call that ends a pod; EvictionAPI heeds disruption budgets at soft thresholds and needs `create` of pods/eviction
+    /// The call that ends a pod; EvictionAPI heeds disruption budgets at soft thresholds and needs `create` of
+    /// pods/eviction
     #[arg(long, value_name = "CALL", value_enum, default_value = "Status")]
     evict_by: EvictBy,
-    /// Keep new pods off the node while a memory threshold is met: the taint plimsoll.dev/memory-pressure:NoSchedule (needs `patch` of nodes)
+    /// Keep new pods off the node while a memory threshold is met: the taint plimsoll.dev/memory-pressure:NoSchedule
+    /// (needs `patch` of nodes)
     #[arg(long)]
     taint_on_pressure: bool,
     /// Watch disruption budgets for the agent's ranking (needs `list` and `watch` of poddisruptionbudgets)
     #[arg(long)]
     respect_disruption_budgets: bool,
-    /// Write what this node's NUMA nodes have left as its NodeResourceTopology, with the agent's option of this name (needs `create` and `patch` of
-    /// noderesourcetopologies.topology.node.k8s.io)
+    /// Write what this node's NUMA nodes have left as its NodeResourceTopology, with the agent's option of this name
+    /// (needs `create` and `patch` of noderesourcetopologies.topology.node.k8s.io)
     #[arg(long)]
     node_resource_topology: bool,
     /// Send every write as a dry run: the API server checks it and stores nothing
@@ -91,7 +94,8 @@ struct Node {
     /// Remove Plimsoll's conditions and taint from the node, delete the NodeResourceTopology that it wrote, then exit
     #[arg(long)]
     clean_up: bool,
-    /// Do the same after SIGTERM or SIGINT, when nothing is written any more; without it a restart leaves all of it as it is
+    /// Do the same after SIGTERM or SIGINT, when nothing is written any more; without it a restart leaves all of it as
+    /// it is
     #[arg(long, conflicts_with = "clean_up")]
     clean_up_on_exit: bool,
 }

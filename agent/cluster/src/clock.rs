@@ -1,4 +1,5 @@
-//! Time, as decisions see it: two numbers that the loop reads once a turn. Durations come from the first one, so that a clock that is set does not matter.
+//! Time, as decisions see it: two numbers that the loop reads once a turn. Durations come from the first one, so that a
+//! clock that is set does not matter.
 
 use k8s_openapi::jiff::Timestamp;
 

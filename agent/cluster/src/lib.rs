@@ -1,7 +1,9 @@
-//! `plimsoll-cluster`: tells the Kubernetes API what `plimsoll-agent` did on its node, and the agent which pods the API has there.
+//! `plimsoll-cluster`: tells the Kubernetes API what `plimsoll-agent` did on its node, and the agent which pods the API
+//! has there.
 //!
-//! It is the only holder of a token, has no privilege and no path of the host, and decides nothing: the agent kills, this program tells. See
-//! docs/reference/cluster.md for its calls and the rights that each needs, ARCHITECTURE.md for its rooms.
+//! It is the only holder of a token, has no privilege and no path of the host, and decides nothing: the agent kills,
+//! this program tells. See docs/reference/cluster.md for its calls and the rights that each needs, ARCHITECTURE.md for
+//! its rooms.
 #![forbid(unsafe_code)]
 
 pub mod api;

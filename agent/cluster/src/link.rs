@@ -1,5 +1,5 @@
-//! The Unix socket to the agent, which listens. Frames are bounded both ways; an agent that does not read, or sends what is no frame, is
-//! left and called again, and then hears everything from the beginning.
+//! The Unix socket to the agent, which listens. Frames are bounded both ways; an agent that does not read, or sends
+//! what is no frame, is left and called again, and then hears everything from the beginning.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

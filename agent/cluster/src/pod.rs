@@ -1,12 +1,13 @@
 //! A pod of the API, reduced to what decisions read: here, and in the agent.
 //!
-//! **Problem.** A pod of the API is some 12 kB of JSON, of which `managedFields` and the status are most; a reflector of typed pods takes 36 MiB for
-//! 250 of them. **Approach.** Each pod is read from its bytes when it changes: a few fields for the reports, and the frame for the agent, as the
-//! bytes that go over the socket.
+//! **Problem.** A pod of the API is some 12 kB of JSON, of which `managedFields` and the status are most; a reflector
+//! of typed pods takes 36 MiB for 250 of them. **Approach.** Each pod is read from its bytes when it changes: a few
+//! fields for the reports, and the frame for the agent, as the bytes that go over the socket.
 //!
-//! Whoever may create a pod decides how large it is, and whether its fields can be read here. A pod that the agent does not know by name is the last to be evicted, so that
-//! must never be the way to become one: what cannot be read, or makes the frame longer than [`FRAME_BYTES_MAX`], is left out ([`shortened`]), and
-//! the pod is known by its name, priority and class.
+//! Whoever may create a pod decides how large it is, and whether its fields can be read here. A pod that the agent does
+//! not know by name is the last to be evicted, so that must never be the way to become one: what cannot be read, or
+//! makes the frame longer than [`FRAME_BYTES_MAX`], is left out ([`shortened`]), and the pod is known by its name,
+//! priority and class.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::unix_ms_of;
 
-/// The annotation that carries an eviction. A change of it is what makes the kubelet look at once (docs/reference/cluster.md).
+/// The annotation that carries an eviction. A change of it is what makes the kubelet look at once
+/// (docs/reference/cluster.md).
 pub const EVICTED_ANNOTATION: &str = "plimsoll.dev/evicted";
 /// What the kubelet, and so we, give as the reason of an evicted pod.
 pub const EVICTED_REASON: &str = "Evicted";
@@ -47,7 +49,8 @@ const ANNOTATIONS: [&str; 5] = [
 
 /// Bytes of a pod's frame at most: what each of [`PODS_MAX`] has room for.
 pub const FRAME_BYTES_MAX: usize = PODS_BYTES_MAX / PODS_MAX;
-/// Bytes of the value of one of [`ANNOTATIONS`], and of a container's id, at most: the longest that means something is a hash.
+/// Bytes of the value of one of [`ANNOTATIONS`], and of a container's id, at most: the longest that means something is
+/// a hash.
 const TEXT_BYTES_MAX: usize = 128;
 /// Containers of a pod that is [`shortened`] whose ids are kept.
 const SHORTENED_CONTAINERS_MAX: usize = 64;
@@ -212,7 +215,8 @@ struct ApiOwner {
 }
 
 impl ApiOwner {
-    /// As the kubelet names the node in its mirror pods (`CreateMirrorPod` in pkg/kubelet/pod/mirror_client.go, since 1.17).
+    /// As the kubelet names the node in its mirror pods (`CreateMirrorPod` in pkg/kubelet/pod/mirror_client.go, since
+    /// 1.17).
     fn is_node(&self, name: &str) -> bool {
         self.api_version == "v1" && self.kind == "Node" && self.name == name
     }
@@ -240,8 +244,9 @@ struct Containers {
 }
 
 impl Containers {
-    /// Whether the specification may ask for other amounts than the kubelet has allocated. The first one is what it has admitted: servers before 1.33 give none a number, and unless an alpha gate
-    /// is on they let nobody change an amount.
+    /// Whether the specification may ask for other amounts than the kubelet has allocated. The first one is what it has
+    /// admitted: servers before 1.33 give none a number, and unless an alpha gate is on they let nobody change an
+    /// amount.
     fn may_differ(&self, generation: i64) -> bool {
         let is_pending = |condition: &ApiCondition| {
             condition.kind == RESIZE_PENDING && condition.status == "True"
@@ -251,7 +256,8 @@ impl Containers {
         is_pending || generation > 1 && (!is_observed || self.is_without_resize())
     }
 
-    /// The kubelet says nothing of what it allocates to a container that it has made: it takes what the specification asks for.
+    /// The kubelet says nothing of what it allocates to a container that it has made: it takes what the specification
+    /// asks for.
     fn is_without_resize(&self) -> bool {
         let all = [&self.container_statuses, &self.init_container_statuses];
         let mut statuses = all.into_iter().flatten().flatten();
@@ -400,8 +406,9 @@ fn frame(pod: Pod, is_leaving: bool) -> Result<Arc<[u8]>, NotTaken> {
     fits.then(|| frame.into()).ok_or(NotTaken::TooLarge)
 }
 
-/// What is left of a pod that is too long: who it is, its priority and class, the sums of what its containers request of memory and disk, and the ids of
-/// [`SHORTENED_CONTAINERS_MAX`] of them. It has no label that a disruption budget could select, and what it has on disk is not known.
+/// What is left of a pod that is too long: who it is, its priority and class, the sums of what its containers request
+/// of memory and disk, and the ids of [`SHORTENED_CONTAINERS_MAX`] of them. It has no label that a disruption budget
+/// could select, and what it has on disk is not known.
 fn shortened(mut pod: Pod) -> Pod {
     let sums = |amounts: ResourceList| {
         let counts = |name: &str| name == MEMORY || name == EPHEMERAL_STORAGE;
@@ -451,11 +458,12 @@ fn shortened(mut pod: Pod) -> Pod {
     }
 }
 
-/// Requests as the kubelet has allocated them (an in-place resize changes them late, `getAllocatedPods`), and only volumes whose space counts. `generation`: that of the specification, 0 if it
-/// has none.
+/// Requests as the kubelet has allocated them (an in-place resize changes them late, `getAllocatedPods`), and only
+/// volumes whose space counts. `generation`: that of the specification, 0 if it has none.
 ///
-/// The kubelet says what it has allocated only of a container that it has made (`convertToAPIContainerStatuses` in pkg/kubelet/kubelet_pods.go, 1.33 to 1.36). Of all others the
-/// specification counts, unless it may have been changed since the kubelet looked at it: then they are marked.
+/// The kubelet says what it has allocated only of a container that it has made (`convertToAPIContainerStatuses` in
+/// pkg/kubelet/kubelet_pods.go, 1.33 to 1.36). Of all others the specification counts, unless it may have been changed
+/// since the kubelet looked at it: then they are marked.
 fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
     for (containers, statuses) in [
         (&mut spec.containers, &status.container_statuses),

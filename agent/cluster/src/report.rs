@@ -1,5 +1,5 @@
-//! What is told to the API server: pure. It takes what was heard (pods, the node, the agent, answers) and says which call comes next; it opens no
-//! connection and reads no clock.
+//! What is told to the API server: pure. It takes what was heard (pods, the node, the agent, answers) and says which
+//! call comes next; it opens no connection and reads no clock.
 
 pub mod body;
 pub mod event;
@@ -109,7 +109,8 @@ pub struct Reporter {
     reach: Reach,
     kept_in_flight: BTreeSet<PodUid>,
     kept_not_before_ms: u64,
-    /// What the last list of the pods has at least is what was there at this time; the same of the last one that is whole. None: it came from a cache.
+    /// What the last list of the pods has at least is what was there at this time; the same of the last one that is
+    /// whole. None: it came from a cache.
     list_began_ms: Option<u64>,
     whole_list_began_ms: Option<u64>,
     seed: u64,
@@ -357,8 +358,9 @@ impl Reporter {
         }
     }
 
-    /// Whether a list of the pods is to be had: the pod of an eviction is not known, and only a list that is begun later than the eviction came can say that it
-    /// is gone. A watch that has stopped says nothing of a pod that is new.
+    /// Whether a list of the pods is to be had: the pod of an eviction is not known, and only a list that is begun
+    /// later than the eviction came can say that it is gone. A watch that has stopped says nothing of a pod that is
+    /// new.
     #[must_use]
     pub fn wants_list(&self, pods: &Store) -> bool {
         let waits = |(uid, eviction): (&PodUid, &Eviction)| {
@@ -381,7 +383,8 @@ impl Reporter {
         }
     }
 
-    /// The next call, if one can be made now. Evictions come first, then what is said of the node, then Events, then what is kept too long.
+    /// The next call, if one can be made now. Evictions come first, then what is said of the node, then Events, then
+    /// what is kept too long.
     pub fn next(&mut self, pods: &Store, now: Now) -> Option<(Target, Call)> {
         self.settle(pods, now);
         if self.in_flight >= IN_FLIGHT_MAX
@@ -554,7 +557,8 @@ impl Reporter {
                 self.missed(now);
             }
             Answer::Refused(refusal) if refusal.code < 500 => self.heard(),
-            // 500 is also the answer where a webhook fails or two budgets meet: it says nothing about the server. The watches do.
+            // 500 is also the answer where a webhook fails or two budgets meet: it says nothing about the server. The
+            // watches do.
             Answer::Refused(_) => {}
             Answer::Lost(_) => {
                 self.missed(now);
@@ -634,7 +638,8 @@ impl Reporter {
         self.topology.words()
     }
 
-    /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds, are soon enough.
+    /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds,
+    /// are soon enough.
     #[must_use]
     pub fn is_busy(&self, now: Now) -> bool {
         !self.evictions.is_empty()
@@ -697,7 +702,8 @@ const fn condition_reason(
     }
 }
 
-/// The Event of an eviction. Its annotations are the kubelet's (`eviction/helpers.go`), so that what reads those reads these.
+/// The Event of an eviction. Its annotations are the kubelet's (`eviction/helpers.go`), so that what reads those reads
+/// these.
 fn said_of(eviction: &Eviction, reason: &'static str) -> Said {
     let intent = &eviction.intent;
     let annotations = [

@@ -33,11 +33,13 @@ use crate::watch_event::WatchEvent;
 
 /// A list that an eviction waits for and that has not begun is asked for again.
 const LIST_AGAIN: Duration = Duration::from_secs(10);
-/// How often pods are listed anew at most while some were left out: evictions of pods that are not known are settled only when all are.
+/// How often pods are listed anew at most while some were left out: evictions of pods that are not known are settled
+/// only when all are.
 const COMPLETE_EVERY: Duration = Duration::from_secs(300);
 /// Objects of a watch that wait to be taken: each may have 10 MiB.
 const HEARD_MAX: usize = 1;
-/// What is on its way when the program is asked to end is waited for so long before what it may have written is taken off: a pod has 30 s in all.
+/// What is on its way when the program is asked to end is waited for so long before what it may have written is taken
+/// off: a pod has 30 s in all.
 const ENDING: Duration = Duration::from_secs(10);
 /// How often it is tried to take everything off the node.
 const TAKEN_OFF_MAX: u32 = 5;
@@ -127,7 +129,8 @@ struct Loop {
     is_node_listed: bool,
 }
 
-/// Runs until `stop` completes, and then cleans the node where that is an option: not before, for what runs writes again what is taken off.
+/// Runs until `stop` completes, and then cleans the node where that is an option: not before, for what runs writes
+/// again what is taken off.
 ///
 /// # Errors
 /// [`RunError`]: only what cannot get better by waiting, and a node that could not be cleaned.
@@ -389,7 +392,8 @@ impl Loop {
         self.reporter.missed(now);
     }
 
-    /// Lists the pods anew where some were left out, seldom: there may be room by now. And where an eviction waits for it.
+    /// Lists the pods anew where some were left out, seldom: there may be room by now. And where an eviction waits for
+    /// it.
     fn complete_pods(&mut self) {
         let is_asked = |at: Instant| at.elapsed() < LIST_AGAIN;
         if self.reporter.wants_list(&self.pods) && !self.listed_for_evictions.is_some_and(is_asked)
@@ -647,7 +651,8 @@ async fn remove_from_node(api: &Api, settings: &Settings) -> Result<(), String> 
     removed
 }
 
-/// Deletes the NodeResourceTopology of this node, if it was written here. Who has no right to read it has not written it.
+/// Deletes the NodeResourceTopology of this node, if it was written here. Who has no right to read it has not written
+/// it.
 async fn delete_topology(api: &Api, settings: &Settings) -> Result<(), String> {
     let path = topology::object_path(&settings.node);
     let call = Call::get(topology::RESOURCE, path.clone());

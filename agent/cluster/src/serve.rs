@@ -163,7 +163,8 @@ async fn serve_socket(listener: UnixListener, metrics: Arc<Metrics>) {
     }
 }
 
-/// Any pod may reach the port, and the kubelet asks there whether this program lives: nobody waits for a place, and whoever has the most makes room.
+/// Any pod may reach the port, and the kubelet asks there whether this program lives: nobody waits for a place, and
+/// whoever has the most makes room.
 async fn serve_port(listener: TcpListener, metrics: Arc<Metrics>) {
     let places = Places::new();
     loop {

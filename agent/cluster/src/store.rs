@@ -202,8 +202,9 @@ impl Store {
             && self.bytes - known_bytes + pod.frame.len() <= PODS_BYTES_MAX
     }
 
-    /// The pod that makes room for another one, and whether it has ended. Whoever may create pods can leave ended ones on a node, and such as no kubelet
-    /// accepts, as many as he likes: they keep no name from one that runs. Of those that have ended, one of which no eviction is told.
+    /// The pod that makes room for another one, and whether it has ended. Whoever may create pods can leave ended ones
+    /// on a node, and such as no kubelet accepts, as many as he likes: they keep no name from one that runs. Of those
+    /// that have ended, one of which no eviction is told.
     fn least_needed(&self, other: &SeenPod) -> Option<(PodUid, bool)> {
         if other.phase.is_terminal() {
             return None;
@@ -227,8 +228,8 @@ impl Store {
         true
     }
 
-    /// The answer to a call shows a pod: `Some(false)` if it is another one than asked for. What the agent reads does not change by our own writes, and
-    /// the watch brings it all the same: only what the reports read is taken.
+    /// The answer to a call shows a pod: `Some(false)` if it is another one than asked for. What the agent reads does
+    /// not change by our own writes, and the watch brings it all the same: only what the reports read is taken.
     pub fn saw_in_answer(&mut self, uid: &PodUid, object: &[u8]) -> Option<bool> {
         let seen = SeenPod::read(object, &self.node, self.labels).ok()?;
         if seen.uid != *uid {

@@ -1,5 +1,5 @@
-//! An API server that answers nonsense, nothing, too much or too slowly; and an agent that does. A small HTTP server in this process stands for the
-//! former: what a real one does is in api_server.rs.
+//! An API server that answers nonsense, nothing, too much or too slowly; and an agent that does. A small HTTP server in
+//! this process stands for the former: what a real one does is in api_server.rs.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod support;
@@ -55,7 +55,8 @@ struct State {
     node: Mutex<&'static str>,
     /// `node-1`, with what was written.
     object: Mutex<Value>,
-    /// While it is set a write of the node's status is stored and answered only when it no longer is, but what takes conditions away at once.
+    /// While it is set a write of the node's status is stored and answered only when it no longer is, but what takes
+    /// conditions away at once.
     holds: watch::Sender<bool>,
     valid_token: Mutex<Option<String>>,
 }
@@ -343,7 +344,8 @@ fn count_up(node: &mut Value) {
     node["metadata"]["resourceVersion"] = json!(next.to_string());
 }
 
-/// As an API server carries out a JSON patch of the taints, of which there are some. False: a step cannot be done, and none is.
+/// As an API server carries out a JSON patch of the taints, of which there are some. False: a step cannot be done, and
+/// none is.
 fn patch_taints(node: &mut Value, steps: &Value) -> bool {
     let mut changed = node.clone();
     let done = steps.as_array().unwrap().iter().all(|step| {
@@ -564,7 +566,8 @@ fn a_token_that_is_replaced_is_read_again() {
     });
 }
 
-/// A node that was renamed, or whose name was given wrongly: it is said, it is looked for, and nothing of it is written meanwhile.
+/// A node that was renamed, or whose name was given wrongly: it is said, it is looked for, and nothing of it is written
+/// meanwhile.
 #[test]
 fn a_node_that_the_api_server_does_not_have() {
     run(async {
@@ -830,7 +833,8 @@ fn asked_to_end_it_leaves_nothing_on_the_node_although_a_write_is_on_its_way() {
         until("the write", async || (writes() > before).then_some(())).await;
         let before = writes();
         program.ask_to_end();
-        // Who takes off what is there without waiting for it does so now; who waits does nothing, which half a second shows on most machines.
+        // Who takes off what is there without waiting for it does so now; who waits does nothing, which half a second
+        // shows on most machines.
         for _ in 0..50 {
             if writes() > before {
                 break;

@@ -43,7 +43,8 @@ async fn asked(port: u16, authorities: &str, request: &[u8]) -> String {
     exchange(&mut stream, request, ANSWER_BYTES_MAX).await
 }
 
-/// The same for what is large: a machine that is busy may take longer for it than the webhook waits, and then once more.
+/// The same for what is large: a machine that is busy may take longer for it than the webhook waits, and then once
+/// more.
 async fn asked_again(port: u16, authorities: &str, request: &[u8]) -> String {
     until("an answer in time", async || {
         let mut stream = connect(port, authorities).await.ok()?;

@@ -1,11 +1,15 @@
 //! The arbitrator: who may have how much of a cluster, and who gives it back.
 //!
-//! Problem: namespaces share one cluster. Each has something for sure (`reserved`) and something it never passes (`hard`). What one does not use, others borrow; when
-//! it is wanted back, it has to come back, without going round in circles and without breaking a promise.
+//! Problem: namespaces share one cluster. Each has something for sure (`reserved`) and something it never passes
+//! (`hard`). What one does not use, others borrow; when it is wanted back, it has to come back, without going round in
+//! circles and without breaking a promise.
 //!
-//! Approach: a snapshot goes in ([`cluster::Cluster`]), amounts and a plan come out ([`arbitrate`]); no clock, no float, and the order of the input does not matter.
-//! What pods ask for ([`demand`], [`census`]) is shared by progressive filling ([`fill`]), with groups from the leaves up and from the root down ([`groups`]). A pod is
-//! *entitled* if its namespace may run it within what it deserves ([`entitled`]); only for such pods others leave ([`plan`]). From cycle to cycle a cluster is kept ([`incremental`]). What that comes to over days is rehearsed ([`rehearsal`]).
+//! Approach: a snapshot goes in ([`cluster::Cluster`]), amounts and a plan come out ([`arbitrate`]); no clock, no
+//! float, and the order of the input does not matter. What pods ask for ([`demand`], [`census`]) is shared by
+//! progressive filling ([`fill`]), with groups from the leaves up and from the root down ([`groups`]). A pod is
+//! *entitled* if its namespace may run it within what it deserves ([`entitled`]); only for such pods others leave
+//! ([`plan`]). From cycle to cycle a cluster is kept ([`incremental`]). What that comes to over days is rehearsed
+//! ([`rehearsal`]).
 //!
 //! In plain words: `docs/reference/arbitrator.md`, whose headings are named at each rule.
 

@@ -1,15 +1,17 @@
 //! The engine: events in, decisions out. Nothing else changes what the core knows.
 //!
-//! Questions that change nothing are functions of the policies: whether a pod may be resized ([`may_resize`](placement::may_resize)), what is withheld from the
-//! scheduler, how the kernel's OOM killer is to choose and what the last line is to do.
+//! Questions that change nothing are functions of the policies: whether a pod may be resized
+//! ([`may_resize`](placement::may_resize)), what is withheld from the scheduler, how the kernel's OOM killer is to
+//! choose and what the last line is to do.
 //!
-//! Problem: what a node does about a shortage must be explainable and repeatable, and must take microseconds.
-//! Approach: [`Engine::step`] is a function of the state and one event. It reads no clock (time is in the event), no file and
-//! no random number, and iterates in orders that are fixed by the data. The same events give the same decisions, byte for
+//! Problem: what a node does about a shortage must be explainable and repeatable, and must take microseconds. Approach:
+//! [`Engine::step`] is a function of the state and one event. It reads no clock (time is in the event), no file and no
+//! random number, and iterates in orders that are fixed by the data. The same events give the same decisions, byte for
 //! byte; that is what `plimsoll replay` checks.
 //!
-//! `step` allocates nothing for what is urgent (`EventKind::is_on_kill_path`: a sample, a pod that has ended, what came of a decision) once every pod has been seen:
-//! scratch space grows when pods are applied. The path from kernel record to kill must work when no memory is left.
+//! `step` allocates nothing for what is urgent (`EventKind::is_on_kill_path`: a sample, a pod that has ended, what came
+//! of a decision) once every pod has been seen: scratch space grows when pods are applied. The path from kernel record
+//! to kill must work when no memory is left.
 
 pub use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
@@ -61,16 +63,17 @@ impl Engine {
         &self.state
     }
 
-    /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes with it, without
-    /// [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to [`Engine::step`], which decides the same as with them.
-    /// Changes nothing; allocates nothing.
+    /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes
+    /// with it, without [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to
+    /// [`Engine::step`], which decides the same as with them. Changes nothing; allocates nothing.
     pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::pods_needed(&view, sample)
     }
 
-    /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike [`Engine::needs_pods`] it does
-    /// not ask for pods because what is known of them is old: see [`Engine::has_old_pods`]. Changes scratch space only; allocates nothing.
+    /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike
+    /// [`Engine::needs_pods`] it does not ask for pods because what is known of them is old: see
+    /// [`Engine::has_old_pods`]. Changes scratch space only; allocates nothing.
     pub fn wanted(&mut self, sample: &Sample, at_ns: u64) -> Wanted {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::wanted(&view, sample, &mut self.scratch)
@@ -81,8 +84,8 @@ impl Engine {
         freshness::has_old_pods(&self.state, at_ns)
     }
 
-    /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can be given to
-    /// [`Engine::step`]. Changes scratch space only; allocates nothing.
+    /// The first figure of a sample that is too old for the decision that would hang on it; `None` when the sample can
+    /// be given to [`Engine::step`]. Changes scratch space only; allocates nothing.
     pub fn stale(&mut self, sample: &Sample, at_ns: u64) -> Option<Stale> {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::decisive(&view, sample, &mut self.scratch)
@@ -150,15 +153,16 @@ impl Engine {
         }
     }
 
-    /// Does in advance what an answer to an urgent sample would begin with, if that has to be done again. Changes nothing else; allocates nothing.
+    /// Does in advance what an answer to an urgent sample would begin with, if that has to be done again. Changes
+    /// nothing else; allocates nothing.
     pub fn prepare(&mut self) {
         let now_ns = self.state.now_ns;
         let lineup = &mut self.scratch.lineup;
         lineup.bring_up_to_date(&self.config, &self.state, now_ns);
     }
 
-    /// What [`Engine::step`] does with a sample once its signals have been observed. For vectors and simulations, which give
-    /// observations and not readings.
+    /// What [`Engine::step`] does with a sample once its signals have been observed. For vectors and simulations, which
+    /// give observations and not readings.
     pub fn judge(
         &mut self,
         at_ns: u64,

@@ -1,7 +1,8 @@
 //! Decisions as they can be read: the figures behind them, and what set one choice apart from the next.
 //!
-//! Problem: "why this pod?" must be answered by the same code that chose it, or the answer is a guess. Approach: everything here is a pure
-//! view on what the policies compute; nothing decides. The types serialise, so that tables for people and JSON for programs say the same.
+//! Problem: "why this pod?" must be answered by the same code that chose it, or the answer is a guess. Approach:
+//! everything here is a pure view on what the policies compute; nothing decides. The types serialise, so that tables
+//! for people and JSON for programs say the same.
 
 mod eviction;
 mod kubelet;

@@ -1,5 +1,5 @@
-//! The vocabulary: what comes in, what is known, what goes out. Imports itself and what is below ([`crate::placement`], [`crate::kube`]),
-//! no policy; tests/tests/rooms holds it to that.
+//! The vocabulary: what comes in, what is known, what goes out. Imports itself and what is below ([`crate::placement`],
+//! [`crate::kube`]), no policy; tests/tests/rooms holds it to that.
 
 pub mod amount;
 pub mod bandwidth;

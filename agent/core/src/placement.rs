@@ -1,8 +1,8 @@
 //! Where containers run: exclusive CPUs, NUMA memory and devices, and the NUMA nodes on which they are aligned.
 //!
-//! Terms (pkg/kubelet/cm/topologymanager, 1.36): a *hint provider* (CPUs, memory, devices) says for each resource on which sets
-//! of NUMA nodes a container could be served, and which of them it *prefers*; the topology manager *merges* the hints of all
-//! providers into one, and its policy says whether the container is admitted with it.
+//! Terms (pkg/kubelet/cm/topologymanager, 1.36): a *hint provider* (CPUs, memory, devices) says for each resource on
+//! which sets of NUMA nodes a container could be served, and which of them it *prefers*; the topology manager *merges*
+//! the hints of all providers into one, and its policy says whether the container is admitted with it.
 
 pub mod cpu_set;
 pub mod machine;

@@ -1,19 +1,21 @@
 //! Text from elsewhere, made fit to be printed.
 //!
-//! **Problem.** A process chooses its command (15 bytes, any but NUL) and the names of its cgroups (255 bytes, any but `/` and newline).
-//! Printed as they are, these bytes end a line and begin one that plimsoll never wrote, hide what follows, or command the terminal.
-//! **Approach.** What is foreign is printed through [`Show::shown`]: a control character, one that turns the direction of text, and a byte
-//! that is no UTF-8 are written as an escape, and what is too long is cut. All programs of a node use this one; `agent/clippy.toml` refuses
-//! `Path::display`, so that no path is printed otherwise. A text of several lines goes through [`page`] at last: newlines and our own colours stay. JSON escapes by its own
-//! rules and keeps every character.
-//! **Terms.** *foreign*: chosen by a pod, a file or another program.
+//! **Problem.** A process chooses its command (15 bytes, any but NUL) and the names of its cgroups (255 bytes, any but
+//! `/` and newline). Printed as they are, these bytes end a line and begin one that plimsoll never wrote, hide what
+//! follows, or command the terminal. **Approach.** What is foreign is printed through [`Show::shown`]: a control
+//! character, one that turns the direction of text, and a byte that is no UTF-8 are written as an escape, and what is
+//! too long is cut. All programs of a node use this one; `agent/clippy.toml` refuses `Path::display`, so that no path
+//! is printed otherwise. A text of several lines goes through [`page`] at last: newlines and our own colours stay. JSON
+//! escapes by its own rules and keeps every character. **Terms.** *foreign*: chosen by a pod, a file or another
+//! program.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-/// Characters of a name or path that are shown. The longest names of cgroups and files have 255 bytes, and a pod has a few levels.
+/// Characters of a name or path that are shown. The longest names of cgroups and files have 255 bytes, and a pod has a
+/// few levels.
 pub const NAME_CHARACTERS_MAX: usize = 1024;
 /// Characters of a line that are shown: a warning names a path or two.
 pub const LINE_CHARACTERS_MAX: usize = 4096;
@@ -22,7 +24,8 @@ const CUT: char = '…';
 /// The colours that programs of Plimsoll print. None hides text.
 const COLOURS: [&str; 6] = ["0", "1", "2", "31", "32", "33"];
 
-/// Foreign text, which [`Display`](fmt::Display) writes on one line, without control characters, and not longer than its bound.
+/// Foreign text, which [`Display`](fmt::Display) writes on one line, without control characters, and not longer than
+/// its bound.
 ///
 /// Backslashes stay as they are, so a text that was shown once does not change when it is shown again.
 #[derive(Debug, Clone, Copy)]
@@ -130,8 +133,9 @@ fn character_shown(character: char, out: &mut impl fmt::Write) -> fmt::Result {
     }
 }
 
-/// Whether a terminal or a reader takes it for more than a character: C0, DEL, C1, what turns the direction of text (Unicode's
-/// `Bidi_Control`), the two separators that end a line, the byte order mark, and tags, which are not visible.
+/// Whether a terminal or a reader takes it for more than a character: C0, DEL, C1, what turns the direction of text
+/// (Unicode's `Bidi_Control`), the two separators that end a line, the byte order mark, and tags, which are not
+/// visible.
 fn is_unfit(character: char) -> bool {
     character.is_control()
         || matches!(character,
@@ -139,7 +143,8 @@ fn is_unfit(character: char) -> bool {
             | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A text of several lines, as a report or an error with its causes: newlines and our own colours stay, all else that is unfit is escaped.
+/// A text of several lines, as a report or an error with its causes: newlines and our own colours stay, all else that
+/// is unfit is escaped.
 pub fn page(text: &str) -> String {
     let mut page = String::with_capacity(text.len());
     let mut rest = text;

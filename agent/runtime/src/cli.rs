@@ -54,13 +54,15 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = pod_resources::SOCKET, value_parser = endpoint)]
         pod_resources: PathBuf,
     },
-    /// Answer the agent's questions about images and containers; plimsoll-agent starts it, with a socket as standard input
+    /// Answer the agent's questions about images and containers; plimsoll-agent starts it, with a socket as standard
+    /// input
     Serve {
         /// Socket of the container runtime
         #[arg(long, value_name = "PATH", value_parser = endpoint)]
         runtime_endpoint: PathBuf,
     },
-    /// NRI plugin: apply the agent's decisions when the runtime creates a container; plimsoll-agent starts it, with a socket as standard input
+    /// NRI plugin: apply the agent's decisions when the runtime creates a container; plimsoll-agent starts it, with a
+    /// socket as standard input
     Nri {
         /// Socket on which the runtime takes plugins (NRI)
         #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = endpoint)]

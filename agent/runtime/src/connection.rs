@@ -59,8 +59,8 @@ impl CallError {
         matches!(self, Self::Refused { code, .. } if *code == kind)
     }
 
-    /// Whether the other end may have been started anew, perhaps as another version. One that refuses a removal is the same, and what is known of it is dear to
-    /// ask again.
+    /// Whether the other end may have been started anew, perhaps as another version. One that refuses a removal is the
+    /// same, and what is known of it is dear to ask again.
     pub fn may_have_restarted(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Late { .. } => true,

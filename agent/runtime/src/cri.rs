@@ -1,8 +1,9 @@
 //! The container runtime: what it has, and the removal of what is not needed.
 //!
-//! **Approach.** Each question is a handful of calls, each with a bound on its time and on the length of its answer. What cannot be read whole is said to be left out, and the agent
-//! removes nothing then. v1alpha2 has the same messages under another name, as far as they are read here; it is tried where v1 is not known.
-//! **Sources.** CRI v1 of Kubernetes 1.36 (`proto/`); labels of pods: pkg/kubelet/types/labels.go.
+//! **Approach.** Each question is a handful of calls, each with a bound on its time and on the length of its answer.
+//! What cannot be read whole is said to be left out, and the agent removes nothing then. v1alpha2 has the same messages
+//! under another name, as far as they are read here; it is tried where v1 is not known. **Sources.** CRI v1 of
+//! Kubernetes 1.36 (`proto/`); labels of pods: pkg/kubelet/types/labels.go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,7 +44,8 @@ const STATUS_WITHIN: Duration = Duration::from_secs(2);
 const STATUSES_WITHIN: Duration = Duration::from_secs(8);
 /// For a removal: the runtime deletes the files before it answers.
 const REMOVE_WITHIN: Duration = Duration::from_secs(20);
-/// Containers that are asked for their status in one list: each of them once when it is new, and once when it has ended. Those beyond have their turn in the next.
+/// Containers that are asked for their status in one list: each of them once when it is new, and once when it has
+/// ended. Those beyond have their turn in the next.
 const STATUSES_MAX: usize = 1024;
 /// Images that are mounted in containers, each counted in each: what is beyond is not known.
 const MOUNTS_MAX: usize = 65_536;
@@ -115,7 +117,8 @@ fn alpha(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// What a container's status says and a list does not. Mounts do not change while it lives, and its end does not after it.
+/// What a container's status says and a list does not. Mounts do not change while it lives, and its end does not after
+/// it.
 #[derive(Debug, Clone, Default)]
 struct Status {
     /// It had ended when it was asked.
@@ -188,8 +191,8 @@ impl Runtime {
     /// All containers and images.
     ///
     /// # Errors
-    /// [`CallError`] of the first call that failed. Without figures of writable layers or the status of a container it goes on, and without an answer
-    /// about the sandboxes' image if there was one before.
+    /// [`CallError`] of the first call that failed. Without figures of writable layers or the status of a container it
+    /// goes on, and without an answer about the sandboxes' image if there was one before.
     pub async fn inventory(&self) -> Result<Inventory, CallError> {
         let mut client = self.containers();
         let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default());
@@ -291,8 +294,8 @@ impl Runtime {
         layers.collect()
     }
 
-    /// The image of sandboxes, which no container names. containerd before 1.7 does not pin it, and has its name in its configuration. Without an answer, what
-    /// it was before.
+    /// The image of sandboxes, which no container names. containerd before 1.7 does not pin it, and has its name in its
+    /// configuration. Without an answer, what it was before.
     ///
     /// # Errors
     /// There was no answer yet: the image would seem unused.
@@ -591,11 +594,11 @@ fn with_all_names(image: messages::Image) -> RuntimeImage {
     }
 }
 
-/// An image as the agent gets it; `None`: its id is none. Who may start pods decides which names an image has, and how many: of too many, or too long ones, the first are kept, and
-/// it is not removed while a container uses it by any.
+/// An image as the agent gets it; `None`: its id is none. Who may start pods decides which names an image has, and how
+/// many: of too many, or too long ones, the first are kept, and it is not removed while a container uses it by any.
 ///
-/// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests. They are in `inventory` too: without those
-/// that are left out there, nothing is removed.
+/// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests.
+/// They are in `inventory` too: without those that are left out there, nothing is removed.
 fn bounded(
     mut image: RuntimeImage,
     sandbox_image: Option<&str>,
@@ -619,7 +622,8 @@ fn bounded(
     (!image.id.is_empty() && is_short(&image.id)).then_some(image)
 }
 
-/// Where it is not known which image the sandboxes have, it is one of this name, wherever it comes from. Anybody can give an image that name.
+/// Where it is not known which image the sandboxes have, it is one of this name, wherever it comes from. Anybody can
+/// give an image that name.
 fn is_pause(name: &str) -> bool {
     let repository = name.rsplit('/').next().unwrap_or(name);
     let end = repository.find([':', '@']).unwrap_or(repository.len());

@@ -1,7 +1,10 @@
 //! Containers that start and end, as the runtime tells of them (`GetContainerEvents`).
 //!
-//! **Problem.** The API server has a container's id a second after its start, and without that nobody knows which container a cgroup is. **Approach.** One call, whose answer goes on: each event has the pod
-//! and its containers. Containers that run by then are listed once. Only containerd from 2.0 on is asked: it sends each event to everybody who listens. Before, it knows no such call, or has one queue for all, as CRI-O does: what we took the kubelet would not get.
+//! **Problem.** The API server has a container's id a second after its start, and without that nobody knows which
+//! container a cgroup is. **Approach.** One call, whose answer goes on: each event has the pod and its containers.
+//! Containers that run by then are listed once. Only containerd from 2.0 on is asked: it sends each event to everybody
+//! who listens. Before, it knows no such call, or has one queue for all, as CRI-O does: what we took the kubelet would
+//! not get.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -22,7 +25,8 @@ const RUNTIME: &str = "containerd";
 const MAJOR_MIN: u32 = 2;
 /// A runtime to which there is no connection is away or starts.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
-/// The first pause after a connection that has ended, and the longest, after so many that ended soon. One that is too old may be upgraded.
+/// The first pause after a connection that has ended, and the longest, after so many that ended soon. One that is too
+/// old may be upgraded.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 /// A connection that was of use for so long has not ended soon.

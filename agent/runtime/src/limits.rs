@@ -4,9 +4,10 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Memory of its own at most, bytes: answers of 16 MiB, of which one is being decoded while what others said is kept. One that would need more costs this
-/// process, and its list. In a pod the agent is in the same container, whose kubelet has the kernel kill all of it together: its limit holds
-/// every process of this program besides the agent (`deploy/base/daemonset.yaml`).
+/// Memory of its own at most, bytes: answers of 16 MiB, of which one is being decoded while what others said is kept.
+/// One that would need more costs this process, and its list. In a pod the agent is in the same container, whose
+/// kubelet has the kernel kill all of it together: its limit holds every process of this program besides the agent
+/// (`deploy/base/daemonset.yaml`).
 const DATA_BYTES_MAX: u64 = 96 << 20;
 /// It is started again; a pod's process is not. The agent's own value, which it would inherit, is -999.
 const OOM_SCORE_ADJ: i32 = 900;

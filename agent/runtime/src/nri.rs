@@ -1,14 +1,18 @@
-//! `plimsoll-runtime nri`: a plugin of the container runtime (Node Resource Interface), which answers when a container is made.
+//! `plimsoll-runtime nri`: a plugin of the container runtime (Node Resource Interface), which answers when a container
+//! is made.
 //!
-//! **Problem.** A runtime that asks waits for the answer, and after two seconds it goes on without the plugin, for good. What the agent writes after a container's start
-//! comes after its first instructions. **Approach.** The agent sends all answers ahead ([`ToNri`]); [`plugin`] answers from that table, without asking anybody, and the agent hears what was
-//! answered. If the agent does not read that, it is dropped and counted. A runtime that is away, hangs or sends what is no message is left and tried again later; containers
-//! that it makes meanwhile are as they would be without NRI, and the agent repairs them as it does without it.
+//! **Problem.** A runtime that asks waits for the answer, and after two seconds it goes on without the plugin, for
+//! good. What the agent writes after a container's start comes after its first instructions. **Approach.** The agent
+//! sends all answers ahead ([`ToNri`]); [`plugin`] answers from that table, without asking anybody, and the agent hears
+//! what was answered. If the agent does not read that, it is dropped and counted. A runtime that is away, hangs or
+//! sends what is no message is left and tried again later; containers that it makes meanwhile are as they would be
+//! without NRI, and the agent repairs them as it does without it.
 //!
-//! Containers that start and end it tells of too, where the runtime says it by itself ([`crate::events`]): that also comes unasked.
+//! Containers that start and end it tells of too, where the runtime says it by itself ([`crate::events`]): that also
+//! comes unasked.
 //!
-//! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an answer is late, and then the runtime would
-//! go on without a plugin.
+//! It is a process of its own, beside the one that asks the runtime ([`crate::serve`]): that one is ended when an
+//! answer is late, and then the runtime would go on without a plugin.
 
 pub mod mux;
 mod plugin;

@@ -35,7 +35,8 @@ impl Outbox {
 
     /// Waits until half of the room is free: of many at once. What the runtime says meanwhile has the other half.
     pub(crate) async fn container_in_turn(&self, frame: FromNri) {
-        // Whoever waits for room in the channel itself gets each place that falls free, and what does not wait gets none.
+        // Whoever waits for room in the channel itself gets each place that falls free, and what does not wait gets
+        // none.
         while self.containers.capacity() <= self.containers.max_capacity() / 2
             && !self.containers.is_closed()
         {

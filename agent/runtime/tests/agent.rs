@@ -1,7 +1,9 @@
-//! `plimsoll-agent --runtime-endpoint` beside a real containerd on a disk that fills: unused images go, no more than needed, and no pod; whatever happens to the
-//! `plimsoll-runtime` that the agent has started. The same disk without it, where the pod goes, is beside it for comparison.
+//! `plimsoll-agent --runtime-endpoint` beside a real containerd on a disk that fills: unused images go, no more than
+//! needed, and no pod; whatever happens to the `plimsoll-runtime` that the agent has started. The same disk without it,
+//! where the pod goes, is beside it for comparison.
 //!
-//! The disk is a tmpfs. What is waited for is progress, and how long it took is noted; the one bound in time is the agent's, for an answer.
+//! The disk is a tmpfs. What is waited for is progress, and how long it took is noted; the one bound in time is the
+//! agent's, for an answer.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod support;
@@ -331,8 +333,8 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
     );
     assert_eq!(agent.evicted(), 0);
 
-    // It hangs in the middle of an order: the agent works on, ends it when its time is over, and the next order goes to another one. Whether the pod goes
-    // in between hangs on how much had been freed by then.
+    // It hangs in the middle of an order: the agent works on, ends it when its time is over, and the next order goes to
+    // another one. Whether the pod goes in between hangs on how much had been freed by then.
     fill(dir, THRESHOLD - 40 * MIB);
     wait_for_removal(dir);
     kill_process(second, Signal::STOP).unwrap();

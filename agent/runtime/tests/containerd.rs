@@ -1,4 +1,5 @@
-//! `plimsoll-runtime` as it is installed, beside a real containerd of this test's own, with images, a pod that runs and a container that has ended.
+//! `plimsoll-runtime` as it is installed, beside a real containerd of this test's own, with images, a pod that runs and
+//! a container that has ended.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod support;

@@ -1,7 +1,9 @@
-//! `plimsoll-agent` places containers near to the devices that a kubelet has given to them, end to end: this test in the place of the kubelet's PodResources and of `plimsoll-cluster`, the
-//! real `plimsoll-runtime` between, cpusets of real cgroups (v1 or v2).
+//! `plimsoll-agent` places containers near to the devices that a kubelet has given to them, end to end: this test in
+//! the place of the kubelet's PodResources and of `plimsoll-cluster`, the real `plimsoll-runtime` between, cpusets of
+//! real cgroups (v1 or v2).
 //!
-//! This machine may have one NUMA node: the agent is shown two, in a mount namespace of its own. The last CPU is on node 1, all others on node 0, the first is reserved. What is waited for is progress.
+//! This machine may have one NUMA node: the agent is shown two, in a mount namespace of its own. The last CPU is on
+//! node 1, all others on node 0, the first is reserved. What is waited for is progress.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 #![expect(dead_code, reason = "of the stand-in a part is needed here")]
 

@@ -1,5 +1,5 @@
-//! `plimsoll-runtime nri` as it is installed, beside a real containerd 2 of this test's own: what a container's first process has, what is refused, and what
-//! happens while the plugin is frozen and containerd is started anew.
+//! `plimsoll-runtime nri` as it is installed, beside a real containerd 2 of this test's own: what a container's first
+//! process has, what is refused, and what happens while the plugin is frozen and containerd is started anew.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod support;
@@ -135,7 +135,8 @@ impl Scene {
         fs::read_to_string(log).unwrap_or_default()
     }
 
-    /// The `oom_score_adj` that the container's first process reads as the first thing that it does; and the container's id.
+    /// The `oom_score_adj` that the container's first process reads as the first thing that it does; and the
+    /// container's id.
     async fn first_adj(&mut self, name: &str, attempt: u32) -> (i32, String) {
         let (adj, id) = self.first_word(name, attempt).await;
         (adj.parse().unwrap(), id)
@@ -309,7 +310,8 @@ async fn the_first_instruction_of_a_real_container_runs_on_its_own_cpus() {
     end_pod(&mut one.client, one.sandbox).await;
 }
 
-/// As a kubelet does for a resize in place: it says nothing of CPUs, and the runtime writes all that the specification has.
+/// As a kubelet does for a resize in place: it says nothing of CPUs, and the runtime writes all that the specification
+/// has.
 #[tokio::test]
 async fn a_container_whose_resources_change_stays_where_it_is_by_now() {
     let Some((programs, busybox)) = programs_with_nri() else {

@@ -1,6 +1,7 @@
-//! `plimsoll-agent` with `cpuManagerPolicy: static` beside a real containerd 2, and this test in place of `plimsoll-cluster`: on which CPUs a container's first
-//! instructions run, with NRI and without, how soon one is on its own without NRI where the runtime tells of it and where only the API does, and what stays when the pod is resized in place;
-//! and what other containers see of its CPUs while the plugin is frozen and containerd is killed.
+//! `plimsoll-agent` with `cpuManagerPolicy: static` beside a real containerd 2, and this test in place of
+//! `plimsoll-cluster`: on which CPUs a container's first instructions run, with NRI and without, how soon one is on its
+//! own without NRI where the runtime tells of it and where only the API does, and what stays when the pod is resized in
+//! place; and what other containers see of its CPUs while the plugin is frozen and containerd is killed.
 //!
 //! What is waited for is progress; how long it took is printed.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]

@@ -1,4 +1,5 @@
-//! `plimsoll-agent --node-resource-topology` beside a kubelet's PodResources: a stand-in lists, the real `plimsoll-runtime` asks, and what comes out is heard where plimsoll-cluster is.
+//! `plimsoll-agent --node-resource-topology` beside a kubelet's PodResources: a stand-in lists, the real
+//! `plimsoll-runtime` asks, and what comes out is heard where plimsoll-cluster is.
 //!
 //! What is waited for is progress; how long it takes is noted.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]

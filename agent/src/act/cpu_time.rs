@@ -1,13 +1,14 @@
 //! CPU time of pods, read once a second, and their bandwidth, changed as the engine decides.
 //!
-//! **Problem.** What [`policy::cpu`](plimsoll_core::policy::cpu) looks at is in several files per container, and on v2 the kernel adds a cgroup's
-//! statistics up over all CPUs for each reading of `cpu.stat`: the loop that evicts must not do that. And what is changed must be put back, whatever
-//! becomes of the agent.
+//! **Problem.** What [`policy::cpu`](plimsoll_core::policy::cpu) looks at is in several files per container, and on v2
+//! the kernel adds a cgroup's statistics up over all CPUs for each reading of `cpu.stat`: the loop that evicts must not
+//! do that. And what is changed must be put back, whatever becomes of the agent.
 //!
-//! **Approach.** A thread of ordinary priority, started only where an option asks for it, reads ([`reader`]) and hands readings to the loop; what
-//! the loop has decided comes back as changes, one at a time and in their order. Each is in a ledger of its own before it is made
-//! ([`bandwidth`]), is undone when the engine wants that or when the agent ends, and, after `kill -9`, when the next one starts. A reading that finds no
-//! room, because the loop has other things to do, is dropped: all figures are totals.
+//! **Approach.** A thread of ordinary priority, started only where an option asks for it, reads ([`reader`]) and hands
+//! readings to the loop; what the loop has decided comes back as changes, one at a time and in their order. Each is in
+//! a ledger of its own before it is made ([`bandwidth`]), is undone when the engine wants that or when the agent ends,
+//! and, after `kill -9`, when the next one starts. A reading that finds no room, because the loop has other things to
+//! do, is dropped: all figures are totals.
 
 mod bandwidth;
 mod reader;
@@ -74,7 +75,8 @@ pub struct WatchedPod {
     pub uid: PodUid,
     /// Its cgroup.
     pub path: CgroupPath,
-    /// Whether it could be a pod that comes first: only then it is worth knowing how long it waits, where that is dear to find out.
+    /// Whether it could be a pod that comes first: only then it is worth knowing how long it waits, where that is dear
+    /// to find out.
     pub may_come_first: bool,
 }
 
@@ -184,7 +186,8 @@ impl CpuTime {
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(watch);
     }
 
-    /// Has a knob changed. Does not wait; without room it is dropped and counted, and the engine sees from the next reading that it was not done.
+    /// Has a knob changed. Does not wait; without room it is dropped and counted, and the engine sees from the next
+    /// reading that it was not done.
     pub fn change(&self, change: Change) {
         self.changes.send(change).ok();
     }

@@ -1,13 +1,16 @@
 //! Pods that are held after their eviction: nothing new starts in their cgroups until the API server shows their end.
 //!
-//! **Problem.** A kubelet starts again what was killed, and the report of an eviction may take as long as the API server is away. The hold that keeps
-//! the node's memory free meanwhile is a file that outlives the agent. **Approach.** Each pod's file is in a ledger of its own before it can be
-//! written ([`Ledger::record_ahead`]), because the write is the first step of a kill. Holds stay when the agent ends: an upgrade is no reason to
-//! start an evicted pod again. They are lifted by [`Holds::lift`], at the start for pods whose eviction is settled, and by `plimsoll uninstall`. One that
-//! cannot be lifted now (no file descriptor is left, another process has the ledger) is in [`Holds::to_lift`], and is to be lifted again.
+//! **Problem.** A kubelet starts again what was killed, and the report of an eviction may take as long as the API
+//! server is away. The hold that keeps the node's memory free meanwhile is a file that outlives the agent.
+//! **Approach.** Each pod's file is in a ledger of its own before it can be written ([`Ledger::record_ahead`]), because
+//! the write is the first step of a kill. Holds stay when the agent ends: an upgrade is no reason to start an evicted
+//! pod again. They are lifted by [`Holds::lift`], at the start for pods whose eviction is settled, and by
+//! `plimsoll uninstall`. One that cannot be lifted now (no file descriptor is left, another process has the ledger) is
+//! in [`Holds::to_lift`], and is to be lifted again.
 //!
-//! **On a thread.** To lift a hold waits for `cgroup_mutex`, which every tenant's mkdir takes, and writes the ledger to the disk. The loop hands it over; while
-//! the thread is at it the ledger is the thread's, and who is to be recorded waits for the next look ([`Recorded::Later`]).
+//! **On a thread.** To lift a hold waits for `cgroup_mutex`, which every tenant's mkdir takes, and writes the ledger to
+//! the disk. The loop hands it over; while the thread is at it the ledger is the thread's, and who is to be recorded
+//! waits for the next look ([`Recorded::Later`]).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,7 +98,8 @@ pub enum HoldsError {
 }
 
 impl Holds {
-    /// Goes on with what an agent before has left: pods in `unsettled` stay held, others are let go. Returns those that are held, too.
+    /// Goes on with what an agent before has left: pods in `unsettled` stay held, others are let go. Returns those that
+    /// are held, too.
     ///
     /// # Errors
     /// [`HoldsError`]: the ledger cannot be read, or there is no thread.
@@ -189,7 +193,8 @@ impl Holds {
         Ok(Recorded::New)
     }
 
-    /// Has a pod let go by the thread: [`Holds::lifted`] tells when it is. Returns whether the thread has it: then its file must not be written any more.
+    /// Has a pod let go by the thread: [`Holds::lifted`] tells when it is. Returns whether the thread has it: then its
+    /// file must not be written any more.
     pub fn lift(&mut self, uid: &PodUid) -> bool {
         let Some((file, _)) = self.files.get(uid) else {
             self.to_lift.remove(uid);
@@ -241,7 +246,8 @@ impl Holds {
         self.to_lift.remove(uid);
     }
 
-    /// The pod's cgroup has gone, and its file with it; or it is in no list any more. One that is to be lifted is lifted all the same.
+    /// The pod's cgroup has gone, and its file with it; or it is in no list any more. One that is to be lifted is
+    /// lifted all the same.
     pub fn forget(&mut self, uid: &PodUid) {
         if !self.to_lift.contains(uid) {
             self.files.remove(uid);

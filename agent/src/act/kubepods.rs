@@ -1,13 +1,14 @@
 //! The cgroups that are not one pod's: kubepods, the two tiers below it, and those that reservations are enforced on.
 //!
-//! **Problem.** What pods may have together depends on the machine and the configuration; what a tier weighs, and what of its memory is
-//! protected, on which pods there are. All of it has to be gone when the agent is.
-//! **Approach.** [`Kubepods::make`] makes the cgroups and writes what does not change; [`Kubepods::follow`] writes the rest again when pods came
-//! or went. Every write goes through the ledger. The values are the core's ([`node_allocatable`], [`cgroup_config::tiers`]).
+//! **Problem.** What pods may have together depends on the machine and the configuration; what a tier weighs, and what
+//! of its memory is protected, on which pods there are. All of it has to be gone when the agent is. **Approach.**
+//! [`Kubepods::make`] makes the cgroups and writes what does not change; [`Kubepods::follow`] writes the rest again
+//! when pods came or went. Every write goes through the ledger. The values are the core's ([`node_allocatable`],
+//! [`cgroup_config::tiers`]).
 //!
-//! A limit below what is used already would make the kernel kill: then the limit is what is used, and it follows downwards
-//! (`enforceNodeAllocatableCgroups` tries again until evictions have made room; `retrySetMemoryReserve` takes the usage).
-//! Source: `pkg/kubelet/cm/{node_container_manager_linux,qos_container_manager_linux}.go` of 1.36.
+//! A limit below what is used already would make the kernel kill: then the limit is what is used, and it follows
+//! downwards (`enforceNodeAllocatableCgroups` tries again until evictions have made room; `retrySetMemoryReserve` takes
+//! the usage). Source: `pkg/kubelet/cm/{node_container_manager_linux,qos_container_manager_linux}.go` of 1.36.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -289,8 +290,8 @@ pub struct Kubepods {
 }
 
 impl Kubepods {
-    /// Makes the cgroups and limits kubepods to node allocatable, or to the node's capacity where `pods` are not enforced; enforces reservations.
-    /// Returns also what this machine lacks.
+    /// Makes the cgroups and limits kubepods to node allocatable, or to the node's capacity where `pods` are not
+    /// enforced; enforces reservations. Returns also what this machine lacks.
     ///
     /// # Errors
     /// [`KubepodsError`]; what was changed until then is in the ledger.
@@ -351,7 +352,8 @@ impl Kubepods {
     /// Writes what depends on the pods, if they have changed since. Not for the hot path.
     ///
     /// # Errors
-    /// [`KubepodsError`]; it is tried again when pods change, and while a limit is held above its value, which says the same error once.
+    /// [`KubepodsError`]; it is tried again when pods change, and while a limit is held above its value, which says the
+    /// same error once.
     pub fn follow(&mut self, pods: &Pods) -> Result<(), KubepodsError> {
         if self.written == Some(pods.generation()) {
             return Ok(());
@@ -479,7 +481,8 @@ impl Kubepods {
         })
     }
 
-    /// Limits the cgroups of the system and of the kubelet to what is reserved for them, where `enforceNodeAllocatable` says so.
+    /// Limits the cgroups of the system and of the kubelet to what is reserved for them, where `enforceNodeAllocatable`
+    /// says so.
     fn enforce_reservations(&mut self, node: &NodeSettings) -> Result<(), KubepodsError> {
         for (name, field, cgroup, reserved) in [
             (

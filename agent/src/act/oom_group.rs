@@ -1,14 +1,16 @@
 //! Whether the kernel's OOM killer takes one process, a container, or a pod: `memory.oom.group` of cgroup v2.
 //!
-//! **Problem.** A container of several processes that loses one of them often goes on, broken; a pod that loses a container too. The kubelet
-//! has one switch for the node, and that for containers only (`singleProcessOOMKill`; kubernetes#117793).
-//! **Approach.** When a cgroup of a pod is seen for the first time: the pod's own gets 1 where `podOOMGroup` is on; a container's gets 1,
-//! or 0 with `singleProcessOOMKill: true` (`pkg/kubelet/kuberuntime/kuberuntime_container_linux.go` of 1.36). Cgroups that bear no
-//! container's name are a runtime's, and left alone. The kernel takes the topmost cgroup with a 1, up to the one whose limit was hit
-//! (`mem_cgroup_get_oom_group`, mm/memcontrol.c): a pod goes as a whole when the node runs out, or the pod meets its own limit; a container
-//! that meets its limit goes alone.
+//! **Problem.** A container of several processes that loses one of them often goes on, broken; a pod that loses a
+//! container too. The kubelet has one switch for the node, and that for containers only (`singleProcessOOMKill`;
+//! kubernetes#117793). **Approach.** When a cgroup of a pod is seen for the first time: the pod's own gets 1 where
+//! `podOOMGroup` is on; a container's gets 1, or 0 with `singleProcessOOMKill: true`
+//! (`pkg/kubelet/kuberuntime/kuberuntime_container_linux.go` of 1.36). Cgroups that bear no container's name are a
+//! runtime's, and left alone. The kernel takes the topmost cgroup with a 1, up to the one whose limit was hit
+//! (`mem_cgroup_get_oom_group`, mm/memcontrol.c): a pod goes as a whole when the node runs out, or the pod meets its
+//! own limit; a container that meets its limit goes alone.
 //!
-//! A container's value goes with its cgroup, as its limits do. A pod's is ours alone, so it is in the ledger, and put back on exit.
+//! A container's value goes with its cgroup, as its limits do. A pod's is ours alone, so it is in the ledger, and put
+//! back on exit.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

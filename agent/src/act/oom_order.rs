@@ -1,9 +1,11 @@
-//! The dynamic order of OOM kills on this machine: reads what [`plimsoll_core::policy::oom::order`] needs, and hands its scores on.
+//! The dynamic order of OOM kills on this machine: reads what [`plimsoll_core::policy::oom::order`] needs, and hands
+//! its scores on.
 //!
-//! **Problem.** The order follows usage, requests, limits and pods that come and go; recomputing it at each sample would cost more than it
-//! is worth, and must never delay an eviction. **Approach.** At most once a second, after everything urgent, the usage of each container is
-//! read, the plan is made, and scores that differ go to [`OomScores`], which writes them a pod at a time. What the kernel does
-//! between two plans follows the older one, whose places leave each container room to grow.
+//! **Problem.** The order follows usage, requests, limits and pods that come and go; recomputing it at each sample
+//! would cost more than it is worth, and must never delay an eviction. **Approach.** At most once a second, after
+//! everything urgent, the usage of each container is read, the plan is made, and scores that differ go to
+//! [`OomScores`], which writes them a pod at a time. What the kernel does between two plans follows the older one,
+//! whose places leave each container room to grow.
 #![forbid(unsafe_code)]
 
 use std::num::NonZeroU64;
@@ -54,7 +56,8 @@ impl OomOrdering {
         self.plan.as_ref()
     }
 
-    /// Makes a new plan if it is time, and gives its scores to `scores`. Returns the pods whose scores are to be written.
+    /// Makes a new plan if it is time, and gives its scores to `scores`. Returns the pods whose scores are to be
+    /// written.
     ///
     /// # Errors
     /// When a file cannot be read; the older plan stays in force.

@@ -1,31 +1,35 @@
 //! Keeps `oom_score_adj` right for every process of every pod: those that are there, and those that appear later.
 //!
-//! **Problem.** A container runtime sets the score of the process that it starts, once. What is put into the container afterwards by
-//! anybody else keeps the score that it came with, and so does what it forks: a shell's 0 in a BestEffort pod (1000) outlives the
-//! whole node. And a score that depends on the pod's place among the others ([`OomOrder::Dynamic`]) must follow when that changes.
+//! **Problem.** A container runtime sets the score of the process that it starts, once. What is put into the container
+//! afterwards by anybody else keeps the score that it came with, and so does what it forks: a shell's 0 in a BestEffort
+//! pod (1000) outlives the whole node. And a score that depends on the pod's place among the others
+//! ([`OomOrder::Dynamic`]) must follow when that changes.
 //!
-//! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification ([`OomScores::follow`]). A record of the
-//! kernel names each process that is put into a cgroup ([`OomScores::came`]); it gets its score right after the reaction to that
-//! record ([`OomScores::serve`]). The process may have forked before it was served, and a child copies its parent's score
-//! (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again until a reading has no process that was not looked at, with a bound, and twice more a little later.
-//! Forks after that inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
+//! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification
+//! ([`OomScores::follow`]). A record of the kernel names each process that is put into a cgroup ([`OomScores::came`]);
+//! it gets its score right after the reaction to that record ([`OomScores::serve`]). The process may have forked before
+//! it was served, and a child copies its parent's score (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again
+//! until a reading has no process that was not looked at, with a bound, and twice more a little later. Forks after that
+//! inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
 //! `cgroup.procs` is compared with what it had half a second before.
 //!
 //! **Which process is written to.** (docs/decisions/0012-oom-scores.md)
-//! * A lower score than the container's: always. Protection is the node's to give. Lowering needs CAP_SYS_RESOURCE, so only
-//!   a process that came from outside, its children, or one in a privileged container can have it (fs/proc/base.c, `__set_oom_adj`).
-//! * A higher one: only where it cannot be the process's own choice. That is when the process has just been put there, when its cgroup is
-//!   seen for the first time, or when the score is one that we gave or one that a newcomer came with. Any process may raise its own
-//!   score, and some do on purpose; the kubelet, too, sets scores once. A child may be seen before the record of the newcomer that has forked it:
-//!   who has a higher score for no known reason is in doubt for ten seconds, and judged again.
+//! * A lower score than the container's: always. Protection is the node's to give. Lowering needs CAP_SYS_RESOURCE, so
+//!   only a process that came from outside, its children, or one in a privileged container can have it (fs/proc/base.c,
+//!   `__set_oom_adj`).
+//! * A higher one: only where it cannot be the process's own choice. That is when the process has just been put there,
+//!   when its cgroup is seen for the first time, or when the score is one that we gave or one that a newcomer came
+//!   with. Any process may raise its own score, and some do on purpose; the kubelet, too, sets scores once. A child may
+//!   be seen before the record of the newcomer that has forked it: who has a higher score for no known reason is in
+//!   doubt for ten seconds, and judged again.
 //! * -1000 is never given: the kernel would pass over the process for ever.
 //!
-//! **No stranger is written to.** A score is written through a descriptor of `/proc/PID/oom_score_adj` that was opened before a reading of
-//! `cgroup.procs` which has that pid. The descriptor stays with its process (ESRCH after its end), so the proof in [`crate::pods::kill`]
-//! holds here, too.
+//! **No stranger is written to.** A score is written through a descriptor of `/proc/PID/oom_score_adj` that was opened
+//! before a reading of `cgroup.procs` which has that pid. The descriptor stays with its process (ESRCH after its end),
+//! so the proof in [`crate::pods::kill`] holds here, too.
 //!
-//! **Terms.** *newcomer*: a process that a record names. *unknown*: one that was not in `cgroup.procs` when it was last read.
-//! *review*: a look at all processes of a cgroup, not only the unknown ones.
+//! **Terms.** *newcomer*: a process that a record names. *unknown*: one that was not in `cgroup.procs` when it was last
+//! read. *review*: a look at all processes of a cgroup, not only the unknown ones.
 //!
 //! [`OomOrder::Dynamic`]: plimsoll_core::model::options::OomOrder::Dynamic
 #![forbid(unsafe_code)]
@@ -57,7 +61,8 @@ use crate::pods::registry::Pods;
 const NEWCOMERS_MAX: usize = 256;
 /// Readings of one `cgroup.procs` in a row. Each finds only what was forked during the one before it.
 const ROUNDS_MAX: u32 = 8;
-/// Processes looked at, and scores written, for one pod in one turn of the loop, and how long. The rest follows in a later turn.
+/// Processes looked at, and scores written, for one pod in one turn of the loop, and how long. The rest follows in a
+/// later turn.
 const LOOKS_PER_TURN: u32 = 256;
 const WRITES_PER_TURN: u32 = 128;
 const TURN_NS: u64 = 2_000_000;
@@ -72,13 +77,14 @@ const RECENT_MAX: usize = 4;
 const COMPARE_WITH_RECORDS_NS: u64 = 5_000_000_000;
 /// The same where nothing tells of them. Housekeeping comes this often then.
 const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
-/// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in flight has copied the
-/// old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken away).
+/// After newcomers were served `cgroup.procs` is compared again so much later, and twice more: a fork that was in
+/// flight has copied the old score and is not listed yet (milliseconds on a slow machine, more where its CPU is taken
+/// away).
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// Containers of one pod whose names the runtime gave. The API lists them soon after.
 const GIVEN_NAMES_MAX: usize = 64;
-/// After this time a higher score counts as the process's own choice and not as inherited: the record of the newcomer that has forked it comes no later,
-/// also where the loop's time is scarce.
+/// After this time a higher score counts as the process's own choice and not as inherited: the record of the newcomer
+/// that has forked it comes no later, also where the loop's time is scarce.
 const DOUBT_NS: u64 = 10_000_000_000;
 /// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
 const DOUBTFUL_MAX: usize = 256;
@@ -266,8 +272,9 @@ impl OomScores {
         self.counts
     }
 
-    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. A cgroup that has no score is no pod's, and costs
-    /// nothing; or its pod has not been rescanned since it was made, and then [`OomScores::follow`] finds the process there. Allocates nothing.
+    /// A record: a process was put into a cgroup, or was born in one that is not its parent's. A cgroup that has no
+    /// score is no pod's, and costs nothing; or its pod has not been rescanned since it was made, and then
+    /// [`OomScores::follow`] finds the process there. Allocates nothing.
     pub fn came(&mut self, cgroup_id: u64, pid: u32) {
         if !self.by_id.contains_key(&cgroup_id) {
             return;
@@ -298,9 +305,9 @@ impl OomScores {
         Some(wanted_ns.max(self.rest_until_ns))
     }
 
-    /// Scores the new processes of the next cgroup in turn, and the children that they have forked meanwhile. [`OomScores::served`] is to follow.
-    /// Newcomers and cgroups that are to be compared again take turns, so that newcomers of one pod keep no other pod from the second look. Returns whose
-    /// cgroup it was.
+    /// Scores the new processes of the next cgroup in turn, and the children that they have forked meanwhile.
+    /// [`OomScores::served`] is to follow. Newcomers and cgroups that are to be compared again take turns, so that
+    /// newcomers of one pod keep no other pod from the second look. Returns whose cgroup it was.
     pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) -> Option<PodUid> {
         let first = self.newcomers.first().map(|newcomer| newcomer.cgroup_id);
         let due = self.again.first().filter(|(at_ns, _)| *at_ns <= now_ns);
@@ -352,7 +359,8 @@ impl OomScores {
         uid
     }
 
-    /// A serving took so long: the next one comes after a rest, so that newcomers, however many, cost a tenth of the loop's time.
+    /// A serving took so long: the next one comes after a rest, so that newcomers, however many, cost a tenth of the
+    /// loop's time.
     pub fn served(&mut self, began_ns: u64, ended_ns: u64) {
         self.rest_until_ns = rest_until_ns(began_ns, ended_ns);
     }
@@ -448,7 +456,8 @@ impl OomScores {
         self.by_id.retain(|_, uid| pods.contains(uid));
     }
 
-    /// Gives a container another score than its specification does, or with `None` that one again. [`OomScores::follow`] writes it.
+    /// Gives a container another score than its specification does, or with `None` that one again.
+    /// [`OomScores::follow`] writes it.
     pub fn order(&mut self, uid: &PodUid, container: &str, adj: Option<i32>) {
         let Some(scores) = self.pods.get_mut(uid) else {
             return;
@@ -691,7 +700,8 @@ impl Turn<'_> {
 }
 
 impl CgroupScores {
-    /// Newcomers are not known: as if it were seen for the first time, since a newcomer's score cannot be told from a chosen one.
+    /// Newcomers are not known: as if it were seen for the first time, since a newcomer's score cannot be told from a
+    /// chosen one.
     fn missed_some(&mut self) {
         self.established = false;
         self.known.clear();
@@ -716,7 +726,8 @@ impl CgroupScores {
         again.extend(self.again.map(|(at_ns, _)| (at_ns, self.id)));
     }
 
-    /// Looks at the unknown processes and at `newcomers`; at all when a review is due. What the budget does not reach is gone on with at the next look.
+    /// Looks at the unknown processes and at `newcomers`; at all when a review is due. What the budget does not reach
+    /// is gone on with at the next look.
     fn look(&mut self, newcomers: &[u32], now_ns: u64, turn: &mut Turn<'_>) {
         let mut newcomers: Vec<u32> = newcomers
             .iter()

@@ -1,14 +1,18 @@
 //! Makes the machine what the engine has decided about CPUs and NUMA memory.
 //!
-//! **Problem.** A placement is a value ([`Assignments`](plimsoll_core::placement::assignments::Assignments)); what counts is on which CPUs the
-//! processes of dozens of cgroups run, at every instant, while containers are started by somebody else, agents are restarted and CPUs are unplugged.
+//! **Problem.** A placement is a value ([`Assignments`](plimsoll_core::placement::assignments::Assignments)); what
+//! counts is on which CPUs the processes of dozens of cgroups run, at every instant, while containers are started by
+//! somebody else, agents are restarted and CPUs are unplugged.
 //!
-//! **Approach.** The loop says what is to be ([`Placement::want`]) and never waits. A thread of its own ([`Placement::start`]) makes it so
-//! ([`applier`]), when that changes, when a container appears, within a second of CPUs or memory nodes that come or go, and every `cpuManagerReconcilePeriod`; only the newest placement counts. `exec` asks the
-//! same checkpoint before it starts a container ([`StartPermit`]). Whoever else manages cpusets is left alone ([`owner`]).
+//! **Approach.** The loop says what is to be ([`Placement::want`]) and never waits. A thread of its own
+//! ([`Placement::start`]) makes it so ([`applier`]), when that changes, when a container appears, within a second of
+//! CPUs or memory nodes that come or go, and every `cpuManagerReconcilePeriod`; only the newest placement counts.
+//! `exec` asks the same checkpoint before it starts a container ([`StartPermit`]). Whoever else manages cpusets is left
+//! alone ([`owner`]).
 //!
-//! What is placed are the containers of pods. Processes of the system run where they ran: as with the kubelet, keep them off by `reservedSystemCPUs` and
-//! systemd's `CPUAffinity=`. So does on v1 a process that somebody puts into a pod's own cgroup, beside its containers.
+//! What is placed are the containers of pods. Processes of the system run where they ran: as with the kubelet, keep
+//! them off by `reservedSystemCPUs` and systemd's `CPUAffinity=`. So does on v1 a process that somebody puts into a
+//! pod's own cgroup, beside its containers.
 //!
 //! **Terms.** *exclusive*: CPUs of one container, and nobody else's. *shared pool*: the CPUs of all other containers.
 #![forbid(unsafe_code)]
@@ -184,7 +188,8 @@ pub fn online_cpus(host: &HostRoot) -> Result<CpuSet, PlacementError> {
 /// What the thread has to say.
 #[derive(Debug)]
 pub enum Report {
-    /// The placement with this number was carried out, as far as the outcome says. Also when something was put right, or has failed anew.
+    /// The placement with this number was carried out, as far as the outcome says. Also when something was put right,
+    /// or has failed anew.
     Applied {
         /// What [`Placement::want`] returned.
         number: u64,
@@ -254,7 +259,8 @@ impl Placement {
         Ok((Self { shared, thread }, receiver))
     }
 
-    /// Has this placement carried out, instead of any that is not begun. Does not wait. Returns its number, which its report has.
+    /// Has this placement carried out, instead of any that is not begun. Does not wait. Returns its number, which its
+    /// report has.
     pub fn want(&self, wanted: Wanted) -> u64 {
         let number = {
             let mut newest = self.shared.wanted();
@@ -365,7 +371,8 @@ impl Worker {
     }
 }
 
-/// When the thread has its next turn. Any process that comes and goes in a pod asks for a look, and each look is at all containers.
+/// When the thread has its next turn. Any process that comes and goes in a pod asks for a look, and each look is at all
+/// containers.
 struct Turns {
     /// Not before, if it was only asked to look.
     look_at_ns: u64,

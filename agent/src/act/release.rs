@@ -1,10 +1,11 @@
 //! Gets the memory of killed pods back on a thread of its own.
 //!
-//! **Problem.** What frees a victim's memory ([`release`]) takes as long as the memory is large, and as long as the victim holds the lock of its own
-//! memory: 0.3 s for each GiB and, against a pod that resists, tens of seconds were measured. The loop that evicts must not wait for that.
-//! **Approach.** A thread that is there before it is needed, at a real-time priority below the loop's. The loop hands it the pod's cgroup; the thread
-//! works on all the pods that it has, again and again, until their cgroups are empty or 30 s are over. A pod for which there is no place gets its memory
-//! freed by its processes alone, and is counted.
+//! **Problem.** What frees a victim's memory ([`release`]) takes as long as the memory is large, and as long as the
+//! victim holds the lock of its own memory: 0.3 s for each GiB and, against a pod that resists, tens of seconds were
+//! measured. The loop that evicts must not wait for that. **Approach.** A thread that is there before it is needed, at
+//! a real-time priority below the loop's. The loop hands it the pod's cgroup; the thread works on all the pods that it
+//! has, again and again, until their cgroups are empty or 30 s are over. A pod for which there is no place gets its
+//! memory freed by its processes alone, and is counted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,7 +62,8 @@ impl MemoryRelease {
         Ok(Self { shared, thread })
     }
 
-    /// Has the thread free the memory of a pod whose processes have been killed; `pod_dir` is its cgroup. Does not wait, allocates nothing.
+    /// Has the thread free the memory of a pod whose processes have been killed; `pod_dir` is its cgroup. Does not
+    /// wait, allocates nothing.
     pub fn add(&self, pod_dir: &Arc<Path>) {
         let pods = &self.shared.pods;
         if !pods.put_once(Arc::clone(pod_dir), |one, other| one == other) {

@@ -1,20 +1,24 @@
 //! Carries out what is tried before an eviction: `memory.reclaim` and `memory.high` of a pod's cgroup.
 //!
-//! **Problem.** Both writes block: `memory.reclaim` until the kernel has taken what was asked for, and `memory.high` below the present
-//! usage until it has tried to bring the usage down (mm/memcontrol.c, `memory_high_write`). The loop that evicts must not wait for either. And a cgroup that is
-//! left at a low `memory.high` stands still, for as long as it is there.
+//! **Problem.** Both writes block: `memory.reclaim` until the kernel has taken what was asked for, and `memory.high`
+//! below the present usage until it has tried to bring the usage down (mm/memcontrol.c, `memory_high_write`). The loop
+//! that evicts must not wait for either. And a cgroup that is left at a low `memory.high` stands still, for as long as
+//! it is there.
 //!
-//! **Approach.** One thread of ordinary priority does the writes, one job at a time: reclaim in chunks ([`RECLAIM_CHUNK_BYTES`]), so that it can be
-//! stopped between two of them. `memory.high` is changed through a ledger of its own, which holds at most one line. It is put back
+//! **Approach.** One thread of ordinary priority does the writes, one job at a time: reclaim in chunks
+//! ([`RECLAIM_CHUNK_BYTES`]), so that it can be stopped between two of them. `memory.high` is changed through a ledger
+//! of its own, which holds at most one line. It is put back
 //! - by the loop, at once and without waiting for the thread ([`Remedies::clear_high`]);
-//! - by the thread itself, if the loop asked for that while the write still blocked, or if it has not come back half a second after the time is over;
+//! - by the thread itself, if the loop asked for that while the write still blocked, or if it has not come back half a
+//!   second after the time is over;
 //! - when the agent ends, and, after `kill -9`, when the next one starts: by the ledger.
 //!
-//! The loop is on its way to a kill and has a real-time priority: it never waits for a lock that the thread could hold. Jobs are handed over in
-//! a [`Handover`], and what the thread is about to write in [`Announced`]. Nobody stays at our `memory.high`: the thread announces, looks at the ticket,
-//! writes, and looks at the ticket again; the loop changes the ticket, then reads what is announced, then the file. If the loop finds nothing
-//! announced, the thread's first look comes after the change, and it does not write. Else either the thread's second look comes after the
-//! change, and it puts the value back; or its write was over before, and the loop finds it in the file.
+//! The loop is on its way to a kill and has a real-time priority: it never waits for a lock that the thread could hold.
+//! Jobs are handed over in a [`Handover`], and what the thread is about to write in [`Announced`]. Nobody stays at our
+//! `memory.high`: the thread announces, looks at the ticket, writes, and looks at the ticket again; the loop changes
+//! the ticket, then reads what is announced, then the file. If the loop finds nothing announced, the thread's first
+//! look comes after the change, and it does not write. Else either the thread's second look comes after the change, and
+//! it puts the value back; or its write was over before, and the loop finds it in the file.
 //!
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
@@ -116,7 +120,8 @@ impl Announced {
         self.ticket.store(ticket, Ordering::SeqCst);
     }
 
-    /// The old and the new value of a job, once they are known. Only for the newest job: the thread has then none to announce in between.
+    /// The old and the new value of a job, once they are known. Only for the newest job: the thread has then none to
+    /// announce in between.
     fn of(&self, ticket: u64) -> Option<(u64, u64)> {
         let load = |value: &AtomicU64| value.load(Ordering::SeqCst);
         (load(&self.ticket) == ticket).then(|| (load(&self.old), load(&self.new)))
@@ -238,8 +243,9 @@ impl Remedies {
         Ok(ticket)
     }
 
-    /// Puts a pod's `memory.high` back, if it still has the value that we wrote: two system calls, no allocation, no lock. If the thread's
-    /// write is still to come, or under way, the thread puts it back itself as soon as that returns.
+    /// Puts a pod's `memory.high` back, if it still has the value that we wrote: two system calls, no allocation, no
+    /// lock. If the thread's write is still to come, or under way, the thread puts it back itself as soon as that
+    /// returns.
     ///
     /// # Errors
     /// [`FileError`]; the caller tries again, and so does the thread. A cgroup that is gone is none.
@@ -259,8 +265,8 @@ impl Remedies {
             _ => {
                 let files = Arc::clone(&held.files);
                 self.held = None;
-                // What was written is still in the ledger, which the thread tidies. If there is no room, it does so by itself when the pod's time is
-                // over.
+                // What was written is still in the ledger, which the thread tidies. If there is no room, it does so by
+                // itself when the pod's time is over.
                 self.send(uid, &files, 0, 0, Work::Tidy).ok();
                 Ok(())
             }
@@ -269,8 +275,8 @@ impl Remedies {
 }
 
 impl Drop for Remedies {
-    /// Stops what is under way; no pod is held any more when this returns, unless the kernel keeps the thread in a write for longer than
-    /// [`END_PATIENCE`]: then the ledger has it.
+    /// Stops what is under way; no pod is held any more when this returns, unless the kernel keeps the thread in a
+    /// write for longer than [`END_PATIENCE`]: then the ledger has it.
     fn drop(&mut self) {
         self.shared.ticket.fetch_add(1, Ordering::SeqCst);
         self.shared.is_over.store(true, Ordering::SeqCst);

@@ -1,4 +1,5 @@
-//! `plimsoll admit`: whether an API server would take objects, what it would make of them, and why not. No cluster, no agent, no root.
+//! `plimsoll admit`: whether an API server would take objects, what it would make of them, and why not. No cluster, no
+//! agent, no root.
 //!
 //! [`dry_run`](crate::input::manifests::dry_run) asks, [`admission`] shows.
 

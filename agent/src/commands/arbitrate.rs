@@ -1,7 +1,8 @@
-//! `plimsoll arbitrate`: who may have how much of a cluster and who gives it back, from files. No cluster, no agent, no root.
+//! `plimsoll arbitrate`: who may have how much of a cluster and who gives it back, from files. No cluster, no agent, no
+//! root.
 //!
-//! Objects are read as `kubectl get … -o yaml` prints them ([`crate::input::cluster`]); what is computed is one cycle of the arbitrator
-//! ([`plimsoll_core::arbitration`]), whose rules docs/reference/arbitrator.md has in plain words.
+//! Objects are read as `kubectl get … -o yaml` prints them ([`crate::input::cluster`]); what is computed is one cycle
+//! of the arbitrator ([`plimsoll_core::arbitration`]), whose rules docs/reference/arbitrator.md has in plain words.
 
 mod what_if;
 
@@ -47,7 +48,8 @@ pub struct ArbitrateArgs {
     /// Explain the share of this namespace or Consumer
     #[arg(long, value_name = "NAMESPACE")]
     pub why: Option<String>,
-    /// Change the cluster first: node=RESOURCE=AMOUNT,…  namespace=NAME,pods=COUNT,RESOURCE=AMOUNT,…  weight=CONSUMER,WEIGHT; may be repeated
+    /// Change the cluster first: node=RESOURCE=AMOUNT,… namespace=NAME,pods=COUNT,RESOURCE=AMOUNT,…
+    /// weight=CONSUMER,WEIGHT; may be repeated
     #[arg(long, value_name = "CHANGE")]
     pub what_if: Vec<Change>,
     /// Count ages up to this time, such as 2026-11-23T02:39:40Z [default: now]

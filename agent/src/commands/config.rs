@@ -1,5 +1,5 @@
-//! `plimsoll config check|print`: whether a file would be accepted, what it comes to, and where each value comes from. Needs no
-//! root and touches nothing.
+//! `plimsoll config check|print`: whether a file would be accepted, what it comes to, and where each value comes from.
+//! Needs no root and touches nothing.
 
 pub mod print;
 

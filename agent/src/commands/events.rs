@@ -1,7 +1,8 @@
 //! `plimsoll events`: every record of the BPF programs as it comes, and where each one went.
 //!
-//! The tool for seeing the kernel side work: it loads every hook, says which are in place, prints, and at the end accounts for
-//! each record by kind (produced = consumed + dropped). It decides nothing and changes nothing on the host.
+//! The tool for seeing the kernel side work: it loads every hook, says which are in place, prints, and at the end
+//! accounts for each record by kind (produced = consumed + dropped). It decides nothing and changes nothing on the
+//! host.
 
 mod screen;
 mod totals;

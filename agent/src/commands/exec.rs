@@ -1,20 +1,22 @@
 //! `plimsoll exec -f pod.yaml [-c NAME] -- CMD…`: runs a command as one of a pod's containers.
 //!
 //! **Problem.** Without a cluster there is no container runtime that would put processes into a pod's cgroups.
-//! **Approach.** This process makes the pod's and the container's cgroup, writes their limits from the manifest by the kubelet's rules,
-//! moves itself into them, takes on the container's `oom_score_adj`, and becomes the command by `execve`: same pid, same terminal, no
-//! parent left behind. It works with and without a running agent; the agent sees the cgroup appear, and removes it when it is empty.
+//! **Approach.** This process makes the pod's and the container's cgroup, writes their limits from the manifest by the
+//! kubelet's rules, moves itself into them, takes on the container's `oom_score_adj`, and becomes the command by
+//! `execve`: same pid, same terminal, no parent left behind. It works with and without a running agent; the agent sees
+//! the cgroup appear, and removes it when it is empty.
 //!
-//! **Exit status.** The command's own; 125 when plimsoll itself failed, 126 when the command cannot be executed, 127 when it is not found,
-//! as docker and systemd-run have it.
+//! **Exit status.** The command's own; 125 when plimsoll itself failed, 126 when the command cannot be executed, 127
+//! when it is not found, as docker and systemd-run have it.
 //!
-//! Where CPUs or memory are placed ([`crate::act::placement`]), the container starts in the cpuset that its pod was given, and a pod that could not be
-//! placed is refused.
+//! Where CPUs or memory are placed ([`crate::act::placement`]), the container starts in the cpuset that its pod was
+//! given, and a pod that could not be placed is refused.
 //!
-//! Where a LimitRange, ResourceQuota or PriorityClass decides about the pod, it starts as the agent has admitted it, and is refused if it was
-//! ([`crate::input::manifests::admission`]).
+//! Where a LimitRange, ResourceQuota or PriorityClass decides about the pod, it starts as the agent has admitted it,
+//! and is refused if it was ([`crate::input::manifests::admission`]).
 //!
-//! The pod's emptyDir volumes are directories in the kubelet's layout, and with `--log` so is the container's log ([`volumes`]).
+//! The pod's emptyDir volumes are directories in the kubelet's layout, and with `--log` so is the container's log
+//! ([`volumes`]).
 #![forbid(unsafe_code)]
 
 pub mod volumes;
@@ -62,9 +64,9 @@ const PERMITS_MAX: u32 = 10;
 
 /// Run a command as a container of a pod.
 ///
-/// Creates the directory of each emptyDir volume, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, and passes its path to the
-/// command in the environment variable PLIMSOLL_VOLUME_NAME (upper case, '_' for '-'). Mounts nothing at the mountPath. `plimsoll run`
-/// deletes a finished pod's volumes when disk space is short.
+/// Creates the directory of each emptyDir volume, KUBELET_DIR/pods/UID/volumes/kubernetes.io~empty-dir/NAME, and passes
+/// its path to the command in the environment variable PLIMSOLL_VOLUME_NAME (upper case, '_' for '-'). Mounts nothing
+/// at the mountPath. `plimsoll run` deletes a finished pod's volumes when disk space is short.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ExecArgs {
     /// Manifest file with the pod
@@ -76,7 +78,8 @@ pub struct ExecArgs {
     /// Pod to run as: NAME, NAMESPACE/NAME or UID; required if the file has several
     #[arg(long, value_name = "POD")]
     pub pod: Option<String>,
-    /// Cgroup that contains kubepods, relative to the cgroup mount, as given to `plimsoll run` [default: cgroupRoot of --config, or the mount itself]
+    /// Cgroup that contains kubepods, relative to the cgroup mount, as given to `plimsoll run`
+    /// [default: cgroupRoot of --config, or the mount itself]
     #[arg(long, value_name = "CGROUP")]
     pub cgroup_root: Option<String>,
     /// State directory of the agent
@@ -85,7 +88,8 @@ pub struct ExecArgs {
     /// Configuration file (KubeletConfiguration): settings that affect limits, such as memory.high and swap
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Maximum number of processes and threads of the pod; -1: unlimited [default: podPidsLimit of the file, or unlimited]
+    /// Maximum number of processes and threads of the pod; -1: unlimited
+    /// [default: podPidsLimit of the file, or unlimited]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pod_pids_limit: Option<i64>,
     /// Directory of the kubelet, which contains the volumes
@@ -286,7 +290,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
     Err(become_command(command, program, log.as_ref()))
 }
 
-/// Enters the container's cgroup until that is where the pods were placed. While the permit is held, the agent moves no pod.
+/// Enters the container's cgroup until that is where the pods were placed. While the permit is held, the agent moves no
+/// pod.
 fn enter_as_placed(
     permit: impl Fn() -> Result<StartPermit, PlacementError>,
     mut enter: impl FnMut(&StartPermit) -> Result<(), ExecError>,
@@ -339,7 +344,8 @@ fn send_to(log: &std::fs::File) -> Result<OwnedFd, Errno> {
     Ok(before)
 }
 
-/// Takes on the container's score. A score that protects needs CAP_SYS_RESOURCE; without it the command runs all the same, and this is said.
+/// Takes on the container's score. A score that protects needs CAP_SYS_RESOURCE; without it the command runs all the
+/// same, and this is said.
 fn set_oom_score_adj(host: &HostRoot, adj: i32) -> Result<(), FileError> {
     let path = host.procfs("self/oom_score_adj");
     match write_text(&path, &adj.to_string()) {
@@ -366,7 +372,8 @@ fn pids_limit(limit: i64) -> Result<Option<u64>, ExecError> {
     }
 }
 
-/// The pod to take. With errors in the file, only a pod that was named counts: an unnamed one might be among the broken.
+/// The pod to take. With errors in the file, only a pod that was named counts: an unnamed one might be among the
+/// broken.
 fn select_pod<'pods>(
     file: &Path,
     pods: &'pods [ManifestPod],
@@ -507,7 +514,8 @@ fn enter(
             }
             // An agent has removed the pod's empty cgroup just now.
             Err(error) if is_vanished(&error) => {}
-            // Or another's ledger has taken back a controller between our look and our write; if it stays so, it is not passed on here.
+            // Or another's ledger has taken back a controller between our look and our write; if it stays so, it is not
+            // passed on here.
             Err(ExecError::Create(KnobError::Enable {
                 source: Errno::NOENT,
                 ..

@@ -1,4 +1,5 @@
-//! What the exit statuses of `plimsoll` mean: one table, from which help, manual pages and docs/reference/exit-status.md have them.
+//! What the exit statuses of `plimsoll` mean: one table, from which help, manual pages and
+//! docs/reference/exit-status.md have them.
 
 use std::fmt::Write as _;
 
@@ -298,8 +299,8 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
     ),
 ];
 
-/// Adds the exit statuses to the help of every command of `plimsoll`. Where the help has them already they stay: that of `run` and `trace`
-/// is the help of other programs, too.
+/// Adds the exit statuses to the help of every command of `plimsoll`. Where the help has them already they stay: that
+/// of `run` and `trace` is the help of other programs, too.
 pub(crate) fn explained(plimsoll: Command) -> Command {
     plimsoll.mut_subcommands(|command| {
         let outer = command.get_name().to_owned();

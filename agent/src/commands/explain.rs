@@ -1,6 +1,7 @@
 //! `plimsoll explain`: what a running agent sees, which pod it would evict, and why; or what it saw, from a journal.
 //!
-//! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module asks and shows.
+//! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module
+//! asks and shows.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

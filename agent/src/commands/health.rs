@@ -1,7 +1,7 @@
 //! `plimsoll health`: whether a running agent's loop answers, for supervisors and probes.
 //!
-//! It asks over the control socket, which only root and the control group can open, and where probes have places of their own: no
-//! stranger can make it fail, as one could with the HTTP listener's port.
+//! It asks over the control socket, which only root and the control group can open, and where probes have places of
+//! their own: no stranger can make it fail, as one could with the HTTP listener's port.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -1,7 +1,8 @@
-//! `plimsoll man` and `plimsoll completions`: the manual pages and what shells complete, made from the command line's own definition.
+//! `plimsoll man` and `plimsoll completions`: the manual pages and what shells complete, made from the command line's
+//! own definition.
 //!
-//! Both come from the program itself, so that a package has those of exactly its version, and a person without a package can have them
-//! too. What `--help` hides is in neither.
+//! Both come from the program itself, so that a package has those of exactly its version, and a person without a
+//! package can have them too. What `--help` hides is in neither.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -146,7 +147,8 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
     Ok(ExitCode::SUCCESS)
 }
 
-/// `command` as a shell is to see it: `clap_complete` offers hidden commands and options too, and clap has no way to take one out.
+/// `command` as a shell is to see it: `clap_complete` offers hidden commands and options too, and clap has no way to
+/// take one out.
 fn shown(command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let version = command.get_version().unwrap_or_default().to_owned();

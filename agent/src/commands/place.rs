@@ -1,7 +1,8 @@
 //! `plimsoll place`: where pods would run on a described machine, from files. No agent, no root, no cgroup.
 //!
-//! Manifests are read, defaulted and validated as `plimsoll run` does it, the configuration is a KubeletConfiguration, and the pods are placed one
-//! after the other by the code that places them on a node ([`plimsoll_core::placement::node`]). This module only asks and shows.
+//! Manifests are read, defaulted and validated as `plimsoll run` does it, the configuration is a KubeletConfiguration,
+//! and the pods are placed one after the other by the code that places them on a node
+//! ([`plimsoll_core::placement::node`]). This module only asks and shows.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

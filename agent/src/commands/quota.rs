@@ -1,4 +1,5 @@
-//! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files; or what those of a running agent have left.
+//! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files; or what those of a
+//! running agent have left.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -116,7 +117,8 @@ pub fn run(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     print(args, &standings, &lines, values)
 }
 
-/// What the agent of this machine says. It names those that take most of a quota, and has the answer of each refused pod.
+/// What the agent of this machine says. It names those that take most of a quota, and has the answer of each refused
+/// pod.
 fn of_agent(args: &QuotaArgs) -> Result<ExitCode, QuotaError> {
     let overview = ask_overview(&args.agent.socket())?;
     let is_shown = |label: &str| {

@@ -1,4 +1,5 @@
-//! `plimsoll rank`: in which order pods would be evicted, from manifests and figures in files. No agent, no root, no kernel.
+//! `plimsoll rank`: in which order pods would be evicted, from manifests and figures in files. No agent, no root, no
+//! kernel.
 //!
 //! Manifests are read, defaulted and validated as `plimsoll run` does it, and ranked by the code that evicts
 //! ([`plimsoll_core::policy::memory::rank`]); this module only shows it.

@@ -1,6 +1,8 @@
-//! `plimsoll rehearse`: what a policy does to a cluster over days of virtual time, beside static quotas and plain priorities. From files: no cluster, no agent, no root.
+//! `plimsoll rehearse`: what a policy does to a cluster over days of virtual time, beside static quotas and plain
+//! priorities. From files: no cluster, no agent, no root.
 //!
-//! The word is that of the theatre: the same play with the same people, before it counts. `simulate` is the name of a tool of this repository that runs the agent against a model of a machine.
+//! The word is that of the theatre: the same play with the same people, before it counts. `simulate` is the name of a
+//! tool of this repository that runs the agent against a model of a machine.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -28,7 +30,8 @@ use crate::show::rehearse::{Run, Shown, name, svg};
 /// Pods that come, at most.
 const PODS_MAX: usize = 100_000;
 
-/// Pods that are there, summed over all turns, at most: each policy takes from a microsecond for one, so it is some ten minutes, and more where many wait.
+/// Pods that are there, summed over all turns, at most: each policy takes from a microsecond for one, so it is some ten
+/// minutes, and more where many wait.
 const POD_TURNS_MAX: u64 = 200_000_000;
 
 /// How often a rehearsal that takes long says how far it is.

@@ -1,4 +1,5 @@
-//! `plimsoll run`: becomes `plimsoll-agent`, which has what the agent needs and nothing else, because all of it is locked in memory.
+//! `plimsoll run`: becomes `plimsoll-agent`, which has what the agent needs and nothing else, because all of it is
+//! locked in memory.
 
 use crate::daemon::start::PROGRAM;
 use crate::host::program::{NotStarted, become_program};

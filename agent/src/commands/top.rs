@@ -1,9 +1,10 @@
 //! `plimsoll top`: the node at a glance, from a running agent or a journal.
 //!
-//! **Problem.** What presses on the node, who causes it, and what the agent would do next must be seen while it happens, by people without
-//! root, on whatever terminal there is. **Approach.** An [`Overview`] comes from the control socket, or from a journal's state; a
-//! [`Model`] holds what is on the screen and is changed only by messages; [`draw`](crate::show::top::draw) makes cells of it. Both are pure. This module
-//! does the rest: a thread asks the agent, the main one reads keys and draws. An agent that ends is waited for.
+//! **Problem.** What presses on the node, who causes it, and what the agent would do next must be seen while it
+//! happens, by people without root, on whatever terminal there is. **Approach.** An [`Overview`] comes from the control
+//! socket, or from a journal's state; a [`Model`] holds what is on the screen and is changed only by messages;
+//! [`draw`](crate::show::top::draw) makes cells of it. Both are pure. This module does the rest: a thread asks the
+//! agent, the main one reads keys and draws. An agent that ends is waited for.
 
 mod screen;
 
@@ -47,7 +48,8 @@ pub struct TopArgs {
     /// Print one table and exit
     #[arg(long)]
     pub once: bool,
-    /// Print one line, its fields separated by tabs: running pods, memory available, of how much, conditions, who goes next and why
+    /// Print one line, its fields separated by tabs: running pods, memory available, of how much, conditions, who goes
+    /// next and why
     #[arg(long, conflicts_with_all = ["once", "format"])]
     pub line: bool,
     #[command(flatten)]

@@ -1,10 +1,13 @@
-//! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json` for programs.
+//! `plimsoll topology`: the machine drawn for people, as a tree in the terminal or as a picture, and as `machine.json`
+//! for programs.
 //!
-//! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`], docs/reference/machine.md). What is
-//! drawn is a tree of parts that contain each other ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds
-//! which CPUs ([`Holders`]) is shown where it is known.
+//! The machine is the one at hand, or one that a file describes ([`plimsoll_core::placement::machine`],
+//! docs/reference/machine.md). What is drawn is a tree of parts that contain each other
+//! ([`layout`](crate::show::topology::layout)), whatever the order in which this machine nests them; who holds which
+//! CPUs ([`Holders`]) is shown where it is known.
 //!
-//! With `--zones` it is what containers leave of each NUMA node, whether the kubelet or the agent has placed them: the zones of the NodeResourceTopology that the agent has written.
+//! With `--zones` it is what containers leave of each NUMA node, whether the kubelet or the agent has placed them: the
+//! zones of the NodeResourceTopology that the agent has written.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -106,7 +109,8 @@ pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Without the topology policy, which is in the kubelet's configuration, and without the fingerprint, which needs the API's pods.
+/// Without the topology policy, which is in the kubelet's configuration, and without the fingerprint, which needs the
+/// API's pods.
 fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
     let program = std::env::current_exe()?.with_file_name("plimsoll-runtime");
     let settings = ResourceSettings {

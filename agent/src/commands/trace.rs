@@ -1,4 +1,5 @@
-//! `plimsoll trace`: its arguments. It becomes `plimsoll-trace`, a package of its own with what reads debug information and writes traces.
+//! `plimsoll trace`: its arguments. It becomes `plimsoll-trace`, a package of its own with what reads debug information
+//! and writes traces.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! `plimsoll uninstall`: leaves the machine as it was before the first `plimsoll run`.
 //!
-//! Problem: an agent that was killed leaves settings, cgroups, pinned BPF programs and files behind, and there may be no next one to put
-//! them right. Approach: take the agent's own lock, so that none runs and none starts; then do what an ending agent does, and remove what
-//! it keeps for the next one. Whatever cannot be undone yet is named with its reason and stays in its ledger, so that the same command
-//! finishes the work later. No process is ended and no file removed that is not known to be the agent's own: pods that run go on
-//! running, and a journal stays.
+//! Problem: an agent that was killed leaves settings, cgroups, pinned BPF programs and files behind, and there may be
+//! no next one to put them right. Approach: take the agent's own lock, so that none runs and none starts; then do what
+//! an ending agent does, and remove what it keeps for the next one. Whatever cannot be undone yet is named with its
+//! reason and stays in its ledger, so that the same command finishes the work later. No process is ended and no file
+//! removed that is not known to be the agent's own: pods that run go on running, and a journal stays.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -218,7 +218,8 @@ impl Uninstall<'_> {
             .ok()
             .and_then(Pid::from_raw)
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // It holds the lock now, with its descriptor open: so the descriptor is of the holder and not of a later process.
+        // It holds the lock now, with its descriptor open: so the descriptor is of the holder and not of a later
+        // process.
         match (StateLock::acquire(self.state_dir), &process) {
             (Ok(lock), _) => return Ok(Some(lock)),
             (Err(LockError::Held { pid: Some(now), .. }), Some(process)) if now == pid => {

@@ -1,8 +1,10 @@
 //! `plimsoll web`: one page for a browser, from a running agent or a journal.
 //!
-//! **Problem.** Who presses on the node, who goes next and why, and what was decided when, are easier to see as pictures than in a terminal; and the agent's process is no place for
-//! pages. **Approach.** A process of its own asks the control socket, or steps through a journal, and serves three files and two JSON documents. The page needs nothing from
-//! elsewhere. Names of pods are strangers' words: the page shows them as text, and its policy lets no other script run.
+//! **Problem.** Who presses on the node, who goes next and why, and what was decided when, are easier to see as
+//! pictures than in a terminal; and the agent's process is no place for pages. **Approach.** A process of its own asks
+//! the control socket, or steps through a journal, and serves three files and two JSON documents. The page needs
+//! nothing from elsewhere. Names of pods are strangers' words: the page shows them as text, and its policy lets no
+//! other script run.
 
 mod document;
 mod nodes;

@@ -1,7 +1,7 @@
 //! Admission in the loop: which pods were refused, what quotas have in use, and which removed pods have left.
 //!
-//! The decision is made where manifests are read ([`crate::input::manifests::admission`]). The loop shows it, and tells that thread when a removed pod has left, so
-//! that another can have its room.
+//! The decision is made where manifests are read ([`crate::input::manifests::admission`]). The loop shows it, and tells
+//! that thread when a removed pod has left, so that another can have its room.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ impl Agent {
         self.admission.departures = sources.take_departures();
     }
 
-    /// What was decided. A pod that is refused is said once, however its message goes on to change: that has the quota's use.
+    /// What was decided. A pod that is refused is said once, however its message goes on to change: that has the
+    /// quota's use.
     pub(super) fn admission_decided(&mut self, refused: Vec<RefusedPod>, quotas: Vec<QuotaUse>) {
         let said: BTreeSet<&PodUid> = self.admission.refused.iter().map(|pod| &pod.uid).collect();
         let is_new = |pod: &&RefusedPod| !said.contains(&pod.uid);
@@ -80,7 +81,8 @@ impl Agent {
     }
 }
 
-/// Whether a pod that follows its manifest has processes. One whose cgroup cannot be read counts as running: nothing that runs is to be refused.
+/// Whether a pod that follows its manifest has processes. One whose cgroup cannot be read counts as running: nothing
+/// that runs is to be refused.
 pub(super) fn is_running(mounts: &CgroupMounts, cgroup_root: &CgroupPath, pod: &Pod) -> bool {
     let path = pods::cgroup::pod_path(cgroup_root, pod);
     path.is_ok_and(|path| pods::cgroup::is_populated(mounts, &path).unwrap_or(true))

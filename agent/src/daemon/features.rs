@@ -1,12 +1,13 @@
 //! The optional parts of the agent, all in one shape.
 //!
-//! **Problem.** These parts may be absent, and each has something to do at several moments of the loop. **Approach.** A moment is a column, a part is
-//! a row, and the loop calls a column for all rows. A part that is absent does nothing at any moment. What a part does for one decision is in
-//! [`Agent::act`](super::turn), what its thread reports is a [`Wake`](super::wake::Wake).
+//! **Problem.** These parts may be absent, and each has something to do at several moments of the loop. **Approach.** A
+//! moment is a column, a part is a row, and the loop calls a column for all rows. A part that is absent does nothing at
+//! any moment. What a part does for one decision is in [`Agent::act`](super::turn), what its thread reports is a
+//! [`Wake`](super::wake::Wake).
 //!
-//! What has to have its turn at one place of the loop is called there, in `turn`: kills of the last line before a sample is judged
-//! (`take_in_last_line_kills`); OOM scores, newcomers first (`serve_newcomers`, `order_oom_scores`), then the runtime's answers again, once pods were
-//! rescanned (`send_answers`).
+//! What has to have its turn at one place of the loop is called there, in `turn`: kills of the last line before a
+//! sample is judged (`take_in_last_line_kills`); OOM scores, newcomers first (`serve_newcomers`, `order_oom_scores`),
+//! then the runtime's answers again, once pods were rescanned (`send_answers`).
 
 use plimsoll_core::kube::pod_uid::PodUid;
 
@@ -17,7 +18,8 @@ use super::wake::Sources;
 struct Feature {
     /// The loop begins: the reports of its thread are to be waited for.
     begin: fn(&mut Agent, &mut Sources),
-    /// A sample has been taken and is about to be judged; when it was begun, and what was charged by then. Allocates nothing.
+    /// A sample has been taken and is about to be judged; when it was begun, and what was charged by then. Allocates
+    /// nothing.
     note_sample: fn(&mut Agent, u64, Option<u64>),
     /// A sample has been taken and answered.
     after_sample: fn(&mut Agent),

@@ -26,7 +26,8 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything else.
+    /// Of several causes the most telling is kept: an armed threshold before the watermarks, those before everything
+    /// else.
     pub(super) fn add_cause(&mut self, cause: Cause) {
         let weight = |cause: &Cause| match cause {
             Cause::ChargeThreshold { .. } => 4,

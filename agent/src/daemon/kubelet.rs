@@ -1,12 +1,14 @@
-//! Beside a kubelet: pods come from its cgroups and from the API server, evictions are held and reported, and nothing that the kubelet has made is
-//! changed.
+//! Beside a kubelet: pods come from its cgroups and from the API server, evictions are held and reported, and nothing
+//! that the kubelet has made is changed.
 //!
-//! **Problem.** The kubelet starts again what dies, and only the API server's word ends a pod. That word may be late, and the agent may be replaced
-//! meanwhile. **Approach.** A pod is known from its cgroup, whether or not the API server has named it ([`Agent::follow_kubelet_tree`]). A kill
-//! comes with a hold ([`crate::act::holds`]), and before its report, which is on the disk until it is settled ([`crate::source::cluster`]). At a
-//! soft threshold the report comes first: the kubelet runs hooks and sends SIGTERM. If none of that is seen in [`ACKNOWLEDGE_NS`], the agent does.
+//! **Problem.** The kubelet starts again what dies, and only the API server's word ends a pod. That word may be late,
+//! and the agent may be replaced meanwhile. **Approach.** A pod is known from its cgroup, whether or not the API server
+//! has named it ([`Agent::follow_kubelet_tree`]). A kill comes with a hold ([`crate::act::holds`]), and before its
+//! report, which is on the disk until it is settled ([`crate::source::cluster`]). At a soft threshold the report comes
+//! first: the kubelet runs hooks and sends SIGTERM. If none of that is seen in [`ACKNOWLEDGE_NS`], the agent does.
 //!
-//! **Terms.** *evicted*: from the decision until the pod's cgroup has gone, its UID has left the API, or the hold was given up.
+//! **Terms.** *evicted*: from the decision until the pod's cgroup has gone, its UID has left the API, or the hold was
+//! given up.
 
 mod api;
 mod hold;
@@ -25,12 +27,14 @@ use crate::record::tally::ReportCounts;
 use crate::source::cluster::{ClusterLink, LeftBehind};
 use crate::source::pod_resources::TopologySource;
 
-/// In this time the API server has to take the report of an eviction for a soft threshold; then the agent ends the pod itself.
+/// In this time the API server has to take the report of an eviction for a soft threshold; then the agent ends the pod
+/// itself.
 const ACKNOWLEDGE_NS: u64 = 2_000_000_000;
 /// How long a pod is held without a word from the API server.
 const HOLD_MAX_NS: u64 = 600_000_000_000;
-/// After the start the API server has so long to name the pods that are there. Until then the engine knows no pod of which only the cgroup is known: it
-/// may be critical, and no pod is to go because its agent was started anew (k/k#70618).
+/// After the start the API server has so long to name the pods that are there. Until then the engine knows no pod of
+/// which only the cgroup is known: it may be critical, and no pod is to go because its agent was started anew
+/// (k/k#70618).
 const NAMES_WITHIN_NS: u64 = 10_000_000_000;
 /// After this time it is looked what has come of a lift, and one that has failed is tried again.
 const LIFT_AGAIN_NS: u64 = 1_000_000_000;

@@ -1,10 +1,11 @@
 //! The last line in the kernel, kept up to date, and reports of what it did.
 //!
-//! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know beforehand; and
-//! what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample acknowledges the crossings before it,
-//! and renews what is in force, in two map updates. The order follows the samples, a few times a second at most. A kill comes as a
-//! record, and is counted in a map: what no record has reported is found in the map. A sample too soon for a new order is followed by one that is
-//! not: the agent may be gone before anything else leads to one.
+//! **Problem.** What is left in the kernel must be right when the agent stops being able to act, which it does not know
+//! beforehand; and what was done meanwhile must be known afterwards, also by another agent. **Approach.** Each sample
+//! acknowledges the crossings before it, and renews what is in force, in two map updates. The order follows the
+//! samples, a few times a second at most. A kill comes as a record, and is counted in a map: what no record has
+//! reported is found in the map. A sample too soon for a new order is followed by one that is not: the agent may be
+//! gone before anything else leads to one.
 //!
 //! Who is in the order, and where the line is, the core says ([`plimsoll_core::policy::oom::last_line`]).
 
@@ -105,8 +106,8 @@ impl LastLine {
         self.renewed_ns.saturating_add(renew_ns).min(order_at_ns)
     }
 
-    /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too. If it is too
-    /// soon for that, it has its own time.
+    /// It is renewed now, also if something is refused: the next try has its time. Returns whether the order is, too.
+    /// If it is too soon for that, it has its own time.
     fn begin_renewal(&mut self, now_ns: u64) -> bool {
         self.renewed_ns = now_ns;
         let is_order_due = since(self.ordered_ns, now_ns) >= ORDER_EVERY_NS;
@@ -175,8 +176,8 @@ impl Agent {
         (!line.kills.is_empty()).then(|| self.listed_at_ns())
     }
 
-    /// Takes in what records have reported of the last line: the engine completes what it began, before it judges a sample. Allocates nothing
-    /// for pods that are known.
+    /// Takes in what records have reported of the last line: the engine completes what it began, before it judges a
+    /// sample. Allocates nothing for pods that are known.
     pub(super) fn take_in_last_line_kills(&mut self) {
         if self
             .last_line_kills_at_ns()
@@ -362,7 +363,8 @@ impl Agent {
         }
     }
 
-    /// Pods of which more was killed than was reported, and how much more. Those that are gone and reported are forgotten.
+    /// Pods of which more was killed than was reported, and how much more. Those that are gone and reported are
+    /// forgotten.
     fn unreported_kills(&mut self) -> Result<Vec<(PodKills, u64)>, BpfError> {
         let Some(maps) = self.bpf.as_mut().and_then(Bpf::last_line) else {
             return Ok(Vec::new());
@@ -389,8 +391,8 @@ impl Agent {
         Ok(unreported)
     }
 
-    /// The agent ends because it can judge nothing any more, as if it were killed: what is in force stays for the next agent, or until it expires, and its
-    /// programs stay with it.
+    /// The agent ends because it can judge nothing any more, as if it were killed: what is in force stays for the next
+    /// agent, or until it expires, and its programs stay with it.
     pub(super) fn leave_last_line(&mut self) {
         if let Some(line) = &mut self.last_line {
             line.is_left = true;
@@ -423,8 +425,8 @@ impl Agent {
     }
 }
 
-/// Of so many kills of a pod, those that have not been reported. A record has the number of all so far: with it, those whose records were lost are
-/// reported too, and of two records in the wrong order the second says nothing new.
+/// Of so many kills of a pod, those that have not been reported. A record has the number of all so far: with it, those
+/// whose records were lost are reported too, and of two records in the wrong order the second says nothing new.
 fn new_kills(kills: u64, reported: u64) -> u64 {
     kills.saturating_sub(reported)
 }

@@ -1,11 +1,12 @@
 //! The ring of cgroups and processes that come and go: read without letting a flood take the loop.
 //!
-//! **Problem.** Whoever may make cgroups below his own (a delegated subtree), or moves a process to and fro, sends a record each time,
-//! a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each. **Approach.** The critical ring is read
-//! first, always, and this one in small portions. In ordinary times a look follows its record at once, at the pod that it concerns ([`Rescans`]).
-//! After [`READINGS`] in a [`WINDOW_NS`], or while there is more to read than a portion, the next reading waits, and what the records ask for (a
-//! sample, a look) is done once per window. Where the ring was full, the records that are missing are made up for by reading
-//! cgroupfs: every pod is looked at again, and every process of it.
+//! **Problem.** Whoever may make cgroups below his own (a delegated subtree), or moves a process to and fro, sends a
+//! record each time, a hundred thousand a second. They must cost neither what is urgent nor a look at all pods each.
+//! **Approach.** The critical ring is read first, always, and this one in small portions. In ordinary times a look
+//! follows its record at once, at the pod that it concerns ([`Rescans`]). After [`READINGS`] in a [`WINDOW_NS`], or
+//! while there is more to read than a portion, the next reading waits, and what the records ask for (a sample, a look)
+//! is done once per window. Where the ring was full, the records that are missing are made up for by reading cgroupfs:
+//! every pod is looked at again, and every process of it.
 //!
 //! [`Rescans`]: super::rescan::Rescans
 
@@ -116,7 +117,8 @@ enum Concerned<'pods> {
     Any,
 }
 
-/// A cgroup that a record does not name by its path is known since the look that its making led to: else it is no pod's.
+/// A cgroup that a record does not name by its path is known since the look that its making led to: else it is no
+/// pod's.
 fn concerned<'pods>(record: &Record<'_>, pods: &'pods Pods) -> Concerned<'pods> {
     let by_id = |hierarchy_id| {
         let is_known = pods.accounts_memory_in(hierarchy_id);

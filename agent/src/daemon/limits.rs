@@ -1,13 +1,13 @@
 //! What the limits of pods have cost them: `memory.high`, `memory.max`, OOM kills and CPU throttling, counted per pod.
 //!
-//! Problem: these events come in floods, from the kernel's records on one host and from files on another, for cgroups that come
-//! and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running totals, from
-//! whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`], [`Limits::record`],
-//! [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last turn. All of it is
-//! housekeeping: nothing here is on the way from a record to a kill.
+//! Problem: these events come in floods, from the kernel's records on one host and from files on another, for cgroups
+//! that come and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running
+//! totals, from whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`],
+//! [`Limits::record`], [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last
+//! turn. All of it is housekeeping: nothing here is on the way from a record to a kill.
 //!
-//! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does not
-//! count; of a cgroup that appears later everything does.
+//! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does
+//! not count; of a cgroup that appears later everything does.
 
 mod counted;
 mod report;
@@ -38,11 +38,12 @@ const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
 /// Files of memory limits that are read for `memory.low` alone are read this often: nothing but a person waits for it.
 const LOW_EVERY_NS: u64 = 60_000_000_000;
 
-/// The set of cgroups is brought up to date when a cgroup has come or gone, at every look while a file is missing, and this often besides: a file that has
-/// vanished may be there again.
+/// The set of cgroups is brought up to date when a cgroup has come or gone, at every look while a file is missing, and
+/// this often besides: a file that has vanished may be there again.
 const FOLLOW_EVERY_NS: u64 = 60_000_000_000;
 
-/// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next line.
+/// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next
+/// line.
 const SAID_EVERY_NS: u64 = 1_000_000_000;
 
 /// Where the counts come from.
@@ -282,8 +283,8 @@ impl Limits {
             || times_reclaim == Origin::Kernel
     }
 
-    /// Brings the set of cgroups up to date, if it may have changed. Opens files. What cannot be used is passed to `failed`, once. Returns whether it was looked
-    /// at: only then is [`Limits::counted`] another one.
+    /// Brings the set of cgroups up to date, if it may have changed. Opens files. What cannot be used is passed to
+    /// `failed`, once. Returns whether it was looked at: only then is [`Limits::counted`] another one.
     pub fn follow(&mut self, pods: &Pods, now_ns: u64, mut failed: impl FnMut(String)) -> bool {
         let Some(memory) = &self.memory else {
             return false;
@@ -466,8 +467,8 @@ impl Limits {
         }
     }
 
-    /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be read is
-    /// passed to `failed`, once; a cgroup that is gone is no failure.
+    /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be
+    /// read is passed to `failed`, once; a cgroup that is gone is no failure.
     pub fn read(&mut self, now_ns: u64, mut failed: impl FnMut(String)) {
         let is_due = |read_ns: &mut Option<u64>, every_ns| {
             let is_due = read_ns.is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= every_ns);
@@ -490,8 +491,8 @@ impl Limits {
         }
     }
 
-    /// Reads the files of one pod once more, before it is forgotten, and holds nothing back any more. What cannot be read is
-    /// gone.
+    /// Reads the files of one pod once more, before it is forgotten, and holds nothing back any more. What cannot be
+    /// read is gone.
     pub fn read_last(&mut self, uid: &PodUid) {
         if let Some(pod) = self.pods.get_mut(uid) {
             pod.reported_ns = None;
@@ -509,8 +510,8 @@ impl Limits {
         }
     }
 
-    /// Hands out, per pod, what has been added since it was last told, if anything, and forgets cgroups that are gone and pods
-    /// that `pods` does not have any more.
+    /// Hands out, per pod, what has been added since it was last told, if anything, and forgets cgroups that are gone
+    /// and pods that `pods` does not have any more.
     pub fn collect(
         &mut self,
         now_ns: u64,
@@ -793,8 +794,8 @@ impl Watched {
     }
 }
 
-/// The time in which any task of the cgroup waited for memory, nanoseconds. A kernel without PSI has the file and refuses to read it:
-/// nothing is known there.
+/// The time in which any task of the cgroup waited for memory, nanoseconds. A kernel without PSI has the file and
+/// refuses to read it: nothing is known there.
 fn read_pressure(file: &ControlFile) -> Result<u64, FileError> {
     let mut buffer = [0; 256];
     let text = match file.read_into(&mut buffer) {

@@ -104,7 +104,8 @@ impl Agent {
         }
     }
 
-    /// Applies a pod, new or with another specification. Not for the hot path. What is wrong with it is said after `origin`.
+    /// Applies a pod, new or with another specification. Not for the hot path. What is wrong with it is said after
+    /// `origin`.
     pub(super) fn apply(&mut self, pod: Arc<Pod>, origin: &str) {
         let uid = pod.uid();
         if let Err(error) = self.pods.apply(pod.clone()) {

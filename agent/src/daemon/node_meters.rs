@@ -1,9 +1,10 @@
 //! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
 //!
 //! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
-//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeMeters::open`] opens what there is and returns what there is not, each with its file and reason, to be
-//! said once. After that a reading is a `pread` per file. Only [`NodeMeters::read_processes`] allocates (its reading is shared
-//! with the engine), so it is not for the way from a record to a kill.
+//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeMeters::open`] opens what there is
+//! and returns what there is not, each with its file and reason, to be said once. After that a reading is a `pread` per
+//! file. Only [`NodeMeters::read_processes`] allocates (its reading is shared with the engine), so it is not for the
+//! way from a record to a kill.
 
 use std::sync::Arc;
 
@@ -102,8 +103,8 @@ impl NodeMeters {
 
     /// Reads all that is open into a sample that is not urgent. What was read into it before is gone.
     ///
-    /// Processes are counted [no more often](PROCESSES_INTERVAL_MIN_NS) than the engine asks for. What cannot be read is passed to
-    /// `failed` and missing.
+    /// Processes are counted [no more often](PROCESSES_INTERVAL_MIN_NS) than the engine asks for. What cannot be read
+    /// is passed to `failed` and missing.
     pub fn observe(
         &mut self,
         now_ns: u64,
@@ -176,8 +177,8 @@ impl NodeMeters {
         Some(self.pressure.as_ref()?.read(now_ns, failed))
     }
 
-    /// Reads the NUMA nodes into `into`, by ascending number; none on a kernel without NUMA. Allocates nothing if `into` has
-    /// room and no node came or went.
+    /// Reads the NUMA nodes into `into`, by ascending number; none on a kernel without NUMA. Allocates nothing if
+    /// `into` has room and no node came or went.
     ///
     /// # Errors
     /// When a node's file cannot be read; `into` is then empty, since the worst node may be the one that is missing.

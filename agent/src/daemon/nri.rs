@@ -1,8 +1,10 @@
 //! What the container runtime is answered when it makes a container (NRI), beside a kubelet.
 //!
-//! **Problem.** What the agent decides of a container is written after its start; a container of a pod that is held is refused by the kernel in words that name no reason, and on cgroup v1 not at all. **Approach.** The same decisions
-//! are sent ahead to [`crate::source::nri`]: that no container of an evicted pod is made, with the reason, and the scores of containers in the order of eviction. They are
-//! compared with what was sent whenever something about the pod may have changed, and only what differs is sent. All else stays as without NRI: the runtime may be away, old or
+//! **Problem.** What the agent decides of a container is written after its start; a container of a pod that is held is
+//! refused by the kernel in words that name no reason, and on cgroup v1 not at all. **Approach.** The same decisions
+//! are sent ahead to [`crate::source::nri`]: that no container of an evicted pod is made, with the reason, and the
+//! scores of containers in the order of eviction. They are compared with what was sent whenever something about the pod
+//! may have changed, and only what differs is sent. All else stays as without NRI: the runtime may be away, old or
 //! late, so holds and scores are also applied after the start, and all pods are looked at when a runtime begins to ask.
 
 use std::collections::{BTreeMap, BTreeSet};

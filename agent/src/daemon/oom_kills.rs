@@ -1,13 +1,14 @@
 //! Kills by the kernel's OOM killer, kept until they are reported.
 //!
-//! **Problem.** A cgroup with `memory.oom.group` is killed as a whole. The kernel makes one choice (`oom_kill_process`) and then marks
-//! each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, with as much time between them as it takes to
-//! write to the console. A person wants one line. **Approach.** The kernel makes one choice at a time, under `oom_lock`, so a victim named
-//! after a choice, in the same pod, is the choice's. (A dying task that needs memory is marked, too, without having been chosen:
-//! `out_of_memory` lets it go first.) A kill is reported when nothing has arrived for a while: by the time of arrival here, for an agent that
-//! was stopped finds old records of a kill that is still going on. A process may be
-//! marked twice and counts once: the chosen one as itself and as a member of its cgroup, and one whose main thread has died before its
-//! others when the kernel comes by again (both seen). Where only victims are named, those of one pod at one time are one kill.
+//! **Problem.** A cgroup with `memory.oom.group` is killed as a whole. The kernel makes one choice (`oom_kill_process`)
+//! and then marks each victim, the chosen one first (`mark_oom_victim`, once per process): a record each, with as much
+//! time between them as it takes to write to the console. A person wants one line. **Approach.** The kernel makes one
+//! choice at a time, under `oom_lock`, so a victim named after a choice, in the same pod, is the choice's. (A dying
+//! task that needs memory is marked, too, without having been chosen: `out_of_memory` lets it go first.) A kill is
+//! reported when nothing has arrived for a while: by the time of arrival here, for an agent that was stopped finds old
+//! records of a kill that is still going on. A process may be marked twice and counts once: the chosen one as itself
+//! and as a member of its cgroup, and one whose main thread has died before its others when the kernel comes by again
+//! (both seen). Where only victims are named, those of one pod at one time are one kill.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +23,8 @@ use crate::record::lines::{KernelOomKill, Line};
 
 /// Kills kept at most.
 const KILLS_MAX: usize = 64;
-/// A kill is reported when no record has arrived for so long. The lines that the kernel writes for a victim take 20-40 ms on a serial console
-/// of 115,200 baud.
+/// A kill is reported when no record has arrived for so long. The lines that the kernel writes for a victim take 20-40
+/// ms on a serial console of 115,200 baud.
 const SETTLED_NS: u64 = 200_000_000;
 /// But not later than this after the first has.
 const REPORT_WITHIN_NS: u64 = 2_000_000_000;
@@ -50,14 +51,16 @@ struct Arrival {
     newest_ns: u64,
 }
 
-/// Kills without a record: the kernel side counts them for each cgroup (`plimsoll_abi::oom_totals`) once that has had its share.
+/// Kills without a record: the kernel side counts them for each cgroup (`plimsoll_abi::oom_totals`) once that has had
+/// its share.
 #[derive(Debug, Default)]
 pub(super) struct Folded {
     missed: u64,
     /// Found so far, by cgroup. What is gone in the kernel is forgotten here.
     reported: BTreeMap<u64, u64>,
     found: BTreeMap<u64, u64>,
-    /// All that was handed on. The kernel adds the total of a cgroup that goes to that of [`NO_POD`], whether it was handed on or not.
+    /// All that was handed on. The kernel adds the total of a cgroup that goes to that of [`NO_POD`], whether it was
+    /// handed on or not.
     reported_sum: u64,
 }
 
@@ -80,7 +83,8 @@ impl Folded {
         std::mem::replace(&mut self.missed, missed) != missed
     }
 
-    /// OOM kills of cgroups that were removed before this agent began. They are not reported: an agent before has done it, or their time is unknown.
+    /// OOM kills of cgroups that were removed before this agent began. They are not reported: an agent before has done
+    /// it, or their time is unknown.
     pub(super) fn begin_after(&mut self, bpf: &Bpf) -> Result<(), BpfError> {
         folded_kills(bpf, |cgroup_id, kills| {
             if cgroup_id == NO_POD {
@@ -137,9 +141,11 @@ pub(super) struct OomKill {
     pod: Option<Option<(PodUid, String)>>,
     pub(super) tgid: u32,
     pub(super) comm: [u8; plimsoll_abi::COMM_BYTES],
-    /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their own.
+    /// The record says whose limit was hit: it is the kernel's choice, and its victims are named by records of their
+    /// own.
     pub(super) is_choice: bool,
-    /// The processes that have been counted; 0 where there is none. Those beyond are counted as often as they are named.
+    /// The processes that have been counted; 0 where there is none. Those beyond are counted as often as they are
+    /// named.
     counted: [u32; COUNTED_MAX],
     /// Victims named so far, by cgroup.
     cgroups: [Option<Victims>; CGROUPS_MAX],

@@ -57,7 +57,8 @@ impl OomWork {
 }
 
 impl Agent {
-    /// Processes that were put into a cgroup get their scores: those of one cgroup in each turn, so that urgent work comes first.
+    /// Processes that were put into a cgroup get their scores: those of one cgroup in each turn, so that urgent work
+    /// comes first.
     pub(super) fn serve_newcomers(&mut self) {
         let began_ns = now_ns();
         if let Some(scores) = &mut self.oom.scores
@@ -75,8 +76,8 @@ impl Agent {
         }
     }
 
-    /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time: urgent work comes
-    /// first.
+    /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time:
+    /// urgent work comes first.
     pub(super) fn order_oom_scores(&mut self) -> Result<()> {
         let (Some(order), Some(scores)) = (&mut self.oom.order, &mut self.oom.scores) else {
             return Ok(());

@@ -1,9 +1,13 @@
-//! Placement in the loop: the engine decides who runs where, a thread makes it so, and what the machine becomes goes back to the engine.
+//! Placement in the loop: the engine decides who runs where, a thread makes it so, and what the machine becomes goes
+//! back to the engine.
 //!
-//! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init containers hold CPUs that they
-//! no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the loop starts, and refuses where the settings cannot be. A kubelet that
-//! manages cpusets itself is asked about before each write, so that its policy may change at any time. In the loop [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the
-//! thread after all decisions have been carried out: what the thread is given is allocated, behind a lock. Its reports are said, or become events.
+//! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init
+//! containers hold CPUs that they no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the
+//! loop starts, and refuses where the settings cannot be. A kubelet that manages cpusets itself is asked about before
+//! each write, so that its policy may change at any time. In the loop
+//! [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the thread after all
+//! decisions have been carried out: what the thread is given is allocated, behind a lock. Its reports are said, or
+//! become events.
 
 mod in_force;
 mod made;
@@ -106,11 +110,12 @@ pub struct Placing {
 }
 
 impl Placing {
-    /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing; what an earlier agent has
-    /// placed is then undone. What people should know goes to `remark`.
+    /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing;
+    /// what an earlier agent has placed is then undone. What people should know goes to `remark`.
     ///
     /// # Errors
-    /// If without a kubelet's tree a kubelet manages cpusets here, the machine cannot be read, or the settings cannot be on it.
+    /// If without a kubelet's tree a kubelet manages cpusets here, the machine cannot be read, or the settings cannot
+    /// be on it.
     pub fn prepare(
         paths: NodePaths,
         capacity: NodeCapacity,
@@ -342,7 +347,8 @@ impl Placing {
     }
 }
 
-/// What an earlier agent has placed; else what a kubelet has that no longer runs, or had before it was given other policies.
+/// What an earlier agent has placed; else what a kubelet has that no longer runs, or had before it was given other
+/// policies.
 fn saved(
     paths: &NodePaths,
     machine: &Machine,
@@ -367,14 +373,16 @@ fn saved(
         }
         Found::Damaged(set_aside) => {
             remark(set_aside.to_string());
-            // What was put aside from a kubelet that runs is older than what is damaged: others may have its CPUs by now.
+            // What was put aside from a kubelet that runs is older than what is damaged: others may have its CPUs by
+            // now.
             if paths.kubelet.is_some() {
                 return Ok(Assignments::default());
             }
         }
         Found::Nothing => {}
     }
-    // One that runs has given nothing away by now, or nothing is placed. What it had was put aside before its policies were changed.
+    // One that runs has given nothing away by now, or nothing is placed. What it had was put aside before its policies
+    // were changed.
     let file = |name: &str| match paths.kubelet {
         Some(_) => paths.state_dir.join(format!("{FROM_KUBELET}{name}")),
         None => paths.kubelet_dir.join(name),
@@ -492,7 +500,8 @@ impl Agent {
         }
     }
 
-    /// Has what was decided carried out again, where other names, or other answers of the runtime, are known by now. Whether that was so.
+    /// Has what was decided carried out again, where other names, or other answers of the runtime, are known by now.
+    /// Whether that was so.
     pub(super) fn place_by_new_names(&mut self) -> bool {
         let Some(placing) = &mut self.placing else {
             return false;
@@ -550,8 +559,8 @@ impl Agent {
         }
     }
 
-    /// Has the engine plan with the machine that the thread has seen last. Where it cannot be read, or the engine cannot plan with it, the engine goes on with the one before; each
-    /// look after pods tries again.
+    /// Has the engine plan with the machine that the thread has seen last. Where it cannot be read, or the engine
+    /// cannot plan with it, the engine goes on with the one before; each look after pods tries again.
     fn plan_with_machine(&mut self) {
         let Some(placing) = &mut self.placing else {
             return;
@@ -615,7 +624,8 @@ impl Agent {
         }
     }
 
-    /// Whether a pod may be applied now. If not, that is said, and it is applied when its processes have ended; until then everything about it is as it was.
+    /// Whether a pod may be applied now. If not, that is said, and it is applied when its processes have ended; until
+    /// then everything about it is as it was.
     pub(super) fn admit_resize(&mut self, pod: &Arc<Pod>) -> bool {
         let refused = may_resize(self.engine.state(), pod).err();
         let Some(placing) = &mut self.placing else {
@@ -643,8 +653,8 @@ impl Agent {
         self.placing.as_mut()?.resizes.remove(uid)
     }
 
-    /// Containers may have come, or their limits have been written: the thread is to look when there is time ([`Agent::look_after_placing`]). What
-    /// nobody tells of it sees at its next look.
+    /// Containers may have come, or their limits have been written: the thread is to look when there is time
+    /// ([`Agent::look_after_placing`]). What nobody tells of it sees at its next look.
     pub(super) fn containers_came(&mut self) {
         if let Some(placing) = &mut self.placing {
             placing.unseen = true;
@@ -658,7 +668,8 @@ impl Agent {
         self.containers_came();
     }
 
-    /// The thread looks if there is something to see; init containers may have ended; a machine that could not be read is read again.
+    /// The thread looks if there is something to see; init containers may have ended; a machine that could not be read
+    /// is read again.
     pub(super) fn look_after_placing(&mut self) {
         self.plan_with_machine();
         let Some(placing) = &mut self.placing else {

@@ -1,10 +1,12 @@
-//! What pods take of the CPUs and disks, and what they have on one NUMA node: for thresholds on stalls and NUMA nodes only.
+//! What pods take of the CPUs and disks, and what they have on one NUMA node: for thresholds on stalls and NUMA nodes
+//! only.
 //!
-//! **Problem.** These files are of no use to most configurations, dear to read, and counters: a load is the difference of two readings.
-//! **Approach.** [`PodMeters::follow`] opens a pod's files when its cgroup appears; [`PodMeters::loads`] reads them no more often than
-//! once a second and keeps the totals; [`PodMeters::on_node`] is called when the engine has asked for it. All of it belongs to samples
-//! that are not urgent. Sources: Documentation/admin-guide/cgroup-v2.rst (`cpu.stat`, `io.stat`), cgroup-v1/blkio-controller.rst and
-//! cpuacct.rst. Traffic to a stacked device (LVM, dm-crypt) also counts on the device below it; that is the same for all pods.
+//! **Problem.** These files are of no use to most configurations, dear to read, and counters: a load is the difference
+//! of two readings. **Approach.** [`PodMeters::follow`] opens a pod's files when its cgroup appears;
+//! [`PodMeters::loads`] reads them no more often than once a second and keeps the totals; [`PodMeters::on_node`] is
+//! called when the engine has asked for it. All of it belongs to samples that are not urgent. Sources:
+//! Documentation/admin-guide/cgroup-v2.rst (`cpu.stat`, `io.stat`), cgroup-v1/blkio-controller.rst and cpuacct.rst.
+//! Traffic to a stacked device (LVM, dm-crypt) also counts on the device below it; that is the same for all pods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -181,8 +183,8 @@ impl PodMeters {
         (meters, lacks.filter(|_| wants_io))
     }
 
-    /// Opens the files of pods that have a cgroup now and closes those of others. A file that cannot be opened is passed to
-    /// `failed`, once per pod and file.
+    /// Opens the files of pods that have a cgroup now and closes those of others. A file that cannot be opened is
+    /// passed to `failed`, once per pod and file.
     pub fn follow(&mut self, pods: &Pods, mut failed: impl FnMut(&PodUid, &FileError)) {
         if !self.wants_loads && !self.wants_numa {
             return;
@@ -224,8 +226,8 @@ impl PodMeters {
         }
     }
 
-    /// What pods take, as means since the reading before; `None` if that is less than [`LOADS_INTERVAL_MIN_NS`] ago, or loads are
-    /// not wanted. A file that cannot be read is passed to `failed` and its figure missing.
+    /// What pods take, as means since the reading before; `None` if that is less than [`LOADS_INTERVAL_MIN_NS`] ago, or
+    /// loads are not wanted. A file that cannot be read is passed to `failed` and its figure missing.
     pub fn loads(
         &mut self,
         now_ns: u64,

@@ -1,8 +1,8 @@
 //! Which warnings about a pod are said.
 //!
-//! **Problem.** A pod may bring about the same failure at each look, hundreds of times in a second: the log is filled, and what it had to say of others is
-//! gone. **Approach.** Each pod has a few warnings at hand, and another every [`EVERY_NS`]. Those beyond are counted, and said by their number as soon
-//! as the pod may be spoken of again.
+//! **Problem.** A pod may bring about the same failure at each look, hundreds of times in a second: the log is filled,
+//! and what it had to say of others is gone. **Approach.** Each pod has a few warnings at hand, and another every
+//! [`EVERY_NS`]. Those beyond are counted, and said by their number as soon as the pod may be spoken of again.
 
 use std::collections::BTreeMap;
 

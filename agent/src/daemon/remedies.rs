@@ -96,7 +96,8 @@ impl Agent {
         }
     }
 
-    /// Tells the engine what could not be done. What it decides about that is done at once, and what then fails is told the next time.
+    /// Tells the engine what could not be done. What it decides about that is done at once, and what then fails is told
+    /// the next time.
     pub(super) fn remedy_outcomes(&mut self) {
         let waiting = self.remedies.as_ref().map_or(0, |work| work.failed.len());
         for _ in 0..waiting {

@@ -1,12 +1,12 @@
 //! Which pods are to be rescanned, and when.
 //!
-//! **Problem.** A rescan of a pod (its cgroups, their files, the scores of its processes) takes a tenth of a millisecond, and there are hundreds
-//! of pods. To rescan all of them whenever a cgroup comes or goes anywhere is dear, and any process that may make cgroups
-//! decides how often.
-//! **Approach.** A record names its cgroup: only the pod that owns the cgroup is rescanned; cgroups of no pod cost nothing. To the others something may
-//! have happened of which no record tells, so they have their turn: a share of them at each *routine* look, all of them within a minute. Where
-//! records do not tell of everything, or some were lost, all are looked at. However often it is asked for, looking takes at most a
-//! tenth of the loop's time.
+//! **Problem.** A rescan of a pod (its cgroups, their files, the scores of its processes) takes a tenth of a
+//! millisecond, and there are hundreds of pods. To rescan all of them whenever a cgroup comes or goes anywhere is dear,
+//! and any process that may make cgroups decides how often. **Approach.** A record names its cgroup: only the pod that
+//! owns the cgroup is rescanned; cgroups of no pod cost nothing. To the others something may have happened of which no
+//! record tells, so they have their turn: a share of them at each *routine* look, all of them within a minute. Where
+//! records do not tell of everything, or some were lost, all are looked at. However often it is asked for, looking
+//! takes at most a tenth of the loop's time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -77,7 +77,8 @@ impl Rescans {
         self.all = true;
     }
 
-    /// What was noted is to be looked at as soon as may be, and what goes with every look is to be done even if nothing was.
+    /// What was noted is to be looked at as soon as may be, and what goes with every look is to be done even if nothing
+    /// was.
     pub(super) fn ask(&mut self) {
         self.is_asked = true;
     }
@@ -194,9 +195,11 @@ impl Agent {
         }
     }
 
-    /// What can wait: new and gone cgroups of the pods that are to be looked at, the pressure ring, counts of lost records. `reports_cgroups`: records report cgroups that come and go.
+    /// What can wait: new and gone cgroups of the pods that are to be looked at, the pressure ring, counts of lost
+    /// records. `reports_cgroups`: records report cgroups that come and go.
     ///
-    /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may wait.
+    /// Between any two pods urgent work comes first: looking at all of a hundred pods takes longer than an eviction may
+    /// wait.
     pub(super) fn rescan(&mut self, reports_cgroups: bool) -> Result<()> {
         let began_ns = now_ns();
         self.follow_kubelet_tree();

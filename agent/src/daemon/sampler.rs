@@ -21,7 +21,8 @@ use crate::record::timeline::Hops;
 
 /// So few pods are read at once where `/proc/meminfo` has to be read too: to read that twice costs more than they do.
 const FEW_PODS: usize = 8;
-/// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is less work to read them all.
+/// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is
+/// less work to read them all.
 const LEADERS_MAX: usize = 4;
 
 /// Whether a sample for this leaves out what is slow to read: the answer cannot wait.
@@ -79,7 +80,8 @@ impl Sampler {
         })
     }
 
-    /// Beside a kubelet, which limits its pods to what it has not reserved, and may do so anew at any time: its limit is read with each sample that is not urgent.
+    /// Beside a kubelet, which limits its pods to what it has not reserved, and may do so anew at any time: its limit
+    /// is read with each sample that is not urgent.
     ///
     /// # Errors
     /// When the file of the limit cannot be opened.
@@ -122,15 +124,16 @@ impl Sampler {
         self
     }
 
-    /// Takes a sample: the node first, and pods only if `wanted` says, from what the node shows, that a decision may depend on them. The leaders are
-    /// not read here but one by one, by [`Sampler::freshen`].
+    /// Takes a sample: the node first, and pods only if `wanted` says, from what the node shows, that a decision may
+    /// depend on them. The leaders are not read here but one by one, by [`Sampler::freshen`].
     ///
-    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a victim's. With `counted`, which
-    /// a record of the crossing has brought along, nothing of the node is read where it has no swap, and of the kubepods cgroup what is asked for.
+    /// Where all pods are read they are read before the node whose figures count, so that those are never older than a
+    /// victim's. With `counted`, which a record of the crossing has brought along, nothing of the node is read where it
+    /// has no swap, and of the kubepods cgroup what is asked for.
     ///
     /// # Errors
-    /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be read is
-    /// passed to `failed` and missing from the sample.
+    /// When the node's own file cannot be read; then there is no sample. A pod or the kubepods cgroup that cannot be
+    /// read is passed to `failed` and missing from the sample.
     #[expect(
         clippy::too_many_arguments,
         reason = "all of the sample, what is known of it, and two questions"
@@ -228,8 +231,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record has brought along does; how much
-    /// memory there is comes from the last reading, and a node with swap is read.
+    /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record
+    /// has brought along does; how much memory there is comes from the last reading, and a node with swap is read.
     fn node(&mut self, counted: Option<NodeCounters>) -> Result<meminfo::NodeMemory, FileError> {
         if let Some((counted, known)) = self.counts(counted) {
             return Ok(meminfo::NodeMemory {
@@ -254,7 +257,8 @@ impl Sampler {
         counted.zip(self.known.filter(|known| known.swap_total == 0))
     }
 
-    /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that pods do not use.
+    /// What there is to know of swap beside its size. What cannot be read counts as not there: as swap on a disk that
+    /// pods do not use.
     fn read_swap(&mut self, sample: &mut Sample, mut failed: impl FnMut(&FileError)) {
         match self.swap.read() {
             Ok(compressed) => sample.node.compressed_swap = compressed,
@@ -281,7 +285,8 @@ impl Sampler {
     /// Brings one figure of a sample up to date.
     ///
     /// # Errors
-    /// When it cannot be read; the sample keeps the older one. That of a pod then counts as recent, so that it is not asked for again.
+    /// When it cannot be read; the sample keeps the older one. That of a pod then counts as recent, so that it is not
+    /// asked for again.
     pub fn freshen(
         &mut self,
         stale: Stale,
@@ -316,8 +321,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Reads a pod into a sample of leaders: all pods instead where its cgroup is gone, which only a sample of all can show, or where many are
-    /// asked for.
+    /// Reads a pod into a sample of leaders: all pods instead where its cgroup is gone, which only a sample of all can
+    /// show, or where many are asked for.
     fn read_leader(
         &mut self,
         uid: &PodUid,

@@ -1,11 +1,12 @@
 //! `plimsoll run`: puts everything in place, phase by phase, and hands over to the loop.
 //!
-//! **Phases.** Check the host ([`Plan::check`]) → put back what an agent before has left ([`Ledgers::put_back`]) → the cgroups above the pods → what
-//! is sampled → BPF programs → sources → protect this process → engine and features → serve → run. From the first change of a
-//! kernel setting on, every step is in a ledger, and [`run`] undoes it whatever happens after it.
+//! **Phases.** Check the host ([`Plan::check`]) → put back what an agent before has left ([`Ledgers::put_back`]) → the
+//! cgroups above the pods → what is sampled → BPF programs → sources → protect this process → engine and features →
+//! serve → run. From the first change of a kernel setting on, every step is in a ledger, and [`run`] undoes it whatever
+//! happens after it.
 //!
-//! **What stops the start.** An argument or a setting that cannot be had: a wrong file, an address in use. What the node lacks costs that part
-//! and a line among the losses: a feature without a thread, a source without a descriptor.
+//! **What stops the start.** An argument or a setting that cannot be had: a wrong file, an address in use. What the
+//! node lacks costs that part and a line among the losses: a feature without a thread, a source without a descriptor.
 
 use std::io::{self, IsTerminal as _};
 use std::num::NonZeroU64;
@@ -189,8 +190,8 @@ impl Start<'_> {
         let events = self.without("waiting for memory events of pods", origins.events());
         let limits = Limits::new(&self.plan.mounts, origins, events.flatten());
         let mut sources = self.sources(&loaded, &limits)?;
-        // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the threads for what is not
-        // urgent: only what they touch of their stacks is locked.
+        // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the
+        // threads for what is not urgent: only what they touch of their stacks is locked.
         self.spare_agents_pod();
         self.protect(ledger);
         let features = self.features(&loaded, capacity)?;
@@ -532,8 +533,8 @@ impl Start<'_> {
         self.lost.extend(lost.iter().map(ToString::to_string));
     }
 
-    /// The optional parts that the configuration asks for. One that cannot start is left out, with a line among the losses. Remedies then leave the
-    /// engine's options as well: it must not wait for what no thread carries out.
+    /// The optional parts that the configuration asks for. One that cannot start is left out, with a line among the
+    /// losses. Remedies then leave the engine's options as well: it must not wait for what no thread carries out.
     fn features(&mut self, loaded: &Loaded, capacity: NodeCapacity) -> Result<Features> {
         let options = self.plan.config.engine.options;
         let oom_order = match options.oom_order {

@@ -1,9 +1,11 @@
-//! A state directory without space: the agent runs all the same, changes no kernel setting, and starts anew when there is space.
+//! A state directory without space: the agent runs all the same, changes no kernel setting, and starts anew when there
+//! is space.
 //!
-//! **Problem.** Every change of a setting is in a ledger before it is made. A full or read-only `/run` takes no ledger, and any user may be able to fill
-//! it; a node whose agent then does not start is unwatched. **Approach.** Ledgers are closed ([`Ledger::closed`](crate::host::knobs::Ledger::closed)), so
-//! that every change is refused and said, and evictions go on. A thread tries the directory again, less and less often. When it takes something, the loop
-//! ends in order and the program is executed anew, as the same process, with everything that a start does.
+//! **Problem.** Every change of a setting is in a ledger before it is made. A full or read-only `/run` takes no ledger,
+//! and any user may be able to fill it; a node whose agent then does not start is unwatched. **Approach.** Ledgers are
+//! closed ([`Ledger::closed`](crate::host::knobs::Ledger::closed)), so that every change is refused and said, and
+//! evictions go on. A thread tries the directory again, less and less often. When it takes something, the loop ends in
+//! order and the program is executed anew, as the same process, with everything that a start does.
 
 use std::convert::Infallible;
 use std::io;
@@ -73,8 +75,9 @@ impl SpaceWatch {
         self.found.load(Ordering::Acquire)
     }
 
-    /// After a run without space: executes this program anew if there is space, or after a failure as soon as there is. Returns if it is to end: when
-    /// one of `signals`, which were caught before the run, has come, even while the run was ending for the space.
+    /// After a run without space: executes this program anew if there is space, or after a failure as soon as there is.
+    /// Returns if it is to end: when one of `signals`, which were caught before the run, has come, even while the run
+    /// was ending for the space.
     ///
     /// # Errors
     /// `ended`, or why the program cannot be executed.

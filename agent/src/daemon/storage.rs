@@ -1,8 +1,8 @@
-//! The loop's side of [`storage`](crate::storage): readings in, orders out, and what the engine's decisions about disks mean for
-//! both.
+//! The loop's side of [`storage`](crate::storage): readings in, orders out, and what the engine's decisions about disks
+//! mean for both.
 //!
-//! Freeing space for a threshold goes in three steps, none of which the loop waits for: the order; its end, which the engine
-//! is told; and a survey of all pods after it, which the engine judges to say whether a pod still has to go.
+//! Freeing space for a threshold goes in three steps, none of which the loop waits for: the order; its end, which the
+//! engine is told; and a survey of all pods after it, which the engine judges to say whether a pod still has to go.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ const ENDED_MAX: usize = 10_000;
 /// Directories of pods that we never heard of are not ours to delete.
 const NEVER: Duration = Duration::MAX;
 
-/// Deleted files may give their blocks back a little later: seen on 6.12, 20 to 100 ms after a volume of 44 MiB was gone, probably while
-/// the kernel still held inodes written in a cgroup that had ended (`cleanup_offline_cgwb` in mm/backing-dev.c). A survey at once would
-/// show a full disk and cost another pod.
+/// Deleted files may give their blocks back a little later: seen on 6.12, 20 to 100 ms after a volume of 44 MiB was
+/// gone, probably while the kernel still held inodes written in a cgroup that had ended (`cleanup_offline_cgwb` in
+/// mm/backing-dev.c). A survey at once would show a full disk and cost another pod.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// A file system below its threshold with nothing left to free and no pod left to evict is tried again at this interval: the kubelet's
-/// (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
+/// A file system below its threshold with nothing left to free and no pod left to evict is tried again at this
+/// interval: the kubelet's (`evictionMonitoringPeriod`). Readings come up to a hundred times as often.
 const FREE_AGAIN: Duration = Duration::from_secs(10);
 /// Readings come early by this part of their interval.
 const EARLY_SHARE: u64 = 64;
@@ -120,7 +120,8 @@ impl StorageWork {
 
     /// Readings are wanted this often.
     pub(super) fn read_every(&self, interval_ns: u64) {
-        // A little before the engine's timer of the same period, which the sample with the reading then puts off: one sample, not two.
+        // A little before the engine's timer of the same period, which the sample with the reading then puts off: one
+        // sample, not two.
         let interval_ns = interval_ns - interval_ns / EARLY_SHARE;
         self.handle.set_interval(Duration::from_nanos(interval_ns));
     }

@@ -66,7 +66,8 @@ impl Agent {
         self.heartbeat.ready();
     }
 
-    /// What follows once a decision was carried out: it is counted, said and noted where its effects are looked for, and a pod that has left is given up.
+    /// What follows once a decision was carried out: it is counted, said and noted where its effects are looked for,
+    /// and a pod that has left is given up.
     pub(super) fn conclude(&mut self, event: &Event, decision: &Decision) {
         self.tally.decided(decision);
         let telling = decision.telling();
@@ -116,7 +117,8 @@ impl Agent {
         }
     }
 
-    /// From when on it is known which pod a cgroup belongs to: an agent that has just started has not read the manifests.
+    /// From when on it is known which pod a cgroup belongs to: an agent that has just started has not read the
+    /// manifests.
     pub(super) fn listed_at_ns(&self) -> u64 {
         self.listed_by_ns(LISTED_WITHIN_NS)
     }
@@ -208,8 +210,8 @@ impl Agent {
     }
 }
 
-/// An agent that decides nothing any more, and whose programs are still there. To take them away can take long: the kernel waits until
-/// every task has passed through the scheduler. No pod should have to wait for that.
+/// An agent that decides nothing any more, and whose programs are still there. To take them away can take long: the
+/// kernel waits until every task has passed through the scheduler. No pod should have to wait for that.
 #[must_use = "its programs are still there"]
 pub struct Ending(pub(super) Agent);
 

@@ -1,11 +1,13 @@
-//! The loop on a host made of files: between a record and the signal nothing is allocated, and no optional source ends the agent.
+//! The loop on a host made of files: between a record and the signal nothing is allocated, and no optional source ends
+//! the agent.
 //!
-//! The host has 100 pods, of which one is Guaranteed and has a CPU of its own. On are journal, scores and their order, last line, disks, remedies, placement
-//! and limits. Records go through the decoder, and [`Agent::respond`], which samples, decides and acts, is measured. What follows it (journal, output) is not.
-//! The victim is a real process, listed in its fake cgroup, so that SIGTERM goes the whole way.
+//! The host has 100 pods, of which one is Guaranteed and has a CPU of its own. On are journal, scores and their order,
+//! last line, disks, remedies, placement and limits. Records go through the decoder, and [`Agent::respond`], which
+//! samples, decides and acts, is measured. What follows it (journal, output) is not. The victim is a real process,
+//! listed in its fake cgroup, so that SIGTERM goes the whole way.
 //!
-//! Not covered, as there are no BPF programs here: draining the rings, arming the charge threshold, the maps of the last line. Off as well are CPU time, the
-//! runtime's events (NRI), the cgroups above the pods and OOM groups.
+//! Not covered, as there are no BPF programs here: draining the rings, arming the charge threshold, the maps of the
+//! last line. Off as well are CPU time, the runtime's events (NRI), the cgroups above the pods and OOM groups.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -512,7 +514,8 @@ fn nothing_is_allocated(cgroup: Cgroup) {
     assert_eq!(node.turn_for(found, &many), 0, "a flood of everything");
     node.rest();
 
-    // A process that does not mind SIGTERM is in the pod as well. It goes with the kill, or when the first process has ended.
+    // A process that does not mind SIGTERM is in the pod as well. It goes with the kill, or when the first process has
+    // ended.
     let stubborn = Command::new("sh")
         .args(["-c", "trap '' TERM; exec sleep 600"])
         .spawn()
@@ -653,7 +656,8 @@ fn only_the_leader_is_read_and_nothing_is_allocated_for_it() {
     let kubepods = host.path(Cgroup::V2.mount()).join("kubepods");
     Cgroup::V2.set_usage(&kubepods, 2 * GIB + 512 * MIB);
     set_available(&host, 90 * MIB);
-    // What was charged since the timer's samples is not known here: so another pod is read, and the kubepods cgroup with it, before the victim goes.
+    // What was charged since the timer's samples is not known here: so another pod is read, and the kubepods cgroup
+    // with it, before the victim goes.
     for (what, pods) in [("it goes", 2), ("it leaves", 1)] {
         assert_eq!(node.turn(&[crossing(ARMING)]), 0, "{what}");
         let sample = &node.agent.sample;

@@ -1,16 +1,20 @@
 //! One turn of the loop: react first, everything else afterwards.
 //!
 //! From a record of the kernel to the signal, in order:
-//! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::attend_urgent`] before it gives up waiting for everything else;
-//!    the rest of the turn ([`Agent::turn`]) follows.
-//! 2. [`Agent::attend`] drains the ring: [`note_critical_record`] says what each record means and keeps the most telling cause.
-//! 3. [`Agent::react_if_asked`] asks whether that calls for a sample. If so, [`Agent::react`] reads the node (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each;
-//!    asks for the pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine decide (`Engine::step`).
+//! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::attend_urgent`] before it gives up
+//!    waiting for everything else; the rest of the turn ([`Agent::turn`]) follows.
+//! 2. [`Agent::attend`] drains the ring: [`note_critical_record`] says what each record means and keeps the most
+//!    telling cause.
+//! 3. [`Agent::react_if_asked`] asks whether that calls for a sample. If so, [`Agent::react`] reads the node
+//!    (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each; asks for the
+//!    pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine
+//!    decide (`Engine::step`).
 //! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
-//! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the event, its
-//! pods, the decisions and the timelines live in buffers of the [`Agent`], and what failed is kept for later. Then [`Agent::settle`] hands
-//! journal and output to their threads, and [`Agent::follow_up`] does what can wait.
+//! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the
+//! event, its pods, the decisions and the timelines live in buffers of the [`Agent`], and what failed is kept for
+//! later. Then [`Agent::settle`] hands journal and output to their threads, and [`Agent::follow_up`] does what can
+//! wait.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,8 +50,8 @@ const RECORDS_PER_TURN: usize = 512;
 const CROSSING_AGE_MAX_NS: u64 = 1_000_000;
 /// After the node's memory could not be read.
 const READ_AGAIN_NS: u64 = 10_000_000;
-/// How long figures are read anew before one decision, nanoseconds. Each could change it, so the bound is time and no number: it is for a
-/// node with hundreds of pods whose figures are all old.
+/// How long figures are read anew before one decision, nanoseconds. Each could change it, so the bound is time and no
+/// number: it is for a node with hundreds of pods whose figures are all old.
 const FRESHEN_FOR_NS: u64 = 20_000_000;
 /// Outcomes of decisions are events themselves. Each is answered at most so often in one turn.
 const OUTCOME_ROUNDS: usize = 4;
@@ -93,7 +97,8 @@ impl Unsettled {
         }
     }
 
-    /// What could not be read or done around a sample, unless it was not the first: one of several is enough to go and look. Allocates.
+    /// What could not be read or done around a sample, unless it was not the first: one of several is enough to go and
+    /// look. Allocates.
     pub(super) fn could_not_read(&mut self, pod: Option<&PodUid>, what: impl std::fmt::Display) {
         self.unread.get_or_insert_with(|| Unread {
             pod: pod.cloned(),
@@ -143,7 +148,8 @@ impl Agent {
         result
     }
 
-    /// What the ring of urgent records has woken the loop for, before anything else is looked at. The rest of the turn follows.
+    /// What the ring of urgent records has woken the loop for, before anything else is looked at. The rest of the turn
+    /// follows.
     pub(super) fn attend_urgent(&mut self) {
         self.heartbeat.begin(now_ns());
         let attended = self.attend(&mut Findings::default());
@@ -269,7 +275,8 @@ impl Agent {
             self.settle();
         }
         if let Ok(Some(cause)) = responded {
-            // Another sample, which waits for what is urgent: this one has answered one question only, or has left out pods.
+            // Another sample, which waits for what is urgent: this one has answered one question only, or has left out
+            // pods.
             let is_one_question = cause == Cause::NodeReclaimed;
             let left_out = skips_slow_reads(cause) && self.engine.has_old_pods(now_ns());
             self.hurry |= is_one_question || left_out;
@@ -278,7 +285,8 @@ impl Agent {
         responded.map(|cause| cause.is_some())
     }
 
-    /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates nothing: see [`Agent::react`].
+    /// Reacts to what was found, if that calls for a sample; returns what it was, if it has been answered. Allocates
+    /// nothing: see [`Agent::react`].
     pub(super) fn react_if_asked(&mut self, found: &mut Findings) -> Result<Option<Cause>> {
         if std::mem::take(&mut self.hurry) {
             found.add_cause(Cause::Timer);
@@ -310,9 +318,9 @@ impl Agent {
         }
     }
 
-    /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something cannot
-    /// be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one says. Returns whether there was a sample: if the
-    /// node could not be read, it is tried again soon.
+    /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something
+    /// cannot be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one
+    /// says. Returns whether there was a sample: if the node could not be read, it is tried again soon.
     ///
     /// # Errors
     /// When the node's memory could not be read several times.
@@ -449,7 +457,8 @@ impl Agent {
         }
     }
 
-    /// Pods that are waited for are looked at before each sample: their last process may be gone. Returns whether one's is.
+    /// Pods that are waited for are looked at before each sample: their last process may be gone. Returns whether one's
+    /// is.
     fn find_empty_pods(&mut self, at_ns: u64) -> bool {
         let mut has_ended = false;
         self.leaving.clear();
@@ -634,7 +643,8 @@ impl Agent {
     }
 
     fn kill(&mut self, uid: &PodUid) {
-        // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is started in its place.
+        // First what waits for no lock. The hold and the rest of the kill do, and the hold comes first: nothing is
+        // started in its place.
         self.pods.kill_first_processes(uid);
         self.hold(uid);
         match self.pods.kill(uid) {

@@ -1,9 +1,10 @@
 //! What wakes the loop: [`Sources::next`] waits for all of it, and is the only place that waits.
 //!
-//! **Problem.** The loop waits for a dozen things, and most of them are optional: a kernel without BPF, a host without PSI, a thread that was
-//! not started. Any of them can also fail later, which must cost what it was there for and nothing else. **Approach.** A descriptor is a
-//! [`Source`], a thread is a channel, time is [`Deadlines`]; what arrives is a [`Wake`]. A source that fails is closed and comes as
-//! [`Wake::Lost`], once: the agent warns in the words of the [ladder](crate::probe::ladder) and goes on with what is left.
+//! **Problem.** The loop waits for a dozen things, and most of them are optional: a kernel without BPF, a host without
+//! PSI, a thread that was not started. Any of them can also fail later, which must cost what it was there for and
+//! nothing else. **Approach.** A descriptor is a [`Source`], a thread is a channel, time is [`Deadlines`]; what arrives
+//! is a [`Wake`]. A source that fails is closed and comes as [`Wake::Lost`], once: the agent warns in the words of the
+//! [ladder](crate::probe::ladder) and goes on with what is left.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -48,13 +49,15 @@ use crate::storage::StorageEvent;
 
 /// Manifest changes that may wait for the loop; their thread waits beyond.
 const MANIFEST_CHANGES: usize = 16;
-/// Between two rescans where the kernel reports cgroups that come and go: only drains the pressure ring and finds what was missed.
+/// Between two rescans where the kernel reports cgroups that come and go: only drains the pressure ring and finds what
+/// was missed.
 const RESCAN_REPORTED: Duration = Duration::from_secs(5);
 /// Between two rescans where nothing reports the first and last process of a pod, or those put into it later.
 const RESCAN_UNREPORTED: Duration = Duration::from_millis(500);
 /// The PSI safety net: half of what a task can stall in a window of half a second before it is worth a look.
 const PSI: (Stall, u32, u32) = (Stall::Some, 20, 500);
-/// "Medium" is when the kernel has to scan more than twice the pages that it frees; "low" is ordinary page cache at work.
+/// "Medium" is when the kernel has to scan more than twice the pages that it frees; "low" is ordinary page cache at
+/// work.
 const PRESSURE_LEVEL: PressureLevel = PressureLevel::Medium;
 /// The kernel signals that for each 512 pages scanned.
 const PRESSURE_LEVEL_PACE: Duration = Duration::from_millis(10);
@@ -447,8 +450,8 @@ impl Sources {
         }
     }
 
-    /// Waits for whatever comes first; of several, for what is most urgent. `urgent` is called as soon as there are urgent records: to give up waiting for
-    /// all the others takes longer than most of what is to be done.
+    /// Waits for whatever comes first; of several, for what is most urgent. `urgent` is called as soon as there are
+    /// urgent records: to give up waiting for all the others takes longer than most of what is to be done.
     pub(super) async fn next(
         &mut self,
         deadlines: &Deadlines,
@@ -518,7 +521,8 @@ impl Sources {
     /// Opens what the ladder has chosen.
     ///
     /// # Errors
-    /// When the ring buffer of urgent records cannot be registered. Any other source that cannot be opened is left out with a warning.
+    /// When the ring buffer of urgent records cannot be registered. Any other source that cannot be opened is left out
+    /// with a warning.
     pub fn open(
         host: &HostRoot,
         mounts: &CgroupMounts,
@@ -617,8 +621,8 @@ impl Sources {
         watched.map(|_| self.unwatched.load(Ordering::Relaxed))
     }
 
-    /// Waits for the stalls that thresholds on pressure signals need, too. A trigger that cannot be had is left out with a warning: averages
-    /// are then seen by the next sample.
+    /// Waits for the stalls that thresholds on pressure signals need, too. A trigger that cannot be had is left out
+    /// with a warning: averages are then seen by the next sample.
     ///
     /// # Errors
     /// When they cannot be registered with epoll.

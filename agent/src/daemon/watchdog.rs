@@ -1,12 +1,15 @@
 //! Sees from another thread whether the loop still turns.
 //!
-//! **Problem.** A loop that waits for a slow file, a lock or a device protects nothing, and cannot say so. **Approach.** The loop writes down when a turn
-//! begins and ends and which part of it runs ([`Heartbeat`], three words in memory). A thread reads that each second, and every three seconds while the loop comes and goes as it should. It names a turn that takes long, once, with
-//! the part and with what the kernel says the loop waits for; and so a rest between turns that is longer than the loop ever means to wait: its thread is
-//! frozen, traced, or never gets a CPU. What does not end ends the process: its supervisor starts another, and what the last line
-//! in the kernel holds stays. As long as the loop turns, the thread tells the supervisor that the agent is alive.
+//! **Problem.** A loop that waits for a slow file, a lock or a device protects nothing, and cannot say so.
+//! **Approach.** The loop writes down when a turn begins and ends and which part of it runs ([`Heartbeat`], three words
+//! in memory). A thread reads that each second, and every three seconds while the loop comes and goes as it should. It
+//! names a turn that takes long, once, with the part and with what the kernel says the loop waits for; and so a rest
+//! between turns that is longer than the loop ever means to wait: its thread is frozen, traced, or never gets a CPU.
+//! What does not end ends the process: its supervisor starts another, and what the last line in the kernel holds stays.
+//! As long as the loop turns, the thread tells the supervisor that the agent is alive.
 //!
-//! Time counts as the thread sees it pass, look by look: of a process that was stopped as a whole (SIGSTOP, a frozen cgroup) the loop has not hung.
+//! Time counts as the thread sees it pass, look by look: of a process that was stopped as a whole (SIGSTOP, a frozen
+//! cgroup) the loop has not hung.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -21,7 +24,8 @@ use crate::host::worker::WorkerThread;
 
 /// Between two reads of the heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The same after a read that found the loop in a rest that is new: nothing can be too long before the next read, and how long it is by then is known.
+/// The same after a read that found the loop in a rest that is new: nothing can be too long before the next read, and
+/// how long it is by then is known.
 const CALM_PERIOD: Duration = Duration::from_secs(3);
 /// And while the agent is not ready, which its supervisor waits for.
 const UNTIL_READY: Duration = Duration::from_millis(50);
@@ -315,7 +319,8 @@ impl Watch {
     }
 }
 
-/// Writes an error, and waits for that no longer than [`SAY_WITHIN`]: the loop may hang in a write to standard error, with its lock.
+/// Writes an error, and waits for that no longer than [`SAY_WITHIN`]: the loop may hang in a write to standard error,
+/// with its lock.
 fn say(text: String) {
     let said = std::thread::Builder::new()
         .stack_size(STACK_BYTES)

@@ -1,9 +1,10 @@
 //! Which capabilities the agent uses, what for, and what is lost without each.
 //!
-//! **Problem.** In a cluster an agent should not be `privileged`, and an operator wants to know what to grant and what it buys.
-//! **Approach.** [`CAPABILITIES`] is the whole list, each with its loss. The guest test `ladder::the_smallest_capabilities` runs the agent
-//! with exactly these, and `docs/reference/capabilities.md` is written from what was seen there when each was taken away.
-//! **Terms.** As in capabilities(7). The agent is taken to be user 0: files that belong to root it may open without any of them.
+//! **Problem.** In a cluster an agent should not be `privileged`, and an operator wants to know what to grant and what
+//! it buys. **Approach.** [`CAPABILITIES`] is the whole list, each with its loss. The guest test
+//! `ladder::the_smallest_capabilities` runs the agent with exactly these, and `docs/reference/capabilities.md` is
+//! written from what was seen there when each was taken away. **Terms.** As in capabilities(7). The agent is taken to
+//! be user 0: files that belong to root it may open without any of them.
 #![forbid(unsafe_code)]
 
 use serde::ser::SerializeStruct as _;
@@ -42,8 +43,8 @@ pub struct Capability {
     reported_by: ReportedBy,
 }
 
-/// All that the agent uses on a node. Beyond it CAP_SYS_ADMIN lets it read project quotas (else it walks the directories), and CAP_CHOWN
-/// is for `--control-group`.
+/// All that the agent uses on a node. Beyond it CAP_SYS_ADMIN lets it read project quotas (else it walks the
+/// directories), and CAP_CHOWN is for `--control-group`.
 pub static CAPABILITIES: [Capability; 8] = [
     Capability {
         name: "CAP_BPF",
@@ -160,7 +161,8 @@ impl Capabilities {
     }
 }
 
-/// `{"effective": "0x…", "missing": ["CAP_…"]}`: the first as `/proc/PID/status` has it, the second what the agent would use.
+/// `{"effective": "0x…", "missing": ["CAP_…"]}`: the first as `/proc/PID/status` has it, the second what the agent
+/// would use.
 impl Serialize for Capabilities {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let missing: Vec<&str> = self.missing().map(|capability| capability.name).collect();

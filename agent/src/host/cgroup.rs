@@ -1,8 +1,9 @@
 //! Cgroup hierarchies: which are mounted, which controller lives where, and one pod's memory files.
 //!
-//! **Problem.** The same pod is one directory on cgroup v2, one directory per controller on v1, and some of each on a hybrid host.
-//! **Approach.** [`CgroupMounts`] is read once from `/proc/self/mounts`; a [`CgroupPath`] is relative to any hierarchy; and each question
-//! ("where is memory accounted?") is asked by [`Controller`]. Source: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
+//! **Problem.** The same pod is one directory on cgroup v2, one directory per controller on v1, and some of each on a
+//! hybrid host. **Approach.** [`CgroupMounts`] is read once from `/proc/self/mounts`; a [`CgroupPath`] is relative to
+//! any hierarchy; and each question ("where is memory accounted?") is asked by [`Controller`]. Source:
+//! Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 
 mod memory;
 
@@ -251,8 +252,9 @@ impl Hierarchy {
         self.mount.join(path.as_path())
     }
 
-    /// Whether the mount shows the hierarchy from its root: kernel programs report paths from there. Where the node is a container (kind, minikube, k3d) it shows
-    /// the node's own cgroup and what is below. The root's number is 1 (`cgroup_setup_root` in kernel/cgroup/cgroup.c).
+    /// Whether the mount shows the hierarchy from its root: kernel programs report paths from there. Where the node is
+    /// a container (kind, minikube, k3d) it shows the node's own cgroup and what is below. The root's number is 1
+    /// (`cgroup_setup_root` in kernel/cgroup/cgroup.c).
     ///
     /// # Errors
     /// When the mount cannot be read.
@@ -299,11 +301,12 @@ pub struct CgroupMounts {
 }
 
 impl CgroupMounts {
-    /// Reads `/proc/self/mounts`. When a hierarchy is mounted several times, its first mount that can be read counts. The file is bytes: any user who may
-    /// mount anything (FUSE) chooses the names in it.
+    /// Reads `/proc/self/mounts`. When a hierarchy is mounted several times, its first mount that can be read counts.
+    /// The file is bytes: any user who may mount anything (FUSE) chooses the names in it.
     ///
     /// # Errors
-    /// [`CgroupError::NoHierarchy`] when none is mounted; [`FileError`] when the file, or each hierarchy that is mounted, cannot be read.
+    /// [`CgroupError::NoHierarchy`] when none is mounted; [`FileError`] when the file, or each hierarchy that is
+    /// mounted, cannot be read.
     pub fn discover(host: &HostRoot) -> Result<Self, CgroupError> {
         let mounts = host.procfs("self/mounts");
         let text = read_bytes(&mounts)?;
@@ -360,7 +363,8 @@ impl CgroupMounts {
             .ok_or(CgroupError::NoController { controller })
     }
 
-    /// The hierarchy that counts CPU time: `cpuacct` on v1, mostly mounted with `cpu`; on v2 every cgroup has `cpu.stat`.
+    /// The hierarchy that counts CPU time: `cpuacct` on v1, mostly mounted with `cpu`; on v2 every cgroup has
+    /// `cpu.stat`.
     ///
     /// # Errors
     /// [`CgroupError::NoController`] says what to do.

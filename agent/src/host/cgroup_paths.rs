@@ -1,8 +1,8 @@
 //! Paths for cgroup ids: records carry ids, people read paths.
 //!
-//! **Problem.** An id is unique only within a hierarchy, and on cgroup v1 the hierarchy that accounts memory is not that of CPU time.
-//! **Approach.** All hierarchies are walked once; those that are made later tell their path, and their hierarchy, themselves. Who asks says
-//! whose ids they are.
+//! **Problem.** An id is unique only within a hierarchy, and on cgroup v1 the hierarchy that accounts memory is not
+//! that of CPU time. **Approach.** All hierarchies are walked once; those that are made later tell their path, and
+//! their hierarchy, themselves. Who asks says whose ids they are.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -136,7 +136,8 @@ impl CgroupPaths {
     }
 }
 
-/// The number of a controller's hierarchy in the text of `/proc/self/cgroup`, as records have it: 0 if it is the unified one.
+/// The number of a controller's hierarchy in the text of `/proc/self/cgroup`, as records have it: 0 if it is the
+/// unified one.
 pub fn hierarchy_number(proc_cgroup: &str, controller: Controller) -> u32 {
     let of_line = |line: &str| {
         let (number, rest) = line.split_once(':')?;

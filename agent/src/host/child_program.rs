@@ -1,6 +1,7 @@
 //! Another program of the project that this one has started, with a socket as its standard input.
 //!
-//! Its life is this value's: it is killed when this is dropped, and the end of the socket ends it where this process was killed.
+//! Its life is this value's: it is killed when this is dropped, and the end of the socket ends it where this process
+//! was killed.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;

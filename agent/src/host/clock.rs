@@ -1,4 +1,5 @@
-//! The clock that decides: CLOCK_MONOTONIC, by which the kernel stamps its records and the engine reckons. And what others show.
+//! The clock that decides: CLOCK_MONOTONIC, by which the kernel stamps its records and the engine reckons. And what
+//! others show.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,22 +1,24 @@
 //! Where the processes of a cgroup may run and take memory from: `cpuset.cpus` and `cpuset.mems`, on cgroup v2 and v1.
 //!
-//! **Problem.** The two versions share names and differ in rules. On v2 an empty file means "as the cgroup above", and any set may be written:
-//! what counts is its intersection with the effective set above, or that set itself when nothing is left. On v1 an empty set takes no
-//! process (ENOSPC), a set must lie within the one above (EACCES) and contain those below (EBUSY), and a CPU that goes offline is taken out
-//! of every set for good.
-//! **Approach.** One type that reads and writes a cgroup's sets. On v1 it fills new cgroups from the one above, and moves the cgroups below along
-//! ([`Cpuset::set_cpus`]), so that callers see v2's rules. Sources: Documentation/admin-guide/{cgroup-v2.rst, cgroup-v1/cpusets.rst},
-//! kernel/cgroup/{cpuset.c, cpuset-v1.c}.
+//! **Problem.** The two versions share names and differ in rules. On v2 an empty file means "as the cgroup above", and
+//! any set may be written: what counts is its intersection with the effective set above, or that set itself when
+//! nothing is left. On v1 an empty set takes no process (ENOSPC), a set must lie within the one above (EACCES) and
+//! contain those below (EBUSY), and a CPU that goes offline is taken out of every set for good. **Approach.** One type
+//! that reads and writes a cgroup's sets. On v1 it fills new cgroups from the one above, and moves the cgroups below
+//! along ([`Cpuset::set_cpus`]), so that callers see v2's rules. Sources: Documentation/admin-guide/{cgroup-v2.rst,
+//! cgroup-v1/cpusets.rst}, kernel/cgroup/{cpuset.c, cpuset-v1.c}.
 //!
-//! **When a write has returned** no process of the cgroup runs on a CPU that was taken away: the kernel sets the mask of each thread, waits until
-//! those that are running have been moved, and only then answers (`cpuset_update_tasks_cpumask`, `set_cpus_allowed_ptr`). A thread that has
-//! narrowed its own mask by `sched_setaffinity(2)` keeps that as far as it lies within. Threads of the kernel are not touched.
+//! **When a write has returned** no process of the cgroup runs on a CPU that was taken away: the kernel sets the mask
+//! of each thread, waits until those that are running have been moved, and only then answers
+//! (`cpuset_update_tasks_cpumask`, `set_cpus_allowed_ptr`). A thread that has narrowed its own mask by
+//! `sched_setaffinity(2)` keeps that as far as it lies within. Threads of the kernel are not touched.
 //!
 //! **Memory that is there already** (memory.migrate):
-//! - v2: writing a set of nodes moves the pages of every process in the cgroup that lie outside of it, and the write returns when that
-//!   is done: seconds for many gigabytes. Pages that are pinned or shared stay. A process that *joins* brings its pages along in the same way.
-//! - v1: only if `cpuset.memory_migrate` of the cgroup is 1, and its default is 0; else only new pages come from the new nodes.
-//!   [`Cpuset::set_mems`] sets it first, so that both versions do the same.
+//! - v2: writing a set of nodes moves the pages of every process in the cgroup that lie outside of it, and the write
+//!   returns when that is done: seconds for many gigabytes. Pages that are pinned or shared stay. A process that
+//!   *joins* brings its pages along in the same way.
+//! - v1: only if `cpuset.memory_migrate` of the cgroup is 1, and its default is 0; else only new pages come from the
+//!   new nodes. [`Cpuset::set_mems`] sets it first, so that both versions do the same.
 //!
 //! So nodes are cheapest before the first process is in, which is what `plimsoll exec` does.
 
@@ -143,7 +145,8 @@ impl Cpuset {
         }
     }
 
-    /// v2: the cgroup of this name in it, if it has a cpuset of its own, which may be empty. On v1 those below come along ([`Cpuset::set_cpus`]).
+    /// v2: the cgroup of this name in it, if it has a cpuset of its own, which may be empty. On v1 those below come
+    /// along ([`Cpuset::set_cpus`]).
     pub fn below(&self, name: &str) -> Option<Self> {
         let dir = self.dir.join(name);
         let is_one = self.version == Version::V2 && dir.join(CPUS).exists();
@@ -185,8 +188,8 @@ impl Cpuset {
 
     /// Has its processes run on `cpus`, which must not be empty. Returns whether that was anything new.
     ///
-    /// On v1 the cgroups below come along: one that had all CPUs has all of the new ones, another keeps what it may. For as long as that
-    /// takes the cgroup itself has both the old and the new CPUs.
+    /// On v1 the cgroups below come along: one that had all CPUs has all of the new ones, another keeps what it may.
+    /// For as long as that takes the cgroup itself has both the old and the new CPUs.
     ///
     /// # Errors
     /// [`CpusetError`]; the old set is still there.
@@ -194,8 +197,8 @@ impl Cpuset {
         self.set(CPUS, cpus)
     }
 
-    /// Has its processes take memory from `nodes`, which must not be empty, and moves what they have elsewhere. Returns whether that was
-    /// anything new. It may take long: see the head of this module.
+    /// Has its processes take memory from `nodes`, which must not be empty, and moves what they have elsewhere. Returns
+    /// whether that was anything new. It may take long: see the head of this module.
     ///
     /// # Errors
     /// [`CpusetError`]; the old set is still there.
@@ -206,7 +209,8 @@ impl Cpuset {
         self.set(MEMS, nodes.iter().collect())
     }
 
-    /// Has its processes take memory from wherever those of the cgroup above may. Returns whether that was anything new.
+    /// Has its processes take memory from wherever those of the cgroup above may. Returns whether that was anything
+    /// new.
     ///
     /// # Errors
     /// [`CpusetError`].
@@ -220,7 +224,8 @@ impl Cpuset {
         }
     }
 
-    /// v2: has its processes run on, or take memory from, whatever those of the cgroup above may, by [`CPUS`] or [`MEMS`]. Returns whether that was anything new.
+    /// v2: has its processes run on, or take memory from, whatever those of the cgroup above may, by [`CPUS`] or
+    /// [`MEMS`]. Returns whether that was anything new.
     ///
     /// # Errors
     /// [`CpusetError`].
@@ -274,8 +279,8 @@ impl Cpuset {
     }
 }
 
-/// v1: gives the cgroup and those above it the sets of the one above, where theirs are empty, so that a process can join. On v2 there is
-/// nothing to do.
+/// v1: gives the cgroup and those above it the sets of the one above, where theirs are empty, so that a process can
+/// join. On v2 there is nothing to do.
 ///
 /// # Errors
 /// [`CpusetError`].
@@ -296,8 +301,8 @@ pub fn fill_from_above(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<(),
     Ok(())
 }
 
-/// v1: gives the cgroup all CPUs and nodes of the one above, also if it had fewer: the kernel takes away what goes offline, and does not
-/// give it back. On v2 there is nothing to do.
+/// v1: gives the cgroup all CPUs and nodes of the one above, also if it had fewer: the kernel takes away what goes
+/// offline, and does not give it back. On v2 there is nothing to do.
 ///
 /// # Errors
 /// [`CpusetError`].
@@ -315,8 +320,8 @@ pub fn widen(hierarchy: &Hierarchy, cgroup: &CgroupPath) -> Result<(), CpusetErr
     Ok(())
 }
 
-/// v1: writes a set whatever the cgroups below have: first wide enough for both, then them, then what it is to be. So many levels and cgroups below
-/// it may there be.
+/// v1: writes a set whatever the cgroups below have: first wide enough for both, then them, then what it is to be. So
+/// many levels and cgroups below it may there be.
 fn shift(
     dir: &Path,
     file: &str,

@@ -1,8 +1,10 @@
-//! Locks on files (`flock(2)`): asked for without blocking, for a bounded time, and with the name of the process that is in the way.
+//! Locks on files (`flock(2)`): asked for without blocking, for a bounded time, and with the name of the process that
+//! is in the way.
 //!
-//! **Problem.** A blocking `flock` waits for any process that can open the file, for as long as that process likes. **Approach.** A lock that is
-//! held is asked for again until a deadline; a caller that must not wait has none. Who holds it comes from the kernel (`/proc/locks`, and the
-//! descriptors of that process), never from the file's text, which anything may have written.
+//! **Problem.** A blocking `flock` waits for any process that can open the file, for as long as that process likes.
+//! **Approach.** A lock that is held is asked for again until a deadline; a caller that must not wait has none. Who
+//! holds it comes from the kernel (`/proc/locks`, and the descriptors of that process), never from the file's text,
+//! which anything may have written.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +19,8 @@ use rustix::io::Errno;
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// Bytes of `/proc/locks` that are read: some thousands of locks.
 const LOCKS_BYTES_MAX: u64 = 1 << 20;
-/// How often that list is read: the kernel finds its place in it by counting, so that a lock that goes in the middle of a reading hides another one.
+/// How often that list is read: the kernel finds its place in it by counting, so that a lock that goes in the middle of
+/// a reading hides another one.
 const LOCKS_READ_MAX: u32 = 3;
 /// Descriptors of one process that are looked at.
 const DESCRIPTORS_MAX: usize = 4096;
@@ -138,7 +141,8 @@ pub enum FlockError {
     Io(#[from] std::io::Error),
 }
 
-/// Locks an open file; `operation` is a non-blocking one. One that is held is asked for again for `patience`; with none this never waits.
+/// Locks an open file; `operation` is a non-blocking one. One that is held is asked for again for `patience`; with none
+/// this never waits.
 ///
 /// # Errors
 /// [`FlockError`].

@@ -1,8 +1,9 @@
 //! Hands jobs from the loop to a thread of lower priority.
 //!
-//! **Problem.** The loop has a real-time priority and is on its way to a kill: it must not wait for a lock that a thread of ordinary priority can hold, and a
-//! channel has one. **Approach.** A few places, each with a lock of its own. The loop only tries each lock: a place that the thread has just locked counts
-//! as taken. The thread may wait for the loop, which holds a lock for the time of a move. Wake the thread with `unpark` afterwards.
+//! **Problem.** The loop has a real-time priority and is on its way to a kill: it must not wait for a lock that a
+//! thread of ordinary priority can hold, and a channel has one. **Approach.** A few places, each with a lock of its
+//! own. The loop only tries each lock: a place that the thread has just locked counts as taken. The thread may wait for
+//! the loop, which holds a lock for the time of a move. Wake the thread with `unpark` afterwards.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
@@ -41,9 +42,11 @@ impl<T, const PLACES: usize> Handover<T, PLACES> {
         false
     }
 
-    /// As [`Handover::put`], unless a job that is the `same` waits already: that one does for both. Returns whether one of them waits.
+    /// As [`Handover::put`], unless a job that is the `same` waits already: that one does for both. Returns whether one
+    /// of them waits.
     ///
-    /// A job that the thread has taken does not wait any more, and one in a place that is just locked is not seen: then the new one is put beside it.
+    /// A job that the thread has taken does not wait any more, and one in a place that is just locked is not seen: then
+    /// the new one is put beside it.
     pub fn put_once(&self, job: T, same: impl Fn(&T, &T) -> bool) -> bool {
         let waits = |place: &Mutex<Option<(u64, T)>>| match place.try_lock() {
             Ok(place) => place.as_ref().is_some_and(|(_, one)| same(one, &job)),

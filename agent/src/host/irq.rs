@@ -1,13 +1,15 @@
 //! Interrupts moved off exclusive CPUs: `/proc/irq/*/smp_affinity_list` and `/proc/irq/default_smp_affinity`.
 //!
-//! **Problem.** A CPU that is one container's own still serves whatever devices interrupt it. **Approach.** Each interrupt may go to the CPUs that it
-//! could go to before, less the exclusive ones; where nothing is left, to all that are not exclusive. New interrupts start from the default, which is
-//! treated alike. Everything goes through a ledger of its own, and is as before when no CPU is exclusive any more, when this ends, and after
-//! `kill -9` at the next start.
+//! **Problem.** A CPU that is one container's own still serves whatever devices interrupt it. **Approach.** Each
+//! interrupt may go to the CPUs that it could go to before, less the exclusive ones; where nothing is left, to all that
+//! are not exclusive. New interrupts start from the default, which is treated alike. Everything goes through a ledger
+//! of its own, and is as before when no CPU is exclusive any more, when this ends, and after `kill -9` at the next
+//! start.
 //!
-//! Interrupts of one CPU and those whose queues the kernel spreads itself (managed affinity) refuse with EIO (Documentation/core-api/irq/irq-affinity.rst,
-//! kernel/irq/proc.c `write_irq_affinity`): they are counted, and not asked again for the same. What somebody else writes meanwhile is what an interrupt has from
-//! then on, less the exclusive CPUs. irqbalance would undo this: tell it the same CPUs (IRQBALANCE_BANNED_CPULIST), or stop it.
+//! Interrupts of one CPU and those whose queues the kernel spreads itself (managed affinity) refuse with EIO
+//! (Documentation/core-api/irq/irq-affinity.rst, kernel/irq/proc.c `write_irq_affinity`): they are counted, and not
+//! asked again for the same. What somebody else writes meanwhile is what an interrupt has from then on, less the
+//! exclusive CPUs. irqbalance would undo this: tell it the same CPUs (IRQBALANCE_BANNED_CPULIST), or stop it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -215,8 +217,8 @@ fn is_refused(error: &KnobError, by: &[Errno]) -> bool {
     matches!(error, KnobError::Knob(FileError::Unwritable { source, .. }) if by.contains(source))
 }
 
-/// A mask as the kernel prints it (`%*pb`: 32 bits between commas, highest first) without some CPUs; all of them, if none would be left. As many
-/// digits as before, so that it reads back as it was written.
+/// A mask as the kernel prints it (`%*pb`: 32 bits between commas, highest first) without some CPUs; all of them, if
+/// none would be left. As many digits as before, so that it reads back as it was written.
 fn without(mask: &str, cpus: CpuSet) -> Option<String> {
     let groups: Vec<&str> = mask.split(',').collect();
     let mut left = 0;

@@ -1,15 +1,16 @@
-//! The ledger of changed kernel knobs: written before each change, undone in reverse on exit, and after `kill -9` at the next start.
+//! The ledger of changed kernel knobs: written before each change, undone in reverse on exit, and after `kill -9` at
+//! the next start.
 //!
-//! **Problem.** An agent that dies must not leave a node with its limits, cgroups and scores in place; one that restores blindly would
-//! overwrite what an administrator or the kubelet has set meanwhile.
-//! **Approach.** Each change is one JSON line, appended *before* the change is made. So a change without a line does not exist, and a
-//! line without its change (the agent died in between, or the kernel refused) is seen from the file still having the old value. A value
-//! is restored only while the file still has the one that we wrote; else it is left alone, and said. A torn last line is a change that
-//! never happened.
-//! **Terms.** *restored*: put back. *left*: somebody else changed it, or it is gone. *busy*: cannot be undone yet (a cgroup with
-//! processes); it stays in the ledger for the next time.
+//! **Problem.** An agent that dies must not leave a node with its limits, cgroups and scores in place; one that
+//! restores blindly would overwrite what an administrator or the kubelet has set meanwhile. **Approach.** Each change
+//! is one JSON line, appended *before* the change is made. So a change without a line does not exist, and a line
+//! without its change (the agent died in between, or the kernel refused) is seen from the file still having the old
+//! value. A value is restored only while the file still has the one that we wrote; else it is left alone, and said. A
+//! torn last line is a change that never happened. **Terms.** *restored*: put back. *left*: somebody else changed it,
+//! or it is gone. *busy*: cannot be undone yet (a cgroup with processes); it stays in the ledger for the next time.
 //!
-//! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of another boot are dropped.
+//! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of
+//! another boot are dropped.
 
 mod ahead;
 mod fold;
@@ -43,9 +44,11 @@ use crate::host::shown::Show as _;
 
 /// The ledger of the agent itself, in the state directory.
 pub const AGENT_LEDGER: &str = "knobs.jsonl";
-/// The ledger of `plimsoll exec`: cgroups of pods and the controllers enabled for them. Undone as far as the pods have ended.
+/// The ledger of `plimsoll exec`: cgroups of pods and the controllers enabled for them. Undone as far as the pods have
+/// ended.
 pub const PODS_LEDGER: &str = "pods.jsonl";
-/// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec` as many.
+/// Bytes of a ledger that are read; beyond, the file is not one of ours. An agent writes about ten lines, each `exec`
+/// as many.
 pub const LEDGER_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// A longer ledger is read for what is gone before it grows, bytes: some thousand lines.
 const LONG_BYTES: u64 = 1024 * 1024;
@@ -53,10 +56,12 @@ const LONG_BYTES: u64 = 1024 * 1024;
 const FOLD_AFTER: u32 = 256;
 /// How often a ledger may be replaced by another process while we wait for its lock.
 const REPLACED_MAX: u32 = 100;
-/// How long a ledger that another process holds is waited for, where waiting is allowed: `plimsoll exec` holds it from a line to its change.
+/// How long a ledger that another process holds is waited for, where waiting is allowed: `plimsoll exec` holds it from
+/// a line to its change.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a knob was not changed. Nothing is half applied: either the line and the change are both there, or neither counts.
+/// Why a knob was not changed. Nothing is half applied: either the line and the change are both there, or neither
+/// counts.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
     /// The ledger cannot be opened, read or appended to, so nothing was changed.
@@ -287,7 +292,8 @@ impl Restoration {
 
 /// An open ledger. Changes to knobs are its methods, so that none can be made without a line.
 ///
-/// Several processes may append to one file (`plimsoll exec`): each holds its lock from the line until the change is made.
+/// Several processes may append to one file (`plimsoll exec`): each holds its lock from the line until the change is
+/// made.
 #[derive(Debug)]
 pub struct Ledger {
     host: HostRoot,
@@ -306,8 +312,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Opens `path`, creating it and its directory where they do not exist. Changes nothing else: see [`Ledger::restore`].
-    /// A ledger that another process holds is waited for, for ten seconds: see [`Ledger::without_waiting`].
+    /// Opens `path`, creating it and its directory where they do not exist. Changes nothing else: see
+    /// [`Ledger::restore`]. A ledger that another process holds is waited for, for ten seconds: see
+    /// [`Ledger::without_waiting`].
     ///
     /// # Errors
     /// [`KnobError::Ledger`].
@@ -323,7 +330,8 @@ impl Ledger {
             path: path.clone(),
             source,
         })?;
-        // A fake host has none, and all lines count as this boot's. One that is there and cannot be read would make all lines those of another boot.
+        // A fake host has none, and all lines count as this boot's. One that is there and cannot be read would make all
+        // lines those of another boot.
         let boot_id = match read_text(host.procfs("sys/kernel/random/boot_id")) {
             Ok(text) => text.trim().to_owned(),
             Err(error) if error.is_vanished() => String::new(),
@@ -374,7 +382,8 @@ impl Ledger {
         self.closed.is_some()
     }
 
-    /// For the agent's loop: a change that finds the ledger locked by another process fails at once ([`KnobError::Locked`]).
+    /// For the agent's loop: a change that finds the ledger locked by another process fails at once
+    /// ([`KnobError::Locked`]).
     #[must_use]
     pub fn without_waiting(mut self) -> Self {
         self.patience = Duration::ZERO;
@@ -422,8 +431,8 @@ impl Ledger {
         self.change(change, || write_text(path, new).map_err(KnobError::from))
     }
 
-    /// Creates a cgroup and those above it that are missing. On v2, `controllers` are enabled for it in each cgroup above,
-    /// the hierarchy's root included; those that are enabled already are not touched.
+    /// Creates a cgroup and those above it that are missing. On v2, `controllers` are enabled for it in each cgroup
+    /// above, the hierarchy's root included; those that are enabled already are not touched.
     ///
     /// # Errors
     /// [`KnobError`]; a controller that cannot be passed on is [`KnobError::Enable`].
@@ -467,7 +476,8 @@ impl Ledger {
     /// Enables a controller for the children of a v2 cgroup.
     ///
     /// # Errors
-    /// [`KnobError::Enable`] with ENOENT when the cgroup itself does not have it, EBUSY when it has processes of its own.
+    /// [`KnobError::Enable`] with ENOENT when the cgroup itself does not have it, EBUSY when it has processes of its
+    /// own.
     pub fn enable(&mut self, cgroup: &Path, controller: Controller) -> Result<(), KnobError> {
         let control = cgroup.join("cgroup.subtree_control");
         if is_enabled(&control, controller.name())? {
@@ -535,8 +545,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// Cgroups of pods that end are removed by others, and leave their lines: with a year of pods the ledger could not be read any more. Before a line is
-    /// appended, whose cgroup is not there yet. Returns whether there is a new file, which is not locked.
+    /// Cgroups of pods that end are removed by others, and leave their lines: with a year of pods the ledger could not
+    /// be read any more. Before a line is appended, whose cgroup is not there yet. Returns whether there is a new file,
+    /// which is not locked.
     fn shorten_if_long(&mut self) -> std::io::Result<bool> {
         let bytes = self.file.metadata()?.len();
         if bytes <= LONG_BYTES.max(self.shortened_to.saturating_mul(2)) {
@@ -556,7 +567,8 @@ impl Ledger {
         Ok(true)
     }
 
-    /// A file that is written again and again, such as the weight of a tier, needs one line: its first value and its last.
+    /// A file that is written again and again, such as the weight of a tier, needs one line: its first value and its
+    /// last.
     fn fold_if_long(&mut self) -> std::io::Result<()> {
         self.appended += 1;
         if self.appended < FOLD_AFTER {
@@ -634,7 +646,8 @@ impl Ledger {
     /// Undoes all changes, newest first, and leaves in the ledger only those that are busy.
     ///
     /// # Errors
-    /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten. What could not be undone is no error: see [`Outcome`].
+    /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten. What could not be undone is no error: see
+    /// [`Outcome`].
     pub fn restore(&mut self) -> Result<Restoration, KnobError> {
         self.restore_those(|_| true)
     }
@@ -719,8 +732,8 @@ impl Ledger {
             .collect())
     }
 
-    /// Takes out the lines of files and cgroups that are gone, so that a ledger does not grow with the pods of a node's life.
-    /// Returns how many.
+    /// Takes out the lines of files and cgroups that are gone, so that a ledger does not grow with the pods of a node's
+    /// life. Returns how many.
     ///
     /// # Errors
     /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten; then it is as it was.
@@ -749,7 +762,8 @@ impl Ledger {
         Ok(forgotten)
     }
 
-    /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice does no harm.
+    /// Makes a new file with these lines and renames it, so that dying in between leaves the old ledger: undoing twice
+    /// does no harm.
     fn replace(&mut self, lines: &[Line]) -> std::io::Result<()> {
         step::reached();
         self.reserve.until = 0;
@@ -786,8 +800,8 @@ impl Drop for FileLock {
 }
 
 impl Change {
-    /// Whether there is nothing to undo any more. Only where the kernel itself says that the file or the cgroup is not there: an unreadable one may be
-    /// back.
+    /// Whether there is nothing to undo any more. Only where the kernel itself says that the file or the cgroup is not
+    /// there: an unreadable one may be back.
     fn is_gone(&self) -> bool {
         !matches!(self, Self::Move { .. }) && !self.subject().try_exists().unwrap_or(true)
     }

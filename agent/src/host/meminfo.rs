@@ -1,7 +1,8 @@
 //! `/proc/meminfo`: all that the node's memory signals need, in one `pread`.
 //!
-//! The kubelet on cgroup v2 builds the root cgroup's usage from this file (opencontainers/cgroups fs2 `rootStatsFromMeminfo`), and the
-//! working set is that usage less the inactive file pages. The formula itself is the decision core's; here are only its inputs.
+//! The kubelet on cgroup v2 builds the root cgroup's usage from this file (opencontainers/cgroups fs2
+//! `rootStatsFromMeminfo`), and the working set is that usage less the inactive file pages. The formula itself is the
+//! decision core's; here are only its inputs.
 
 use std::path::PathBuf;
 
@@ -38,7 +39,8 @@ pub struct MeminfoFile {
     failing_since_ns: u64,
 }
 
-/// So many readings may fail one after the other before the file counts as lost. The kernel may have no memory for the text of one.
+/// So many readings may fail one after the other before the file counts as lost. The kernel may have no memory for the
+/// text of one.
 const FAILURES_MAX: u32 = 10;
 /// And for so long: urgent records may ask for ten readings in a millisecond.
 const FAILING_FOR_NS: u64 = 1_000_000_000;
@@ -78,14 +80,16 @@ impl MeminfoFile {
     /// Reads and parses it; allocates nothing.
     ///
     /// # Errors
-    /// [`FileError::Malformed`] when a line is not a number of kB, or (as line 0) when a line that every kernel has is missing.
+    /// [`FileError::Malformed`] when a line is not a number of kB, or (as line 0) when a line that every kernel has is
+    /// missing.
     pub fn read(&self) -> Result<NodeMemory, FileError> {
         let mut buffer = [0; MEMINFO_BYTES_MAX];
         let text = self.file.read_into(&mut buffer)?;
         parse(text).map_err(|(line, expected)| self.file.malformed(line, expected))
     }
 
-    /// Memory that is reserved for huge pages of every size, in use or not (`Hugetlb`); 0 where the kernel does not say (before 4.20, or without huge pages).
+    /// Memory that is reserved for huge pages of every size, in use or not (`Hugetlb`); 0 where the kernel does not say
+    /// (before 4.20, or without huge pages).
     ///
     /// # Errors
     /// As [`MeminfoFile::read`].
@@ -98,8 +102,8 @@ impl MeminfoFile {
         }
     }
 
-    /// As [`MeminfoFile::read`]; when that fails, opens the file anew and reads once more. Counts what fails all the same: see
-    /// [`MeminfoFile::is_lost`].
+    /// As [`MeminfoFile::read`]; when that fails, opens the file anew and reads once more. Counts what fails all the
+    /// same: see [`MeminfoFile::is_lost`].
     ///
     /// # Errors
     /// That of the first attempt.
@@ -168,8 +172,8 @@ fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
     })
 }
 
-/// The lines `PREFIX NAME: NUMBER kB` of `names`, in bytes; `None` for a name that has no line. A NUMA node's own meminfo puts
-/// `Node 0 ` before each.
+/// The lines `PREFIX NAME: NUMBER kB` of `names`, in bytes; `None` for a name that has no line. A NUMA node's own
+/// meminfo puts `Node 0 ` before each.
 ///
 /// # Errors
 /// The line, from 1, whose value is not a number of kB.

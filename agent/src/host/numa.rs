@@ -1,10 +1,11 @@
 //! Memory per NUMA node: of the machine, and of one pod.
 //!
-//! **Problem.** One NUMA node can be full while the machine has plenty, and a task bound to it is then killed all the same
-//! (`CONSTRAINT_MEMORY_POLICY`). Nodes come and go: memory is hot-plugged, and a node may have CPUs only.
-//! **Approach.** The kernel lists the nodes that have memory in `/sys/devices/system/node/has_memory`. That list is read each time, and
-//! when it has changed the nodes' own files are opened anew; otherwise a reading is one `pread` per node.
-//! Sources: drivers/base/node.c `node_read_meminfo`; mm/memcontrol.c `memory_numa_stat_show`, mm/memcontrol-v1.c `memcg_numa_stat_show`.
+//! **Problem.** One NUMA node can be full while the machine has plenty, and a task bound to it is then killed all the
+//! same (`CONSTRAINT_MEMORY_POLICY`). Nodes come and go: memory is hot-plugged, and a node may have CPUs only.
+//! **Approach.** The kernel lists the nodes that have memory in `/sys/devices/system/node/has_memory`. That list is
+//! read each time, and when it has changed the nodes' own files are opened anew; otherwise a reading is one `pread` per
+//! node. Sources: drivers/base/node.c `node_read_meminfo`; mm/memcontrol.c `memory_numa_stat_show`, mm/memcontrol-v1.c
+//! `memcg_numa_stat_show`.
 
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ impl NumaFiles {
         self.nodes.is_empty()
     }
 
-    /// Reads every node into `into`, by ascending number. Allocates nothing if `into` has room and no node came or went.
+    /// Reads every node into `into`, by ascending number. Allocates nothing if `into` has room and no node came or
+    /// went.
     ///
     /// A node that is being removed at this moment, or has no memory left, is missing.
     ///
@@ -182,7 +184,8 @@ pub struct PodNumaMemory {
 }
 
 impl PodNumaMemory {
-    /// What would come back on this node if the pod were gone, and not before: the working set, as for the node as a whole.
+    /// What would come back on this node if the pod were gone, and not before: the working set, as for the node as a
+    /// whole.
     pub fn working_set_bytes(&self) -> u64 {
         (self.anon_bytes + self.file_bytes + self.kernel_bytes)
             .saturating_sub(self.inactive_file_bytes)
@@ -213,7 +216,8 @@ impl PodNumaFile {
     /// Opens the file in the hierarchy that accounts memory.
     ///
     /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone, or the kernel has no such file (v2 before 5.10, or without NUMA).
+    /// [`FileError::Vanished`] when the cgroup is gone, or the kernel has no such file (v2 before 5.10, or without
+    /// NUMA).
     pub fn open(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<Self, CgroupError> {
         let memory = mounts.hierarchy_of(Controller::Memory)?;
         Ok(Self {

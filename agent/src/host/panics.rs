@@ -1,10 +1,11 @@
 //! Where a panic ends: with one request, on threads that read what strangers write, and with the agent everywhere else.
 //!
-//! **Problem.** Listeners, parsers and walkers read text from clients, files and pods. A mistake in one of them that panics must not end the
-//! agent: it would leave pods held at `memory.high` and pinned programs, and whoever found the input could repeat it. A panic of the loop must
-//! end it at once: it has half-made changes, and a supervisor starts another, which undoes them from the ledgers.
-//! **Approach.** The release unwinds. [`install`] sets a hook that ends the process, as `panic = "abort"` would, unless the thread is inside
-//! a [`guard`]; there the panic is printed and counted, and the guarded call returns [`Panicked`]. The hook decides before anything unwinds.
+//! **Problem.** Listeners, parsers and walkers read text from clients, files and pods. A mistake in one of them that
+//! panics must not end the agent: it would leave pods held at `memory.high` and pinned programs, and whoever found the
+//! input could repeat it. A panic of the loop must end it at once: it has half-made changes, and a supervisor starts
+//! another, which undoes them from the ledgers. **Approach.** The release unwinds. [`install`] sets a hook that ends
+//! the process, as `panic = "abort"` would, unless the thread is inside a [`guard`]; there the panic is printed and
+//! counted, and the guarded call returns [`Panicked`]. The hook decides before anything unwinds.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -30,7 +31,8 @@ pub fn caught() -> u64 {
     CAUGHT.load(Ordering::Relaxed)
 }
 
-/// Runs `work`, whose panic ends only `work`. What it changes outside must be dropped or made anew when it has panicked.
+/// Runs `work`, whose panic ends only `work`. What it changes outside must be dropped or made anew when it has
+/// panicked.
 ///
 /// # Errors
 /// [`Panicked`].

@@ -1,10 +1,10 @@
 //! Pressure stall information of the node: how much of the time tasks waited for memory, I/O or a CPU.
 //!
-//! **Problem.** `/proc/pressure` is missing without `CONFIG_PSI`, with `psi=0`, and on some kernels there but refuses to be read.
-//! **Approach.** Each file is opened once and read by `pread`. What is not there is told when it is found out, and never asked
-//! again. Source: Documentation/accounting/psi.rst, kernel/sched/psi.c `psi_show`.
-//! **Terms.** *some*: at least one task waited. *full*: every task that was not idle did. `cpu` has no line `full` before Linux 5.13,
-//! and since then one that is always 0: a whole node cannot wait for its own CPUs.
+//! **Problem.** `/proc/pressure` is missing without `CONFIG_PSI`, with `psi=0`, and on some kernels there but refuses
+//! to be read. **Approach.** Each file is opened once and read by `pread`. What is not there is told when it is found
+//! out, and never asked again. Source: Documentation/accounting/psi.rst, kernel/sched/psi.c `psi_show`. **Terms.**
+//! *some*: at least one task waited. *full*: every task that was not idle did. `cpu` has no line `full` before Linux
+//! 5.13, and since then one that is always 0: a whole node cannot wait for its own CPUs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,7 +59,8 @@ pub enum StallError {
 impl From<FileError> for StallError {
     fn from(error: FileError) -> Self {
         match error {
-            // psi=0 leaves out /proc/pressure altogether; with CONFIG_PSI and no PSI at run time a read gets EOPNOTSUPP.
+            // psi=0 leaves out /proc/pressure altogether; with CONFIG_PSI and no PSI at run time a read gets
+            // EOPNOTSUPP.
             FileError::Vanished { path }
             | FileError::Unreadable {
                 path,

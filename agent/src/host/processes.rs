@@ -1,9 +1,9 @@
 //! How many processes and threads the node may have, and has: both take a PID.
 //!
-//! **Problem.** A node without a free PID cannot fork, not even to recover.
-//! **Approach.** The kubelet's figures (1.36, pkg/kubelet/stats/pidlimit/pidlimit_linux.go `Stats`, `runningTaskCount`): the limit is
-//! the smaller of `kernel.pid_max` and `kernel.threads-max`, or the one of them that can be read; what exists is the number after
-//! the slash in `/proc/loadavg`, and `sysinfo(2)` where that cannot be read, which has 16 bits for it (kubernetes#107107).
+//! **Problem.** A node without a free PID cannot fork, not even to recover. **Approach.** The kubelet's figures (1.36,
+//! pkg/kubelet/stats/pidlimit/pidlimit_linux.go `Stats`, `runningTaskCount`): the limit is the smaller of
+//! `kernel.pid_max` and `kernel.threads-max`, or the one of them that can be read; what exists is the number after the
+//! slash in `/proc/loadavg`, and `sysinfo(2)` where that cannot be read, which has 16 bits for it (kubernetes#107107).
 
 use std::time::Duration;
 
@@ -107,7 +107,8 @@ pub fn process_cost() -> (Duration, u64) {
 /// When a process was started, in clock ticks since boot: field 22 of `/proc/PID/stat`. `None` when it is gone.
 pub fn start_ticks(host: &HostRoot, pid: Pid) -> Option<u64> {
     let stat = read_whole(host.procfs(format!("{}/stat", pid.as_raw_nonzero()))).ok()?;
-    // The command may contain anything, also bytes that are no text, so count from its closing parenthesis: state is field 3.
+    // The command may contain anything, also bytes that are no text, so count from its closing parenthesis: state is
+    // field 3.
     let command_end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = stat[command_end + 1..].split(u8::is_ascii_whitespace);
     let mut fields = rest.filter(|field| !field.is_empty());

@@ -37,7 +37,8 @@ pub fn log_to_stderr() {
     }
 }
 
-/// Writes what it is given at one time as one line: the subscriber hands over whole lines, and the fields in them may be foreign.
+/// Writes what it is given at one time as one line: the subscriber hands over whole lines, and the fields in them may
+/// be foreign.
 struct LogLines<W>(W);
 
 impl<W: Write> Write for LogLines<W> {
@@ -54,7 +55,8 @@ impl<W: Write> Write for LogLines<W> {
     }
 }
 
-/// Prints an error once and gives the exit status: the causes are in the error's own message, or, of `anyhow`, in the chain that `#` asks for.
+/// Prints an error once and gives the exit status: the causes are in the error's own message, or, of `anyhow`, in the
+/// chain that `#` asks for.
 pub fn failed(error: &impl Display, status: u8) -> ExitCode {
     eprint!("{}", shown::page(&format!("plimsoll: {error:#}\n")));
     ExitCode::from(status)
@@ -73,8 +75,8 @@ pub struct NotStarted {
     pub source: std::io::Error,
 }
 
-/// Becomes the program `name` in the directory of this one, with the arguments after the subcommand: the process ID, the standard streams and the
-/// exit status are this process's.
+/// Becomes the program `name` in the directory of this one, with the arguments after the subcommand: the process ID,
+/// the standard streams and the exit status are this process's.
 ///
 /// # Errors
 /// [`NotStarted`]. Does not return otherwise.

@@ -1,8 +1,9 @@
 //! The agent protects itself, so that it still works when memory and CPU time are gone.
 //!
-//! Five measures, each of which may be impossible on a host without the others suffering: its own cgroup with `memory.min` (v2), an
-//! `oom_score_adj` of -999, all pages locked in memory, the stack touched in advance, and SCHED_FIFO at a low priority. What
-//! cannot be had is returned as one line each. All that outlives the process goes through the ledger and is undone on exit.
+//! Five measures, each of which may be impossible on a host without the others suffering: its own cgroup with
+//! `memory.min` (v2), an `oom_score_adj` of -999, all pages locked in memory, the stack touched in advance, and
+//! SCHED_FIFO at a low priority. What cannot be had is returned as one line each. All that outlives the process goes
+//! through the ledger and is undone on exit.
 
 use std::ops::Range;
 use std::path::Path;
@@ -27,7 +28,8 @@ pub const AGENT_CGROUP: &str = "plimsoll";
 pub const MEMORY_MIN_BYTES: u64 = 64 << 20;
 /// At most this part of the machine is kept for the agent.
 pub const MEMORY_MIN_SHARE: u64 = 16;
-/// As the kubelet has it for itself and for node-critical containers is -999 and -997; -1000 would hide a runaway agent from the OOM killer.
+/// As the kubelet has it for itself and for node-critical containers is -999 and -997; -1000 would hide a runaway agent
+/// from the OOM killer.
 pub const OOM_SCORE_ADJ: i32 = -999;
 /// Of the loop: ahead of all pods and of [`RELEASE_PRIORITY`], behind everything else that is real-time on the host.
 pub const FIFO_PRIORITY: i32 = 2;
@@ -46,8 +48,8 @@ pub struct Degraded {
     pub why: String,
 }
 
-/// Takes all measures for the calling thread and process; what failed is returned. Call on the thread that runs the loop, after its
-/// buffers are made. Without a cgroup root the process stays in the cgroup that it is in.
+/// Takes all measures for the calling thread and process; what failed is returned. Call on the thread that runs the
+/// loop, after its buffers are made. Without a cgroup root the process stays in the cgroup that it is in.
 pub fn protect(
     host: &HostRoot,
     mounts: &CgroupMounts,
@@ -138,8 +140,8 @@ fn oom_score_adj(host: &HostRoot, ledger: &mut Ledger) -> Result<(), String> {
         .map_err(|error| format!("{error}; needs CAP_SYS_RESOURCE"))
 }
 
-/// The limit on open files becomes the most that there may be, or the hard limit for whoever may not raise that. A pod takes a dozen, and
-/// the kernel's own hard limit of 4096 is below what a node of 500 pods takes.
+/// The limit on open files becomes the most that there may be, or the hard limit for whoever may not raise that. A pod
+/// takes a dozen, and the kernel's own hard limit of 4096 is below what a node of 500 pods takes.
 ///
 /// # Errors
 /// The kernel's answer.
@@ -162,10 +164,10 @@ pub fn raise_open_files(host: &HostRoot) -> rustix::io::Result<()> {
     }
 }
 
-/// Locks what is in memory now, and every page of code, data and stacks that is mapped. What comes later is locked as it is touched, so that a large
-/// reservation (a thread's stack, an allocator's arena) does not become resident as a whole. Nor does the heap: what start-up freed in
-/// it stays away, and what it holds has been written to ([`fill_allocations`]). Nor do the tables that only a panic reads
-/// ([`unwind_tables`](super::unwind_tables)).
+/// Locks what is in memory now, and every page of code, data and stacks that is mapped. What comes later is locked as
+/// it is touched, so that a large reservation (a thread's stack, an allocator's arena) does not become resident as a
+/// whole. Nor does the heap: what start-up freed in it stays away, and what it holds has been written to
+/// ([`fill_allocations`]). Nor do the tables that only a panic reads ([`unwind_tables`](super::unwind_tables)).
 fn lock_memory(host: &HostRoot) -> Result<(), String> {
     let advice = "needs CAP_IPC_LOCK or a larger RLIMIT_MEMLOCK (ulimit -l)";
     // What the start has freed: its configuration, and the BPF programs once they are in the kernel.

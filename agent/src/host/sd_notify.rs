@@ -1,7 +1,7 @@
 //! What the supervisor of the agent is told: the protocol of systemd's `sd_notify(3)`, one datagram for each message.
 //!
-//! A supervisor that listens names its socket in `NOTIFY_SOCKET`. With `WATCHDOG_USEC` it expects a sign of life in that time, and restarts the process if
-//! there is none.
+//! A supervisor that listens names its socket in `NOTIFY_SOCKET`. With `WATCHDOG_USEC` it expects a sign of life in
+//! that time, and restarts the process if there is none.
 
 use std::ffi::OsString;
 use std::io;

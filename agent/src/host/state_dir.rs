@@ -1,12 +1,13 @@
 //! The state directory: private to root, with everything in it.
 //!
-//! **Problem.** Who can open a file can lock it (`flock` asks for no right to write), and who can write a directory can put links and other
-//! files in the place of ours. Either stops the agent, or has it write where somebody else wants.
-//! **Approach.** The directory has mode 0700 and belongs to the user that the agent runs as; no directory above it can be written by anybody else
-//! (but for a sticky one such as `/tmp`). Files in it have mode 0600, are never opened through a link, and a new one is made under a name that did
-//! not exist. A directory that others may write is refused: nobody can know what is in it.
-//! **An earlier version's directory** has mode 0755 and files that others can open. It is repaired: first the mode, so that nobody comes in any
-//! more; then each file that is locked is replaced by a copy, because a process may have it open and locked since before.
+//! **Problem.** Who can open a file can lock it (`flock` asks for no right to write), and who can write a directory can
+//! put links and other files in the place of ours. Either stops the agent, or has it write where somebody else wants.
+//! **Approach.** The directory has mode 0700 and belongs to the user that the agent runs as; no directory above it can
+//! be written by anybody else (but for a sticky one such as `/tmp`). Files in it have mode 0600, are never opened
+//! through a link, and a new one is made under a name that did not exist. A directory that others may write is refused:
+//! nobody can know what is in it. **An earlier version's directory** has mode 0755 and files that others can open. It
+//! is repaired: first the mode, so that nobody comes in any more; then each file that is locked is replaced by a copy,
+//! because a process may have it open and locked since before.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -33,7 +34,8 @@ const OTHERS_WRITE: RawMode = 0o022;
 const ENTRIES_MAX: usize = 4096;
 /// Bytes of a file that is replaced by a copy: more than any ledger has.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// How long a file of an earlier version is waited for, before it is replaced, or left to the process of ours that holds it.
+/// How long a file of an earlier version is waited for, before it is replaced, or left to the process of ours that
+/// holds it.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(1);
 /// The lock file's name in the state directory. It is empty.
 pub const LOCK_FILE: &str = "agent.lock";
@@ -197,7 +199,8 @@ fn check_above(dir: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Whether a directory that others can read is an earlier version's state directory, or empty: a system's directory has others inside.
+/// Whether a directory that others can read is an earlier version's state directory, or empty: a system's directory has
+/// others inside.
 fn is_earlier(dir: &Path) -> io::Result<bool> {
     let (mut is_empty, mut has_state) = (true, false);
     for entry in std::fs::read_dir(dir)?.take(ENTRIES_MAX) {
@@ -240,8 +243,8 @@ fn repair(path: &Path, metadata: &std::fs::Metadata) -> io::Result<()> {
     let operation = FlockOperation::NonBlockingLockExclusive;
     match flock_within(&old, operation, REPAIR_PATIENCE) {
         Ok(()) => {}
-        // The kernel names who has asked for the lock, which may have ended and left it to a process that it started: so everybody counts who has
-        // the file open. An agent of ours keeps its lock.
+        // The kernel names who has asked for the lock, which may have ended and left it to a process that it started:
+        // so everybody counts who has the file open. An agent of ours keeps its lock.
         Err(FlockError::Held(_)) => {
             let is_ours = |pid: &u32| uid_of(*pid) == Some(metadata.uid());
             if with_open(&old).iter().any(is_ours) {
@@ -256,7 +259,8 @@ fn repair(path: &Path, metadata: &std::fs::Metadata) -> io::Result<()> {
     std::fs::rename(&new, path)
 }
 
-/// The effective user of a process. Not the owner of its directory in `/proc`, which is root for a process that allows no core dump.
+/// The effective user of a process. Not the owner of its directory in `/proc`, which is root for a process that allows
+/// no core dump.
 fn uid_of(pid: u32) -> Option<u32> {
     let text = std::fs::read(format!("/proc/{pid}/status")).ok()?;
     text.split(|byte| *byte == b'\n')
@@ -297,7 +301,8 @@ pub(super) fn open_to_lock(path: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// Opens a file for reading and appending, and makes it where it does not exist: mode 0600, no link, a regular file of this user, without another name.
+/// Opens a file for reading and appending, and makes it where it does not exist: mode 0600, no link, a regular file of
+/// this user, without another name.
 ///
 /// # Errors
 /// The system's, or what the file is instead.

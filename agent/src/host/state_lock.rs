@@ -63,7 +63,8 @@ impl StateLock {
     /// Takes the lock of a state directory, which is made where it does not exist. Does not wait.
     ///
     /// # Errors
-    /// [`LockError::Held`] names the pid of the agent that has it; [`LockError::State`] says why the directory is not used.
+    /// [`LockError::Held`] names the pid of the agent that has it; [`LockError::State`] says why the directory is not
+    /// used.
     pub fn acquire(state_dir: &Path) -> Result<Self, LockError> {
         state_dir::prepare(state_dir)?;
         let path = state_dir.join(LOCK_FILE);

@@ -1,9 +1,9 @@
 //! Swap devices in memory (zram): what is free on them, and what compression has made of what they hold.
 //!
-//! **Problem.** `/proc/meminfo` adds up all swap. A slot on zram costs memory when it is filled, one on a disk does not; how much, only
-//! the device knows. **Approach.** `/proc/swaps` says which devices there are and what is used of each; a zram device has its figures in
-//! one line of `/sys/block/zramN/mm_stat`. Both are read only where there is swap. Devices come and go while the agent runs: the file of a
-//! new one is opened by the first sample that finds it.
+//! **Problem.** `/proc/meminfo` adds up all swap. A slot on zram costs memory when it is filled, one on a disk does
+//! not; how much, only the device knows. **Approach.** `/proc/swaps` says which devices there are and what is used of
+//! each; a zram device has its figures in one line of `/sys/block/zramN/mm_stat`. Both are read only where there is
+//! swap. Devices come and go while the agent runs: the file of a new one is opened by the first sample that finds it.
 //! Sources: mm/swapfile.c `swap_show`; drivers/block/zram/zram_drv.c `mm_stat_show`.
 
 use plimsoll_core::model::swap::CompressedSwap;
@@ -62,9 +62,9 @@ impl SwapFiles {
         self.pods.as_ref().map_or(Ok(0), ControlFile::read_u64)
     }
 
-    /// What the devices show. Opens the files of devices that came, also when the sample is urgent: a device is often added when memory
-    /// is short, and until its figures are known nobody sees that its pages do not compress. Lets go of those that went. Allocates
-    /// nothing where no device came.
+    /// What the devices show. Opens the files of devices that came, also when the sample is urgent: a device is often
+    /// added when memory is short, and until its figures are known nobody sees that its pages do not compress. Lets go
+    /// of those that went. Allocates nothing where no device came.
     ///
     /// # Errors
     /// [`FileError`] when the list or a device's file cannot be read.
@@ -139,7 +139,8 @@ fn parse_stat(text: &[u8]) -> Option<(u64, u64)> {
     Some((numbers.next()??, numbers.nth(1)??))
 }
 
-/// The zram devices of `/proc/swaps`: `FILENAME TYPE SIZE USED PRIORITY` after a headline, KiB. The error is a line, from 1.
+/// The zram devices of `/proc/swaps`: `FILENAME TYPE SIZE USED PRIORITY` after a headline, KiB. The error is a line,
+/// from 1.
 fn listed(text: &[u8]) -> impl Iterator<Item = Result<Listed, u32>> {
     let lines = text.split(|byte| *byte == b'\n').zip(1_u32..).skip(1);
     lines.filter_map(|(line, number)| {

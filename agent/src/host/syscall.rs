@@ -1,4 +1,5 @@
-//! The system calls that rustix does not wrap, and tokio's registration of a descriptor, each behind a safe function. The only `unsafe` of the host side.
+//! The system calls that rustix does not wrap, and tokio's registration of a descriptor, each behind a safe function.
+//! The only `unsafe` of the host side.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,15 +20,16 @@ pub struct SyscallError {
     pub source: Errno,
 }
 
-/// Frees the memory of a process that is already dying, from our CPU time instead of waiting for its own (`process_mrelease(2)`, Linux 5.15).
+/// Frees the memory of a process that is already dying, from our CPU time instead of waiting for its own
+/// (`process_mrelease(2)`, Linux 5.15).
 ///
 /// # Errors
-/// ESRCH: it has no memory any more, so there is nothing to do. EINVAL: it is not dying, or shares its memory with a process that is not.
-/// EAGAIN: its memory is locked for the moment. ENOSYS: the kernel is too old.
+/// ESRCH: it has no memory any more, so there is nothing to do. EINVAL: it is not dying, or shares its memory with a
+/// process that is not. EAGAIN: its memory is locked for the moment. ENOSYS: the kernel is too old.
 pub fn process_mrelease(pidfd: BorrowedFd<'_>) -> Result<(), SyscallError> {
     let fd = pidfd.as_fd().as_raw_fd();
-    // SAFETY: process_mrelease takes two integers and touches no memory of ours; `fd` is open for as long as `pidfd` is borrowed, and a
-    // descriptor that is no pidfd is answered with EBADF.
+    // SAFETY: process_mrelease takes two integers and touches no memory of ours; `fd` is open for as long as `pidfd` is
+    // borrowed, and a descriptor that is no pidfd is answered with EBADF.
     let result = unsafe { libc::syscall(libc::SYS_process_mrelease, fd, 0) };
     check("process_mrelease", result)
 }
@@ -38,13 +40,14 @@ pub fn process_mrelease(pidfd: BorrowedFd<'_>) -> Result<(), SyscallError> {
 /// ENOMEM: something there is not mapped, or cannot be read, or the limit is met. EPERM without CAP_IPC_LOCK.
 pub fn mlock(start: usize, end: usize) -> Result<(), SyscallError> {
     let bytes = end.saturating_sub(start);
-    // SAFETY: the kernel only reads the range's numbers; it changes neither what is mapped there nor what is in it, and refuses a range that is
-    // not mapped.
+    // SAFETY: the kernel only reads the range's numbers; it changes neither what is mapped there nor what is in it, and
+    // refuses a range that is not mapped.
     let result = unsafe { libc::syscall(libc::SYS_mlock, start, bytes) };
     check("mlock", result)
 }
 
-/// Has the allocator give the kernel all pages back in which nothing is allocated any more. Does nothing where the C library has no such call.
+/// Has the allocator give the kernel all pages back in which nothing is allocated any more. Does nothing where the C
+/// library has no such call.
 pub fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers; glibc documents it as safe to call from any thread.
@@ -53,8 +56,8 @@ pub fn give_memory_back() {
     }
 }
 
-/// Has the allocator write to each block that it hands out from now on, or no longer, so that the block's pages are there before they are needed. Does
-/// nothing where the C library has no such option.
+/// Has the allocator write to each block that it hands out from now on, or no longer, so that the block's pages are
+/// there before they are needed. Does nothing where the C library has no such option.
 pub fn fill_allocations(fills: bool) {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers. What is written is in blocks that nobody has yet, or nobody has any more.
@@ -65,17 +68,19 @@ pub fn fill_allocations(fills: bool) {
     let _ = fills;
 }
 
-/// Puts the calling thread under SCHED_FIFO at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK so that no child inherits it.
+/// Puts the calling thread under SCHED_FIFO at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK so that no child
+/// inherits it.
 ///
 /// # Errors
-/// EPERM without CAP_SYS_NICE, or when the cgroup has no real-time budget (`cpu.rt_runtime_us` on v1, CONFIG_RT_GROUP_SCHED).
+/// EPERM without CAP_SYS_NICE, or when the cgroup has no real-time budget (`cpu.rt_runtime_us` on v1,
+/// CONFIG_RT_GROUP_SCHED).
 pub fn sched_fifo_reset_on_fork(priority: i32) -> Result<(), SyscallError> {
     let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
     set_scheduler(CALLING_THREAD, policy, priority)
 }
 
-/// Puts a thread, or the calling one, under SCHED_RR at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK. No weight, quota or idle state of a
-/// cgroup's CPU controller holds it back any more.
+/// Puts a thread, or the calling one, under SCHED_RR at `priority` (1 is the lowest), with SCHED_RESET_ON_FORK. No
+/// weight, quota or idle state of a cgroup's CPU controller holds it back any more.
 ///
 /// # Errors
 /// As for [`sched_fifo_reset_on_fork`]; ESRCH when the thread has ended.
@@ -118,7 +123,8 @@ fn set_scheduler(thread: i32, policy: i32, priority: i32) -> Result<(), SyscallE
     check("sched_setscheduler", result)
 }
 
-/// The scheduling policy of the calling thread, with the SCHED_RESET_ON_FORK bit, as `sched_getscheduler(2)` returns it.
+/// The scheduling policy of the calling thread, with the SCHED_RESET_ON_FORK bit, as `sched_getscheduler(2)` returns
+/// it.
 ///
 /// # Errors
 /// None that is known for the calling thread; typed all the same.
@@ -183,8 +189,9 @@ pub fn project_of(fd: BorrowedFd<'_>) -> Result<Project, SyscallError> {
     const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
     const FS_XFLAG_PROJINHERIT: u32 = 0x200;
     let mut attributes = FsXattr::default();
-    // SAFETY: the request's number says that the kernel writes 28 bytes, the size of `attributes` (asserted above), which lives for the
-    // call; every bit pattern is a valid FsXattr. A file system that does not know the request answers with an error.
+    // SAFETY: the request's number says that the kernel writes 28 bytes, the size of `attributes` (asserted above),
+    // which lives for the call; every bit pattern is a valid FsXattr. A file system that does not know the request
+    // answers with an error.
     let result = unsafe {
         libc::syscall(
             libc::SYS_ioctl,
@@ -200,10 +207,12 @@ pub fn project_of(fd: BorrowedFd<'_>) -> Result<Project, SyscallError> {
     })
 }
 
-/// What a project takes: `(bytes, inodes)`, as the file system that `fd` is on keeps count (`quotactl_fd(Q_GETQUOTA)`, Linux 5.14).
+/// What a project takes: `(bytes, inodes)`, as the file system that `fd` is on keeps count (`quotactl_fd(Q_GETQUOTA)`,
+/// Linux 5.14).
 ///
 /// # Errors
-/// ESRCH: project quotas are off, or none is kept for this project. EPERM: it needs CAP_SYS_ADMIN. ENOSYS: no quotas here.
+/// ESRCH: project quotas are off, or none is kept for this project. EPERM: it needs CAP_SYS_ADMIN. ENOSYS: no quotas
+/// here.
 pub fn project_usage(fd: BorrowedFd<'_>, project: u32) -> Result<(u64, u64), SyscallError> {
     // `struct if_dqblk` of linux/quota.h.
     #[repr(C)]
@@ -224,8 +233,8 @@ pub fn project_usage(fd: BorrowedFd<'_>, project: u32) -> Result<(u64, u64), Sys
     const Q_GETQUOTA: libc::c_uint = 0x80_0007;
     const QIF_SPACE_AND_INODES: u32 = 2 | 8;
     let mut block = IfDqblk::default();
-    // SAFETY: Q_GETQUOTA writes one if_dqblk, the size of `block` (asserted above), which lives for the call; every bit pattern is a
-    // valid IfDqblk. The other arguments are integers.
+    // SAFETY: Q_GETQUOTA writes one if_dqblk, the size of `block` (asserted above), which lives for the call; every bit
+    // pattern is a valid IfDqblk. The other arguments are integers.
     let result = unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,
@@ -283,7 +292,8 @@ fn check(call: &'static str, result: libc::c_long) -> Result<(), SyscallError> {
 /// If `dup` or the registration with epoll fails.
 pub fn watch(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     let clone = fd.try_clone_to_owned()?;
-    // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives, and `AsyncFd` deregisters before dropping it.
+    // SAFETY: an `OwnedFd` names the same open descriptor for as long as it lives, and `AsyncFd` deregisters before
+    // dropping it.
     unsafe { AsyncFd::register_with_interest(clone, interest) }.map_err(io::Error::from)
 }
 

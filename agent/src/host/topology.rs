@@ -1,11 +1,11 @@
 //! The machine that we run on, from sysfs.
 //!
-//! **Problem.** What sysfs says of CPUs differs from kernel to kernel and from firmware to firmware: no die before 5.2, no cache ids on
-//! most ARM machines, -1 for a package that nobody knows, and nothing at all about a CPU that is offline.
-//! **Approach.** Everything is read once, when somebody asks; CPUs that are in the same core or behind the same cache are read once
-//! for all of them. What is missing is unknown, and not guessed: [`Machine`] has a way to say so. CPUs that come and go meanwhile
-//! make us read again, a few times at most.
-//! Sources: Documentation/admin-guide/cputopology.rst; Documentation/ABI/testing/sysfs-devices-system-cpu and
+//! **Problem.** What sysfs says of CPUs differs from kernel to kernel and from firmware to firmware: no die before 5.2,
+//! no cache ids on most ARM machines, -1 for a package that nobody knows, and nothing at all about a CPU that is
+//! offline. **Approach.** Everything is read once, when somebody asks; CPUs that are in the same core or behind the
+//! same cache are read once for all of them. What is missing is unknown, and not guessed: [`Machine`] has a way to say
+//! so. CPUs that come and go meanwhile make us read again, a few times at most. Sources:
+//! Documentation/admin-guide/cputopology.rst; Documentation/ABI/testing/sysfs-devices-system-cpu and
 //! Documentation/ABI/stable/sysfs-devices-node; drivers/base/{topology,cacheinfo,node}.c.
 
 use std::collections::BTreeMap;
@@ -212,7 +212,8 @@ impl CpuDir {
     }
 }
 
-/// Cores of the CPUs that are online. Threads on different nodes are different cores, as for the kubelet, which goes node by node.
+/// Cores of the CPUs that are online. Threads on different nodes are different cores, as for the kubelet, which goes
+/// node by node.
 fn read_cores(
     dir: &CpuDir,
     online: CpuSet,

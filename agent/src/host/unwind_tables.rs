@@ -1,8 +1,9 @@
 //! The parts of this program's file that only a panic reads.
 //!
-//! **Problem.** All that is mapped of the program is locked in memory, and a fifth of that are tables by which a panic unwinds the stack.
-//! Nothing between a record and a kill reads them, and a panic there ends the process. **Approach.** The section headers of the ELF file say where they are;
-//! the pages that hold nothing else are not locked. They are read from the file when a listener panics.
+//! **Problem.** All that is mapped of the program is locked in memory, and a fifth of that are tables by which a panic
+//! unwinds the stack. Nothing between a record and a kill reads them, and a panic there ends the process. **Approach.**
+//! The section headers of the ELF file say where they are; the pages that hold nothing else are not locked. They are
+//! read from the file when a listener panics.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,7 +18,8 @@ const SECTION_BYTES: usize = 64;
 const SECTIONS_MAX: usize = 512;
 const NAMES_BYTES_MAX: usize = 64 << 10;
 
-/// Where they are in a 64-bit ELF file of this machine's byte order, in bytes from its beginning; nowhere if the file does not say so.
+/// Where they are in a 64-bit ELF file of this machine's byte order, in bytes from its beginning; nowhere if the file
+/// does not say so.
 pub fn unwind_tables(path: &Path) -> Vec<Range<u64>> {
     File::open(path)
         .ok()
@@ -50,7 +52,8 @@ fn in_file(file: &File) -> Option<Vec<Range<u64>>> {
     Some(tables.filter_map(|section| range(section)).collect())
 }
 
-/// What is left of a mapping of the file, addresses: without the pages that hold nothing but one of `tables`. `offset`: of the mapping in the file.
+/// What is left of a mapping of the file, addresses: without the pages that hold nothing but one of `tables`. `offset`:
+/// of the mapping in the file.
 pub fn without(
     mapping: Range<usize>,
     offset: u64,

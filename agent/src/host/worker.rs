@@ -1,8 +1,9 @@
-//! A thread for what the loop must not wait for: files that may be slow to read or write, clients that may be slow to answer.
+//! A thread for what the loop must not wait for: files that may be slow to read or write, clients that may be slow to
+//! answer.
 //!
-//! Each such thread has a name (`ps -T`), a stack of known size, because all of it is locked in memory, and a bounded queue of jobs.
-//! Handing it a job never blocks: a job that finds no room is dropped and counted. Closing the queue asks the thread to end, and
-//! dropping the [`WorkerThread`] closes the queue and joins the thread.
+//! Each such thread has a name (`ps -T`), a stack of known size, because all of it is locked in memory, and a bounded
+//! queue of jobs. Handing it a job never blocks: a job that finds no room is dropped and counted. Closing the queue
+//! asks the thread to end, and dropping the [`WorkerThread`] closes the queue and joins the thread.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,7 +100,8 @@ impl<J> WorkerThread<J> {
         self.join();
     }
 
-    /// Closes the queue and waits until `deadline` at most. Whether the thread has ended: one that a disk holds up goes on until the process ends.
+    /// Closes the queue and waits until `deadline` at most. Whether the thread has ended: one that a disk holds up goes
+    /// on until the process ends.
     pub fn end_by(&mut self, deadline: Instant) -> bool {
         self.close();
         while let Some(thread) = &self.thread {

@@ -1,7 +1,8 @@
-//! A cluster's objects from files, as `kubectl get … -o yaml` prints them: what the arbitrator uses of nodes, namespaces, pods, budgets and Consumers.
+//! A cluster's objects from files, as `kubectl get … -o yaml` prints them: what the arbitrator uses of nodes,
+//! namespaces, pods, budgets and Consumers.
 //!
-//! Objects of other kinds are counted and left out. Of Kubernetes' own objects only the fields that are used are read, as the API server has checked them; a
-//! Consumer is read strictly, since it is written by hand.
+//! Objects of other kinds are counted and left out. Of Kubernetes' own objects only the fields that are used are read,
+//! as the API server has checked them; a Consumer is read strictly, since it is written by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -51,7 +52,8 @@ pub struct ClusterFiles {
     pub left_out: BTreeMap<String, usize>,
 }
 
-/// Reads all files; [`STDIN`](super::manifests::STDIN) stands for `stdin`. Ages are counted up to `now_s`, in seconds since 1970.
+/// Reads all files; [`STDIN`](super::manifests::STDIN) stands for `stdin`. Ages are counted up to `now_s`, in seconds
+/// since 1970.
 ///
 /// # Errors
 /// All errors of all files.

@@ -1,10 +1,10 @@
 //! What the operator wants: a configuration file with the kubelet's field names, and flags that override it.
 //!
-//! Problem: a node has a KubeletConfiguration already, and an operator will not write a second file; but what Plimsoll does not
-//! understand, or understands and does not do, must not pass in silence. Approach: the file is read into a tree that knows its
-//! lines ([`document`]), checked against one table of all fields ([`schema`], [`kubelet`], [`plimsoll`]) and the kubelet's rules
-//! ([`rules`]), and resolved with defaults and flags ([`resolve`]) into a [`Config`]. Everything that is wrong is said at once
-//! ([`problem`]). This is the only place that knows defaults.
+//! Problem: a node has a KubeletConfiguration already, and an operator will not write a second file; but what Plimsoll
+//! does not understand, or understands and does not do, must not pass in silence. Approach: the file is read into a
+//! tree that knows its lines ([`document`]), checked against one table of all fields ([`schema`], [`kubelet`],
+//! [`plimsoll`]) and the kubelet's rules ([`rules`]), and resolved with defaults and flags ([`resolve`]) into a
+//! [`Config`]. Everything that is wrong is said at once ([`problem`]). This is the only place that knows defaults.
 
 pub mod document;
 pub mod flags;

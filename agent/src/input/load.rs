@@ -1,4 +1,5 @@
-//! The description of a load: what pods come to a cluster over days. Written by hand, so it is read strictly: every error is named by file, line and field.
+//! The description of a load: what pods come to a cluster over days. Written by hand, so it is read strictly: every
+//! error is named by file, line and field.
 
 use std::io::Read;
 use std::path::Path;

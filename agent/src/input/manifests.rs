@@ -1,13 +1,13 @@
 //! Pods from a directory of ordinary Kubernetes Pod manifests: where pods come from when there is no cluster.
 //!
-//! **Problem.** Manifests are edited by hand while their pods run. A file that is half written, or wrong for a moment, must not end a
-//! pod; a file that is removed must.
-//! **Approach.** inotify says *that* something changed; then the whole directory is looked at, which is a few `stat` calls. A file
-//! is read once its size and time have stayed the same for [`SETTLE_MS`], and a missing file counts as removed after the same time
-//! (editors replace files by renaming). While a file has any error, the pods that it had before stay, and its errors are reported
-//! until it is put right or removed. All of it happens on an ordinary thread; the agent's loop gets finished [`ManifestChange`]s.
-//! **Which files.** `*.yaml`, `*.yml` and `*.json` directly in the directory, not starting with a dot (kubelet, `pkg/kubelet/config/file.go`,
-//! takes all that do not start with a dot, editors' backups included).
+//! **Problem.** Manifests are edited by hand while their pods run. A file that is half written, or wrong for a moment,
+//! must not end a pod; a file that is removed must. **Approach.** inotify says *that* something changed; then the whole
+//! directory is looked at, which is a few `stat` calls. A file is read once its size and time have stayed the same for
+//! [`SETTLE_MS`], and a missing file counts as removed after the same time (editors replace files by renaming). While a
+//! file has any error, the pods that it had before stay, and its errors are reported until it is put right or removed.
+//! All of it happens on an ordinary thread; the agent's loop gets finished [`ManifestChange`]s. **Which files.**
+//! `*.yaml`, `*.yml` and `*.json` directly in the directory, not starting with a dot (kubelet,
+//! `pkg/kubelet/config/file.go`, takes all that do not start with a dot, editors' backups included).
 #![forbid(unsafe_code)]
 
 pub mod admission;
@@ -388,9 +388,11 @@ impl ManifestDir {
         self.is_undecided
     }
 
-    /// Looks at the directory at the time `now` (of any clock that does not go back). The first look believes all files at once.
+    /// Looks at the directory at the time `now` (of any clock that does not go back). The first look believes all files
+    /// at once.
     ///
-    /// Returns the change, if there is one, and whether some file has not settled yet: then look again after [`SETTLE_MS`].
+    /// Returns the change, if there is one, and whether some file has not settled yet: then look again after
+    /// [`SETTLE_MS`].
     pub fn look(&mut self, now: Duration) -> (Option<ManifestChange>, bool) {
         let mut dir_errors = Vec::new();
         match self.stamps(&mut dir_errors) {

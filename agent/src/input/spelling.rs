@@ -3,8 +3,9 @@
 /// More characters than this nobody mistypes by hand, and the distance takes quadratic time.
 const LONGEST: usize = 100;
 
-/// The name that differs least, if it differs little: by one in four of the characters, or one. Characters that are put in, taken out, replaced, or
-/// exchanged with their neighbour count. Case, `-` and `_` count as nothing, as in a flag of the same name.
+/// The name that differs least, if it differs little: by one in four of the characters, or one. Characters that are put
+/// in, taken out, replaced, or exchanged with their neighbour count. Case, `-` and `_` count as nothing, as in a flag
+/// of the same name.
 pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |name: &str| -> String {
         name.chars()

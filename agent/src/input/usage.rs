@@ -10,7 +10,8 @@
 //!     cache: {bytes: 2Gi, inodes: 5000}
 //! ```
 //!
-//! A pod that is missing has no statistics, which ranks it first; a figure that is missing counts as zero. Both as in the kubelet.
+//! A pod that is missing has no statistics, which ranks it first; a figure that is missing counts as zero. Both as in
+//! the kubelet.
 //!
 //! Source of the other form: `k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go` of 1.36.
 

@@ -1,7 +1,8 @@
 //! YAML and JSON text as a tree in which every value knows its line.
 //!
-//! Manifests are walked by their field check and handed on as JSON, which is also how the API server reads YAML; of a configuration
-//! all errors are named by line and field. A deserializer that fills a struct stops at the first error and forgets the lines.
+//! Manifests are walked by their field check and handed on as JSON, which is also how the API server reads YAML; of a
+//! configuration all errors are named by line and field. A deserializer that fills a struct stops at the first error
+//! and forgets the lines.
 
 use std::fmt;
 
@@ -10,7 +11,8 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::{DuplicateKeyPolicy, Error, Spanned};
 
-/// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its stack.
+/// Levels of nesting at most: the deepest field of a Pod has fourteen. The parser recurses, so this also bounds its
+/// stack.
 const DEPTH_MAX: usize = 32;
 /// Documents in one file, at least: those beyond the bound on pods are counted, not refused by the parser.
 const DOCUMENTS_MAX: usize = 1024;

@@ -1,12 +1,13 @@
 //! Where every record went: the kernel's counts beside the agent's own.
 //!
-//! Problem: a record that got lost must show as lost, and not as something that never happened. Approach: each side counts what it
-//! does itself, by kind and by the CPU that the record was made on; once the rings are drained, `produced = consumed + dropped`
-//! holds for each pair. The sums here are made from the parts, so an account that adds up in total adds up everywhere or has
-//! been seen not to.
+//! Problem: a record that got lost must show as lost, and not as something that never happened. Approach: each side
+//! counts what it does itself, by kind and by the CPU that the record was made on; once the rings are drained,
+//! `produced = consumed + dropped` holds for each pair. The sums here are made from the parts, so an account that adds
+//! up in total adds up everywhere or has been seen not to.
 //!
-//! Terms: *produced*: the programs tried to send it. *Consumed*: the agent read it. *Dropped*: its ring was full. *Folded*: an event
-//! without a record of its own, because its cgroup had sent its share; it is in that cgroup's totals.
+//! Terms: *produced*: the programs tried to send it. *Consumed*: the agent read it. *Dropped*: its ring was full.
+//! *Folded*: an event without a record of its own, because its cgroup had sent its share; it is in that cgroup's
+//! totals.
 
 use aya::maps::PerCpuValues;
 use plimsoll_abi::{KIND_SLOTS, KINDS, Kind, UNTRACKED, dropped, folded, produced};

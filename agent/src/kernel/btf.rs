@@ -1,13 +1,13 @@
 //! The type information of the running kernel (BTF): where a member is, which functions there are.
 //!
-//! Problem: Rust BPF objects carry no relocations for kernel structs, so somebody has to know that `kernfs_node.id` is at
-//! byte 96 here and 104 there. Approach: read `/sys/kernel/btf/vmlinux` and look the names up, walking anonymous members,
-//! arrays, typedefs and qualifiers. Every read is bounds-checked; malformed input is a typed error, never a panic, and every
-//! walk is bounded. Format: Documentation/bpf/btf.rst.
+//! Problem: Rust BPF objects carry no relocations for kernel structs, so somebody has to know that `kernfs_node.id` is
+//! at byte 96 here and 104 there. Approach: read `/sys/kernel/btf/vmlinux` and look the names up, walking anonymous
+//! members, arrays, typedefs and qualifiers. Every read is bounds-checked; malformed input is a typed error, never a
+//! panic, and every walk is bounded. Format: Documentation/bpf/btf.rst.
 //!
-//! The kernel has 100,000 records and more, of which an agent asks for 250, at every start. So one pass notes where each record is and a number
-//! made of each name; sorted, a name is found by its number in a few steps. No name is copied, and names that are made to have one number cost
-//! a walk over these names, no more.
+//! The kernel has 100,000 records and more, of which an agent asks for 250, at every start. So one pass notes where
+//! each record is and a number made of each name; sorted, a name is found by its number in a few steps. No name is
+//! copied, and names that are made to have one number cost a walk over these names, no more.
 //!
 //! Terms: a *type id* counts the records of the type section from 1; 0 is `void`.
 
@@ -110,8 +110,8 @@ impl Index {
     }
 }
 
-/// A number made of a name, which ends at the first zero byte or with the bytes; of names that are read eight bytes at a time, as there are
-/// so many.
+/// A number made of a name, which ends at the first zero byte or with the bytes; of names that are read eight bytes at
+/// a time, as there are so many.
 fn tag(bytes: &[u8]) -> u32 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let mut hash = 0_u64;
@@ -263,8 +263,8 @@ impl<'data> Btf<'data> {
         self.names.numbers(tag(name.as_bytes())).find(wanted)
     }
 
-    /// BTF for aya in which these functions have the numbers that they have here, and all before them is empty: a reader that needs only these
-    /// numbers has little to do. What the kernel does not have is left out.
+    /// BTF for aya in which these functions have the numbers that they have here, and all before them is empty: a
+    /// reader that needs only these numbers has little to do. What the kernel does not have is left out.
     #[must_use]
     pub fn with_functions<'names>(&self, names: impl Iterator<Item = &'names str>) -> aya::Btf {
         let mut few = aya::Btf::new();
@@ -381,7 +381,8 @@ impl<'data> Btf<'data> {
     }
 
     /// The byte offset of a member, written as in C: `kernfs_node.id`, `mm_struct.rss_stat[1].count`. Embedded structs,
-    /// arrays and anonymous members are walked, pointers are not. `None` when there is no such member, or it is a bitfield.
+    /// arrays and anonymous members are walked, pointers are not. `None` when there is no such member, or it is a
+    /// bitfield.
     #[must_use]
     pub fn offset(&self, path: &str) -> Option<u32> {
         let mut parts = path.split('.');
@@ -409,7 +410,8 @@ impl<'data> Btf<'data> {
             .flatten()
     }
 
-    /// The position of a member of one bit, counted in bits from the start of the struct, as little-endian machines count.
+    /// The position of a member of one bit, counted in bits from the start of the struct, as little-endian machines
+    /// count.
     #[must_use]
     pub fn bit(&self, structure: &str, member: &str) -> Option<u32> {
         let id = self.id(kind::STRUCT, structure)?;

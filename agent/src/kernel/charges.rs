@@ -2,10 +2,10 @@
 //!
 //! The kernel counts pages and the agent counts bytes: this is where the one becomes the other.
 //!
-//! Each arming has a number, its [`Generation`]. A record of a crossing carries the number of the arming that it answers, so
-//! "is this what I asked for last?" is one comparison with [`Bpf::newest_arming`]. The number lives in the map, beside the
-//! threshold: an agent that takes over pinned programs goes on from it. Until that agent arms for the first time, the newest
-//! arming is the one that the agent before it left, and its crossing counts.
+//! Each arming has a number, its [`Generation`]. A record of a crossing carries the number of the arming that it
+//! answers, so "is this what I asked for last?" is one comparison with [`Bpf::newest_arming`]. The number lives in the
+//! map, beside the threshold: an agent that takes over pinned programs goes on from it. Until that agent arms for the
+//! first time, the newest arming is the one that the agent before it left, and its crossing counts.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,7 +15,8 @@ use plimsoll_abi::charges;
 use super::error::map_error;
 use super::{Bpf, BpfError};
 
-/// The number of an arming of the charge threshold: 1 for the first since the programs were loaded, and one more for each.
+/// The number of an arming of the charge threshold: 1 for the first since the programs were loaded, and one more for
+/// each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub u64);
 
@@ -53,8 +54,9 @@ impl Charges {
 }
 
 impl Bpf {
-    /// Bytes charged to memory cgroups since the programs were attached, gross; `None` where no program counts them. One map
-    /// lookup, no allocation. A record of a crossing carries this total ([`Body::ChargesReached`](super::decode::Body)).
+    /// Bytes charged to memory cgroups since the programs were attached, gross; `None` where no program counts them.
+    /// One map lookup, no allocation. A record of a crossing carries this total
+    /// ([`Body::ChargesReached`](super::decode::Body)).
     #[must_use]
     pub fn charged_bytes(&self) -> Option<u64> {
         let pages = self
@@ -65,9 +67,9 @@ impl Bpf {
         Some(bytes_of_pages(pages))
     }
 
-    /// Asks for one [`ChargesReached`](plimsoll_abi::Kind::ChargesReached) record when [`Bpf::charged_bytes`] reaches this,
-    /// replacing what was asked before. If it is there already, the next charge sends the record. The result, which
-    /// [`Bpf::newest_arming`] returns from now on, comes back in the record. Two map updates, no allocation.
+    /// Asks for one [`ChargesReached`](plimsoll_abi::Kind::ChargesReached) record when [`Bpf::charged_bytes`] reaches
+    /// this, replacing what was asked before. If it is there already, the next charge sends the record. The result,
+    /// which [`Bpf::newest_arming`] returns from now on, comes back in the record. Two map updates, no allocation.
     ///
     /// # Errors
     /// When the kernel refuses an update.

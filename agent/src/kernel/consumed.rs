@@ -1,8 +1,8 @@
 //! What the agent has read, in a map: it goes on counting where the agent before it stopped.
 //!
-//! One word per kind and CPU, mapped into this process, so that counting a record is one addition and not a system call. The word is
-//! raised right after the record was given back to the ring: an agent that is killed between the two leaves that one record
-//! uncounted, and the account of its kind and CPU then stays open by one.
+//! One word per kind and CPU, mapped into this process, so that counting a record is one addition and not a system
+//! call. The word is raised right after the record was given back to the ring: an agent that is killed between the two
+//! leaves that one record uncounted, and the account of its kind and CPU then stays open by one.
 
 #![allow(
     unsafe_code,
@@ -42,7 +42,8 @@ unsafe impl Send for Words {}
 
 impl Words {
     /// # Safety
-    /// For as long as the value is used, `length` initialised words are at `start`, aligned, and everybody writes them as whole words.
+    /// For as long as the value is used, `length` initialised words are at `start`, aligned, and everybody writes them
+    /// as whole words.
     const unsafe fn new(start: NonNull<AtomicU64>, length: usize) -> Self {
         Self { start, length }
     }
@@ -85,8 +86,8 @@ impl Consumed {
         let bytes = (length * size_of::<u64>()).next_multiple_of(rustix::param::page_size());
         let start =
             map_pages(map.fd().as_fd(), bytes).map_err(|errno| refused(errno.to_string()))?;
-        // SAFETY: the mapping has `bytes`, which is no less than `length` words, begins at a page, and lives until `drop`; the kernel and other
-        // processes write these words, if at all, as whole words.
+        // SAFETY: the mapping has `bytes`, which is no less than `length` words, begins at a page, and lives until
+        // `drop`; the kernel and other processes write these words, if at all, as whole words.
         let words = unsafe { Words::new(start, length) };
         Ok(Self {
             words,
@@ -114,8 +115,8 @@ impl Drop for Consumed {
 }
 
 fn map_pages(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<NonNull<AtomicU64>> {
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. The kernel refuses a length beyond
-    // the map's.
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. The kernel refuses a
+    // length beyond the map's.
     let pages = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),
@@ -129,7 +130,8 @@ fn map_pages(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<NonNull<Ato
     NonNull::new(pages.cast()).ok_or(rustix::io::Errno::FAULT)
 }
 
-/// Also run by Miri (`cargo xtask miri`), which knows no `mmap` of a descriptor: the words are a buffer here, and a thread writes as the kernel would.
+/// Also run by Miri (`cargo xtask miri`), which knows no `mmap` of a descriptor: the words are a buffer here, and a
+/// thread writes as the kernel would.
 #[cfg(test)]
 mod tests {
     use super::*;

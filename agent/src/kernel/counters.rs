@@ -1,8 +1,8 @@
 //! Where the running kernel counts its pages, for the last line: the addresses of global counters.
 //!
-//! The kernel looks up the addresses of the arrays ([`symbols`]), BTF has the index of each counter. Where it does not, `/proc/kallsyms` lists them, slowly.
-//! The kernel shows addresses to who has CAP_SYSLOG, unless `kernel.kptr_restrict` is 2; variables are there only in kernels with CONFIG_KALLSYMS_ALL,
-//! which distributions set.
+//! The kernel looks up the addresses of the arrays ([`symbols`]), BTF has the index of each counter. Where it does not,
+//! `/proc/kallsyms` lists them, slowly. The kernel shows addresses to who has CAP_SYSLOG, unless `kernel.kptr_restrict`
+//! is 2; variables are there only in kernels with CONFIG_KALLSYMS_ALL, which distributions set.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -52,7 +52,8 @@ const SYMBOLS: [&CStr; 4] = [
 pub(super) fn find(btf: &Btf<'_>) -> Result<Counters, CountersError> {
     let found = match symbols::addresses(&SYMBOLS) {
         Ok(answers) => looked_up(answers)?,
-        // A kernel before 5.16, or one that refuses such a program: the same addresses, some tens of milliseconds later.
+        // A kernel before 5.16, or one that refuses such a program: the same addresses, some tens of milliseconds
+        // later.
         Err(_) => addresses(BufReader::with_capacity(1 << 16, File::open(KALLSYMS)?))?,
     };
     counters(found, |name| btf.enumerator(name))

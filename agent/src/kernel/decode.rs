@@ -1,9 +1,9 @@
 //! Bytes from a ring buffer → [`Record`]. Pure: no I/O, no allocation, no panic on any input.
 //!
-//! The kernel side and this side are built from the same `plimsoll-abi`, but the bytes are not trusted: a record says which
-//! version wrote it and of which kind it is, and is read only as far as it is long. An unknown kind is for the caller to count
-//! and skip (a newer object may send more than this agent knows); another ABI version is an error, because every field of
-//! every record may have moved.
+//! The kernel side and this side are built from the same `plimsoll-abi`, but the bytes are not trusted: a record says
+//! which version wrote it and of which kind it is, and is read only as far as it is long. An unknown kind is for the
+//! caller to count and skip (a newer object may send more than this agent knows); another ABI version is an error,
+//! because every field of every record may have moved.
 
 mod record;
 

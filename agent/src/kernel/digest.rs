@@ -1,4 +1,5 @@
-//! SHA-256 (FIPS 180-4) of the BPF objects in this program, so that `plimsoll check` can say exactly what it would load.
+//! SHA-256 (FIPS 180-4) of the BPF objects in this program, so that `plimsoll check` can say exactly what it would
+//! load.
 //!
 //! Written out here: the objects are ours, so no input is hostile, and a crate for it brings seven more.
 

@@ -1,9 +1,10 @@
 //! Which cgroups have their processes followed, and what of the kernel's map is to be written.
 //!
-//! **Problem.** The map has an entry for each followed cgroup. One that has gone missing would be missing for good if the agent went by what it has added;
-//! but to add all of them at every look is a system call for each cgroup of the node, every few seconds, for nothing. **Approach.** What is new is
-//! added at once. Of the others a share is added again at each look, and after [`SHARES`] looks all were: a minute at rest, as long as a
-//! pod waits for its own turn. An entry that is there stays as it is.
+//! **Problem.** The map has an entry for each followed cgroup. One that has gone missing would be missing for good if
+//! the agent went by what it has added; but to add all of them at every look is a system call for each cgroup of the
+//! node, every few seconds, for nothing. **Approach.** What is new is added at once. Of the others a share is added
+//! again at each look, and after [`SHARES`] looks all were: a minute at rest, as long as a pod waits for its own turn.
+//! An entry that is there stays as it is.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -31,7 +32,8 @@ pub(super) struct Due {
 }
 
 impl Followed {
-    /// What is to be written so that exactly the `wanted` are followed. [`Followed::removed`] and [`Followed::added`] are to follow, for each.
+    /// What is to be written so that exactly the `wanted` are followed. [`Followed::removed`] and [`Followed::added`]
+    /// are to follow, for each.
     pub(super) fn due(&mut self, wanted: &BTreeSet<u64>) -> Due {
         let gone = self.ids.difference(wanted).copied().collect();
         let mut add: Vec<u64> = wanted.difference(&self.ids).copied().collect();
@@ -107,7 +109,8 @@ mod tests {
         }
     }
 
-    /// Ids of cgroups only grow: whoever makes and removes enough of them at each look must not keep the others from their turn.
+    /// Ids of cgroups only grow: whoever makes and removes enough of them at each look must not keep the others from
+    /// their turn.
     #[test]
     fn cgroups_that_come_and_go_keep_no_other_from_its_turn() {
         let (mut followed, mut map) = (Followed::default(), BTreeSet::new());

@@ -6,8 +6,8 @@ use super::loader::Hierarchies;
 use super::{BpfOptions, Counts, Family};
 use crate::host::fnv::Fnv;
 
-/// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for. The kernel is the same
-/// by nature: pins do not survive a boot.
+/// What must be equal for programs to be taken over: the object, what is in its frozen data, and what was asked for.
+/// The kernel is the same by nature: pins do not survive a boot.
 pub(super) fn identity(
     object: &[u8],
     options: &BpfOptions,

@@ -1,4 +1,5 @@
-//! The last line's maps, from this side ([`plimsoll_abi::last_line`] says what they hold, [`plimsoll_core::policy::oom::last_line`] who is in them).
+//! The last line's maps, from this side ([`plimsoll_abi::last_line`] says what they hold,
+//! [`plimsoll_core::policy::oom::last_line`] who is in them).
 //!
 //! A pod gets into the order as a [`CondemnedPod`], and only what the core has condemned can become one.
 
@@ -118,8 +119,8 @@ impl LastLineMaps {
         })
     }
 
-    /// Puts a setting in force, with the order of the last [`condemn`](Self::condemn). A program goes by all of it or by all of what was
-    /// before: what is written first is seen first. Two map updates, no allocation.
+    /// Puts a setting in force, with the order of the last [`condemn`](Self::condemn). A program goes by all of it or
+    /// by all of what was before: what is written first is seen first. Two map updates, no allocation.
     ///
     /// # Errors
     /// When the kernel refuses an update: what was in force stays.
@@ -139,7 +140,8 @@ impl LastLineMaps {
         Ok(())
     }
 
-    /// The order of the next [`set`](Self::set). Programs know nothing of a pod without an entry of its own, so each gets one.
+    /// The order of the next [`set`](Self::set). Programs know nothing of a pod without an entry of its own, so each
+    /// gets one.
     ///
     /// # Errors
     /// When the kernel refuses an entry: that pod is left out.
@@ -172,7 +174,8 @@ impl LastLineMaps {
         result
     }
 
-    /// Takes away the entries of pods that are not in the order in force and of which nothing was killed. Not before the order is in force.
+    /// Takes away the entries of pods that are not in the order in force and of which nothing was killed. Not before
+    /// the order is in force.
     ///
     /// # Errors
     /// When the kernel refuses.

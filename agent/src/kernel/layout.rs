@@ -1,7 +1,7 @@
 //! Which member of which kernel struct fills which field of [`Layout`], and what to do where kernels differ.
 //!
-//! A member that the running kernel does not have leaves its field unresolved; the hooks that need it are then not loaded,
-//! and say which member they miss.
+//! A member that the running kernel does not have leaves its field unresolved; the hooks that need it are then not
+//! loaded, and say which member they miss.
 
 use std::borrow::Cow;
 

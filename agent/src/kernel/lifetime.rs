@@ -1,4 +1,5 @@
-//! How the programs get into the kernel and out of it: loaded by this process, pinned, taken over from the agent before, taken away.
+//! How the programs get into the kernel and out of it: loaded by this process, pinned, taken over from the agent
+//! before, taken away.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -75,8 +76,8 @@ impl Bpf {
     /// Loads the object and attaches every hook of `options` that this host allows.
     ///
     /// # Errors
-    /// Only when nothing at all can work: policy, capabilities, no BTF, an object that the kernel cannot take, or no hook
-    /// attached. Everything less is in [`Bpf::hooks`].
+    /// Only when nothing at all can work: policy, capabilities, no BTF, an object that the kernel cannot take, or no
+    /// hook attached. Everything less is in [`Bpf::hooks`].
     pub fn load(object: &[u8], options: &BpfOptions) -> Result<Bpf, BpfError> {
         let machine = Machine::probe()?;
         let loaded = loader::load(object, options, &machine)?;
@@ -94,11 +95,12 @@ impl Bpf {
         Ok(bpf)
     }
 
-    /// As [`Bpf::load`], but takes over what an agent before left pinned if it is what would be loaded, and else pins what it loads.
-    /// Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made is no error: the
-    /// programs then end with this process, and [`Pinning`] says why.
+    /// As [`Bpf::load`], but takes over what an agent before left pinned if it is what would be loaded, and else pins
+    /// what it loads. Every other set of this owner is removed; `said` gets a line for each. That pins cannot be made
+    /// is no error: the programs then end with this process, and [`Pinning`] says why.
     ///
-    /// The rings have one reader: while another agent uses the owner's sets they stay as they are, and the programs of this one end with it.
+    /// The rings have one reader: while another agent uses the owner's sets they stay as they are, and the programs of
+    /// this one end with it.
     ///
     /// # Errors
     /// As [`Bpf::load`].
@@ -177,7 +179,8 @@ impl Bpf {
                 Ok((bpf, Pinning::Made { path }))
             }
             Err(error) => {
-                // What was pinned already is lost with its pin, so all is loaded again; this happens once in the life of a misconfigured host.
+                // What was pinned already is lost with its pin, so all is loaded again; this happens once in the life
+                // of a misconfigured host.
                 drop((bpf, links, unpinned, ebpf));
                 if let Err(error) = set.remove() {
                     said(error.to_string());
@@ -276,8 +279,8 @@ impl Bpf {
         })
     }
 
-    /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was running may
-    /// take a moment longer; an account that is still open after that is what the caller will find.
+    /// Takes the programs away, and has `drain` read what is left until every account adds up. A program that was
+    /// running may take a moment longer; an account that is still open after that is what the caller will find.
     ///
     /// # Errors
     /// When pins cannot be removed, or the kernel refuses to show the counters.
@@ -320,8 +323,8 @@ mod tests {
     use super::*;
     use crate::notes;
 
-    /// Only root puts anything into a set, and the set's name says of which object it is. What is there all the same is not believed by its name alone:
-    /// each map in the place of each other, if type or sizes differ.
+    /// Only root puts anything into a set, and the set's name says of which object it is. What is there all the same is
+    /// not believed by its name alone: each map in the place of each other, if type or sizes differ.
     #[test]
     fn a_map_of_another_shape_is_not_taken_over() {
         let Some(bpffs) = Mounted::new() else { return };

@@ -25,7 +25,8 @@ use crate::host::{Controller, HostRoot, Version};
 /// The running kernel's type information.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
-/// Programs that do nothing, their kinds, and functions of the kernel's self-tests: they show whether the host lets a program of this kind attach.
+/// Programs that do nothing, their kinds, and functions of the kernel's self-tests: they show whether the host lets a
+/// program of this kind attach.
 const CANARIES: [(&str, HookKind, &str); 2] = [
     ("canary_fentry", HookKind::Fentry, "bpf_fentry_test1"),
     ("canary_tp_btf", HookKind::TpBtf, "bpf_test_finish"),
@@ -195,8 +196,9 @@ pub(super) fn load(
     Ok(Loaded { ebpf, hooks, links })
 }
 
-/// Programs take room in rings under locks of the scheduler, where nothing may sleep. On a realtime kernel `spinlock_t`, which is a mutex there, was the lock of
-/// a ring until Linux 6.12 (8b62645b09f8, "bpf: Use raw_spinlock_t in ringbuf").
+/// Programs take room in rings under locks of the scheduler, where nothing may sleep. On a realtime kernel
+/// `spinlock_t`, which is a mutex there, was the lock of a ring until Linux 6.12 (8b62645b09f8, "bpf: Use
+/// raw_spinlock_t in ringbuf").
 pub(super) fn check_ring_lock(btf: &Btf<'_>) -> Result<(), BpfError> {
     match btf.offset("bpf_ringbuf.spinlock.lock.owner") {
         Some(_) => Err(BpfError::SleepingRing),
@@ -204,8 +206,8 @@ pub(super) fn check_ring_lock(btf: &Btf<'_>) -> Result<(), BpfError> {
     }
 }
 
-/// What aya reads to find the number of each target. In the whole of the kernel's types it would compare 60,000 names for each program: that was a
-/// tenth of an agent's start.
+/// What aya reads to find the number of each target. In the whole of the kernel's types it would compare 60,000 names
+/// for each program: that was a tenth of an agent's start.
 struct Targets {
     functions: aya::Btf,
     tracepoints: aya::Btf,
@@ -260,7 +262,8 @@ fn memory_nodes(host: &HostRoot) -> u32 {
         .unwrap_or(0)
 }
 
-/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's default.
+/// Whether the memory controller sits on a cgroup v1 hierarchy. Where that cannot be found out, v2: the kernel's
+/// default.
 fn memory_is_v1(host: &HostRoot) -> bool {
     host.cgroup_mounts().is_ok_and(|mounts| {
         mounts
@@ -291,8 +294,9 @@ struct Attaching<'kernel> {
 }
 
 impl Attaching<'_> {
-    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind. Only where a hook of the kind was
-    /// refused, since on a host that refuses none it costs what a hook costs, and a grace period.
+    /// Attaches a program that does nothing and takes it away again: the reason if the host refuses its kind. Only
+    /// where a hook of the kind was refused, since on a host that refuses none it costs what a hook costs, and a grace
+    /// period.
     fn refusal_of(&mut self, kind: HookKind) -> Option<&String> {
         let kind = canary_of(kind);
         let at = CANARIES.iter().position(|canary| canary.1 == kind)?;

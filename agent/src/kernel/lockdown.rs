@@ -1,7 +1,8 @@
 //! What the host's policy says about BPF, read before anything is tried.
 //!
-//! Under lockdown=confidentiality some programs still load, so a program that loads does not mean that tracing is allowed;
-//! the lockdown file is the policy. A missing capability shows as one sentence here rather than as a failure of each map.
+//! Under lockdown=confidentiality some programs still load, so a program that loads does not mean that tracing is
+//! allowed; the lockdown file is the policy. A missing capability shows as one sentence here rather than as a failure
+//! of each map.
 
 use std::fs;
 

@@ -1,11 +1,11 @@
 //! Log lines of the programs, where the object has any: one that `cargo xtask build-ebpf --log` made.
 //!
-//! They come through a ring of their own and become lines of this process's log, at the level that the program gave them. The object inside
-//! this program has none, and then nothing here is ever called.
+//! They come through a ring of their own and become lines of this process's log, at the level that the program gave
+//! them. The object inside this program has none, and then nothing here is ever called.
 //!
-//! `plimsoll events --object FILE` reads them. `plimsoll run` does not: it loads only the object inside its program, because an agent that
-//! evicts must not run programs that format text at each charge. To see what the programs do on a node with a running agent, run
-//! `plimsoll events --object FILE` beside it; it has maps and counts of its own.
+//! `plimsoll events --object FILE` reads them. `plimsoll run` does not: it loads only the object inside its program,
+//! because an agent that evicts must not run programs that format text at each charge. To see what the programs do on a
+//! node with a running agent, run `plimsoll events --object FILE` beside it; it has maps and counts of its own.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;

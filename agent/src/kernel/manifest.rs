@@ -1,4 +1,5 @@
-//! What the agent that loads the programs found out about each hook, kept in the map `MANIFEST` for the agents after it.
+//! What the agent that loads the programs found out about each hook, kept in the map `MANIFEST` for the agents after
+//! it.
 
 use aya::maps::{Array, MapData};
 use plimsoll_abi::MANIFEST_BYTES;

@@ -1,8 +1,9 @@
 //! Sampling perf events for a tracing session.
 //!
-//! Problem: to see where tasks of some cgroups spend their time, with stacks, without a byte or an instruction more in the agent that
-//! runs beside it. Approach: an object of its own ([`sampling_object`](super::object::sampling_object)) that this process loads for
-//! itself, one perf event per CPU and kind, and a ring that the session reads. When this is dropped, everything is gone.
+//! Problem: to see where tasks of some cgroups spend their time, with stacks, without a byte or an instruction more in
+//! the agent that runs beside it. Approach: an object of its own ([`sampling_object`](super::object::sampling_object))
+//! that this process loads for itself, one perf event per CPU and kind, and a ring that the session reads. When this is
+//! dropped, everything is gone.
 //!
 //! A kernel that refuses one kind of event costs that kind: [`EventReport`] says why, the others go on.
 
@@ -45,7 +46,8 @@ const MEMBERS: [&str; 5] = [
     "kernfs_node.id",
 ];
 
-/// The ring holds so long a time of samples as large as they can be, at the frequency that was asked for, on each CPU and of each kind.
+/// The ring holds so long a time of samples as large as they can be, at the frequency that was asked for, on each CPU
+/// and of each kind.
 const RING_HOLDS_MS: u64 = 100;
 /// Its limit.
 const RING_BYTES_MAX: u64 = 64 << 20;

@@ -1,6 +1,7 @@
 //! Bytes from the ring of a tracing session → [`Sample`]. Pure: no I/O, no panic on any input.
 //!
-//! As in [`decode`](crate::kernel::decode), the bytes are not trusted: a sample says how long its stacks are, and is read only as far as it goes.
+//! As in [`decode`](crate::kernel::decode), the bytes are not trusted: a sample says how long its stacks are, and is
+//! read only as far as it goes.
 
 use plimsoll_abi::sampling::{FRAME_BYTES, SAMPLING_VERSION, Sample as Head, SampleEvent};
 use zerocopy::FromBytes;

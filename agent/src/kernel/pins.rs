@@ -1,20 +1,23 @@
 //! Programs that outlive the agent: pinned in the BPF file system, and taken over by the next one.
 //!
-//! Problem: an agent that is killed, or restarted by an upgrade, leaves the node unwatched until the next one has loaded everything, and
-//! takes counts and armed thresholds with it. Approach: maps, programs and links are pinned in a directory of their own. The next agent with
-//! the same state directory opens them instead of loading anything: the programs never stop, and what they sent meanwhile is in
-//! the rings. A set is used only if it is exactly what this agent would load ([`identity`](super::identity::identity)) and complete; any other is removed.
-//! A set that cannot be made costs nothing but the set: the programs are then held by this process alone.
+//! Problem: an agent that is killed, or restarted by an upgrade, leaves the node unwatched until the next one has
+//! loaded everything, and takes counts and armed thresholds with it. Approach: maps, programs and links are pinned in a
+//! directory of their own. The next agent with the same state directory opens them instead of loading anything: the
+//! programs never stop, and what they sent meanwhile is in the rings. A set is used only if it is exactly what this
+//! agent would load ([`identity`](super::identity::identity)) and complete; any other is removed. A set that cannot be
+//! made costs nothing but the set: the programs are then held by this process alone.
 //!
-//! **Whose files.** What is pinned decides what root removes and which maps the agent believes, so that a BPF file system that others can write is not
-//! used, nor a directory of another user. Directories are opened one by one, each beneath the one before and never through a link (`openat2(2)`),
-//! and files are unlinked relative to the directory that is open. What is in directories that only root can write is then found by its path.
+//! **Whose files.** What is pinned decides what root removes and which maps the agent believes, so that a BPF file
+//! system that others can write is not used, nor a directory of another user. Directories are opened one by one, each
+//! beneath the one before and never through a link (`openat2(2)`), and files are unlinked relative to the directory
+//! that is open. What is in directories that only root can write is then found by its path.
 //!
-//! Layout: `/sys/fs/bpf/plimsoll/OWNER/IDENTITY/{maps,programs,links}/NAME`, and a directory `complete`, which is made last. One owner
-//! per state directory. `MANIFEST`, one of the maps, says what became of each hook.
+//! Layout: `/sys/fs/bpf/plimsoll/OWNER/IDENTITY/{maps,programs,links}/NAME`, and a directory `complete`, which is made
+//! last. One owner per state directory. `MANIFEST`, one of the maps, says what became of each hook.
 //!
-//! **One agent at a time.** Two readers of the same rings would each miss what the other has read. The owner's directory is locked (`flock(2)`) by whoever uses
-//! or removes its sets ([`PinLock`]). The lock of the state directory is no substitute: an agent without room for one starts all the same.
+//! **One agent at a time.** Two readers of the same rings would each miss what the other has read. The owner's
+//! directory is locked (`flock(2)`) by whoever uses or removes its sets ([`PinLock`]). The lock of the state directory
+//! is no substitute: an agent without room for one starts all the same.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -177,13 +180,15 @@ impl std::fmt::Display for Pinning {
     }
 }
 
-/// A directory that is open. None of those above it, up to the root of the file system, was reached through a link or is another user's.
+/// A directory that is open. None of those above it, up to the root of the file system, was reached through a link or
+/// is another user's.
 struct Dir {
     path: PathBuf,
     fd: OwnedFd,
 }
 
-/// The right to use and remove an owner's sets, as long as this lives. The kernel takes it back when the process ends, however it ends.
+/// The right to use and remove an owner's sets, as long as this lives. The kernel takes it back when the process ends,
+/// however it ends.
 #[derive(Debug)]
 pub(super) struct PinLock(File);
 
@@ -449,7 +454,8 @@ impl PinOwner {
     /// Removes every set, which detaches its programs, and the owner's directory. Returns what was removed.
     ///
     /// # Errors
-    /// The first that cannot be removed, or is not to be. [`PinError::InUse`]: an agent uses them, and nothing was removed.
+    /// The first that cannot be removed, or is not to be. [`PinError::InUse`]: an agent uses them, and nothing was
+    /// removed.
     pub fn remove(&self) -> Result<Vec<PathBuf>, PinError> {
         let mut removed = Vec::new();
         let owner = self.open()?.map(|(_, owner)| owner);
@@ -581,8 +587,8 @@ impl PinSet {
             .map_err(|error| PinError::torn(&self.path, format!("map {name}: {}", reason(&error))))
     }
 
-    /// What became of each hook, with the figures of the programs that are attached. Refuses when one of them, or its link, is
-    /// not there.
+    /// What became of each hook, with the figures of the programs that are attached. Refuses when one of them, or its
+    /// link, is not there.
     pub(super) fn hooks(
         &self,
         manifest: &Manifest,

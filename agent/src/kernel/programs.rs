@@ -35,7 +35,8 @@ pub fn load(programs: Programs) -> Result<Bpf, LoadError> {
     Ok(Bpf::load(object()?, &options(programs))?)
 }
 
-/// Takes over what an agent before has pinned, or loads and pins them. `said` gets a line for each pin that was removed.
+/// Takes over what an agent before has pinned, or loads and pins them. `said` gets a line for each pin that was
+/// removed.
 ///
 /// # Errors
 /// [`LoadError`], when none could be attached.

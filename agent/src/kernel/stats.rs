@@ -1,4 +1,5 @@
-//! What the programs cost, as the kernel itself counts it: for benchmarks, and for metrics where somebody else has the kernel count.
+//! What the programs cost, as the kernel itself counts it: for benchmarks, and for metrics where somebody else has the
+//! kernel count.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -61,8 +62,8 @@ pub struct RunMeter {
 }
 
 impl RunMeter {
-    /// What the program has run so far, from `/proc/self/fdinfo`: zeros unless statistics are on (`kernel.bpf_stats_enabled`, or
-    /// [`count_runs`] by anybody).
+    /// What the program has run so far, from `/proc/self/fdinfo`: zeros unless statistics are on
+    /// (`kernel.bpf_stats_enabled`, or [`count_runs`] by anybody).
     ///
     /// # Errors
     /// When procfs does not show it.
@@ -93,8 +94,8 @@ fn runs(fdinfo: &str) -> Option<(u64, Duration)> {
 }
 
 impl Bpf {
-    /// A meter for each program that is loaded. A program that this process may not have a descriptor of (pinned by another agent, and no
-    /// CAP_SYS_ADMIN) is missing.
+    /// A meter for each program that is loaded. A program that this process may not have a descriptor of (pinned by
+    /// another agent, and no CAP_SYS_ADMIN) is missing.
     pub fn run_meters(&self) -> Vec<RunMeter> {
         let attached = self.hooks.iter().filter(|hook| hook.is_attached());
         attached

@@ -1,9 +1,10 @@
 //! Addresses of the kernel's symbols, asked of the kernel by a program.
 //!
-//! Problem: `/proc/kallsyms` is a list of 150,000 lines that the kernel makes for whoever reads it, and four are wanted: a sixth of an agent's start.
-//! Approach: a program of type `BPF_PROG_TYPE_SYSCALL` (Linux 5.14) runs once and calls `bpf_kallsyms_lookup_name` (Linux 5.16), which searches.
-//! It is made here instruction by instruction: it has no source, no map and no relocation, and is gone before its answer is used. The kernel asks for the
-//! right to see addresses as it does for the list.
+//! Problem: `/proc/kallsyms` is a list of 150,000 lines that the kernel makes for whoever reads it, and four are
+//! wanted: a sixth of an agent's start. Approach: a program of type `BPF_PROG_TYPE_SYSCALL` (Linux 5.14) runs once and
+//! calls `bpf_kallsyms_lookup_name` (Linux 5.16), which searches. It is made here instruction by instruction: it has no
+//! source, no map and no relocation, and is gone before its answer is used. The kernel asks for the right to see
+//! addresses as it does for the list.
 
 #![expect(
     unsafe_code,
@@ -166,8 +167,8 @@ fn run(instructions: &[u64], context: &mut [Answer]) -> io::Result<()> {
         context_in: context.as_mut_ptr() as u64,
         ..Run::default()
     };
-    // SAFETY: the kernel reads `context` in its length, and writes it back when the program has run. It is ours alone meanwhile, and every value of its
-    // fields is a value.
+    // SAFETY: the kernel reads `context` in its length, and writes it back when the program has run. It is ours alone
+    // meanwhile, and every value of its fields is a value.
     unsafe { bpf(uapi::PROG_RUN, &mut attributes) }.map(drop)
 }
 

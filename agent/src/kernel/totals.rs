@@ -1,7 +1,8 @@
-//! What the programs have added up per cgroup: limits met, OOM kills, throttling, waits for memory, pages read back, processes.
+//! What the programs have added up per cgroup: limits met, OOM kills, throttling, waits for memory, pages read back,
+//! processes.
 //!
-//! A record reports these at most once per window; the totals here have everything, reported or not. All of them
-//! count since the programs were attached and go when the cgroup is removed; but OOM kills are then added to those in no pod.
+//! A record reports these at most once per window; the totals here have everything, reported or not. All of them count
+//! since the programs were attached and go when the cgroup is removed; but OOM kills are then added to those in no pod.
 
 use std::collections::BTreeSet;
 
@@ -242,8 +243,9 @@ impl Bpf {
         Ok(())
     }
 
-    /// Follows the processes of exactly these memory cgroups: a birth from outside sends a record, all are counted. One map update
-    /// for each that comes or goes, and for a share of the others ([`Followed`]); what was counted of those that were followed before stays.
+    /// Follows the processes of exactly these memory cgroups: a birth from outside sends a record, all are counted. One
+    /// map update for each that comes or goes, and for a share of the others ([`Followed`]); what was counted of those
+    /// that were followed before stays.
     ///
     /// # Errors
     /// When the kernel refuses an update (4,096 cgroups can be followed).
@@ -275,8 +277,9 @@ impl Bpf {
 }
 
 impl Bpf {
-    /// With [`Counts::PodsOnly`]: exactly these cgroups have counts of their own from now on. What happens in a cgroup below one of them is counted for
-    /// that, for the lower of two. What was counted stays. One map update for each that comes or goes.
+    /// With [`Counts::PodsOnly`]: exactly these cgroups have counts of their own from now on. What happens in a cgroup
+    /// below one of them is counted for that, for the lower of two. What was counted stays. One map update for each
+    /// that comes or goes.
     ///
     /// [`Counts::PodsOnly`]: super::Counts::PodsOnly
     ///

@@ -6,10 +6,11 @@
 //! <mount>/<cgroup root>/kubepods/besteffort/pod<uid>/<container>     BestEffort
 //! ```
 //!
-//! On v1 and hybrid hosts the same path exists in each hierarchy that has a controller that pods need, and in the unified tree if one is
-//! mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`. The cpuset controller is used only where CPUs or memory are placed
-//! (`act/placement`): [`create_placed`].
-//! Source: `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and `fs2`.
+//! On v1 and hybrid hosts the same path exists in each hierarchy that has a controller that pods need, and in the
+//! unified tree if one is mounted: there it has no limits, but `cgroup.kill` and `cgroup.events`. The cpuset controller
+//! is used only where CPUs or memory are placed (`act/placement`): [`create_placed`]. Source:
+//! `pkg/kubelet/cm/{pod_container_manager_linux,cgroup_manager_linux}.go` of 1.36, opencontainers/cgroups `fs` and
+//! `fs2`.
 #![forbid(unsafe_code)]
 
 mod limits;
@@ -60,8 +61,8 @@ pub fn pod_hierarchies(mounts: &CgroupMounts) -> Vec<(&Hierarchy, Vec<Controller
         .collect()
 }
 
-/// Those hierarchies, after the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory are placed. It is the
-/// first, so that whoever joins is on the right CPUs before it belongs to the pod anywhere.
+/// Those hierarchies, after the one of cpusets where that is another (v1): there a pod has a cgroup if CPUs or memory
+/// are placed. It is the first, so that whoever joins is on the right CPUs before it belongs to the pod anywhere.
 fn all_hierarchies(mounts: &CgroupMounts) -> Vec<&Hierarchy> {
     let mut all: Vec<&Hierarchy> = pod_hierarchies(mounts)
         .into_iter()
@@ -208,7 +209,8 @@ fn has_processes(dir: &Path) -> Result<bool, FileError> {
     Ok(false)
 }
 
-/// Removes a pod's cgroup and those below it in every hierarchy, as far as they are empty. The kernel refuses the others.
+/// Removes a pod's cgroup and those below it in every hierarchy, as far as they are empty. The kernel refuses the
+/// others.
 ///
 /// Returns whether nothing of it is left.
 ///
@@ -243,8 +245,8 @@ pub fn create(
     Ok(())
 }
 
-/// As [`create`], with the cpuset controller: enabled for it and those above it (v2), or with a cgroup of its own in that hierarchy (v1), on all
-/// CPUs and NUMA nodes that the ones above have.
+/// As [`create`], with the cpuset controller: enabled for it and those above it (v2), or with a cgroup of its own in
+/// that hierarchy (v1), on all CPUs and NUMA nodes that the ones above have.
 ///
 /// # Errors
 /// [`KnobError`]; [`CpusetError`] where no hierarchy has the controller.
@@ -272,8 +274,8 @@ pub enum CreateError {
     Cpuset(#[from] CpusetError),
 }
 
-/// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up unless
-/// `singleProcessOOMKill` is on (kuberuntime_container_linux.go).
+/// On v2: a container whose one process is killed for lack of memory is killed as a whole, as the kubelet sets it up
+/// unless `singleProcessOOMKill` is on (kuberuntime_container_linux.go).
 ///
 /// # Errors
 /// When the file refuses the value. v1 has no such file, which is no error.

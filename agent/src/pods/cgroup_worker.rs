@@ -1,10 +1,11 @@
-//! Work on a pod's cgroups that the loop must not wait for: the removal of those of a pod that has left, and the end of processes in those that are
-//! not kept.
+//! Work on a pod's cgroups that the loop must not wait for: the removal of those of a pod that has left, and the end of
+//! processes in those that are not kept.
 //!
-//! **Problem.** A pod decides how many cgroups it has: to remove twenty thousand took 1.75 s, at the very moment when memory was short.
-//! **Approach.** A thread of its own. It removes a slice of [`SLICE`] directories of one pod and then of the next, and rests after each: a removal
-//! takes `cgroup_mutex`, which others wait for. A kill goes first, and the loop hands it over without a lock that this thread could hold. What could not
-//! be done is reported; what could is counted.
+//! **Problem.** A pod decides how many cgroups it has: to remove twenty thousand took 1.75 s, at the very moment when
+//! memory was short. **Approach.** A thread of its own. It removes a slice of [`SLICE`] directories of one pod and then
+//! of the next, and rests after each: a removal takes `cgroup_mutex`, which others wait for. A kill goes first, and the
+//! loop hands it over without a lock that this thread could hold. What could not be done is reported; what could is
+//! counted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -123,7 +124,8 @@ impl CgroupWorker {
         })
     }
 
-    /// Has the cgroups of a pod removed, as far as they are empty: these directories with all below them. Does not wait.
+    /// Has the cgroups of a pod removed, as far as they are empty: these directories with all below them. Does not
+    /// wait.
     ///
     /// # Errors
     /// [`NotTaken`]: they stay.
@@ -134,7 +136,8 @@ impl CgroupWorker {
         sent
     }
 
-    /// Has the processes ended that a kill has not reached. Without a place for them they live on, and are counted. Does not wait or allocate.
+    /// Has the processes ended that a kill has not reached. Without a place for them they live on, and are counted.
+    /// Does not wait or allocate.
     pub(super) fn end_unreached(&self, uid: &PodUid, sweep: &Sweep) {
         let (uid, sweep) = (uid.clone(), sweep.clone());
         let job = Unreached { uid, sweep };

@@ -1,28 +1,31 @@
-//! Ending a pod's processes: SIGTERM to each container's first process, SIGKILL to all, and their memory freed by a thread ([`release`]).
+//! Ending a pod's processes: SIGTERM to each container's first process, SIGKILL to all, and their memory freed by a
+//! thread ([`release`]).
 //!
-//! **Problem.** At the moment of a kill there is no memory: nothing may be allocated, and no file opened whose dentry and inode are not
-//! pinned already. And a pid read from a file may, by the time of the signal, belong to a process of somebody else.
-//! **Approach.** [`PodKill::open`] and [`PodKill::refresh`] run when the pod appears and whenever its cgroups change; they open
-//! directories, `cgroup.kill` and a pidfd for each first process. [`PodKill::sigterm`] and [`PodKill::kill`]
-//! use only those, and buffers on the stack. They never wait: the caller sees from the cgroup's usage and [`PodKill::is_populated`]
-//! whether the kill has worked, and may call again.
+//! **Problem.** At the moment of a kill there is no memory: nothing may be allocated, and no file opened whose dentry
+//! and inode are not pinned already. And a pid read from a file may, by the time of the signal, belong to a process of
+//! somebody else. **Approach.** [`PodKill::open`] and [`PodKill::refresh`] run when the pod appears and whenever its
+//! cgroups change; they open directories, `cgroup.kill` and a pidfd for each first process. [`PodKill::sigterm`] and
+//! [`PodKill::kill`] use only those, and buffers on the stack. They never wait: the caller sees from the cgroup's usage
+//! and [`PodKill::is_populated`] whether the kill has worked, and may call again.
 //!
-//! **No signal can reach a stranger.** A signal goes only through a pidfd, and only when the pid was listed in the container's
-//! `cgroup.procs` in a read that began after the pidfd had been opened. Let P be the process behind the pidfd. If P is alive at that
-//! read, the pid is P's own, so the listed process is P. If P is dead by then, a signal through its pidfd gets ESRCH, whoever has its
-//! pid now. On v2 a read from the beginning of the file begins a new walk of the cgroup's processes (kernel/cgroup/cgroup.c, `__cgroup_procs_start`), so
-//! the file that is open already serves. On v1 it is a new open file, because one open file gives the same list again for a second
+//! **No signal can reach a stranger.** A signal goes only through a pidfd, and only when the pid was listed in the
+//! container's `cgroup.procs` in a read that began after the pidfd had been opened. Let P be the process behind the
+//! pidfd. If P is alive at that read, the pid is P's own, so the listed process is P. If P is dead by then, a signal
+//! through its pidfd gets ESRCH, whoever has its pid now. On v2 a read from the beginning of the file begins a new walk
+//! of the cgroup's processes (kernel/cgroup/cgroup.c, `__cgroup_procs_start`), so the file that is open already serves.
+//! On v1 it is a new open file, because one open file gives the same list again for a second
 //! (kernel/cgroup/cgroup-v1.c, `cgroup_pidlist_start`).
 //!
-//! **Which way.** v2 since 5.14 has `cgroup.kill`, which is atomic, also against forks. On v1, and before 5.14, each process is
-//! signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork, so each round is shorter. A round reads each
-//! cgroup's processes twice, whatever their number, and signals 256: a pod decides how many it has, and who has more, or still forks, leaves the others
-//! to a thread.
-//! On hybrid hosts both are done, since a runtime may not have put the pod into the unified tree.
+//! **Which way.** v2 since 5.14 has `cgroup.kill`, which is atomic, also against forks. On v1, and before 5.14, each
+//! process is signalled, in rounds, until a round finds none that is new: a process with SIGKILL pending cannot fork,
+//! so each round is shorter. A round reads each cgroup's processes twice, whatever their number, and signals 256: a pod
+//! decides how many it has, and who has more, or still forks, leaves the others to a thread. On hybrid hosts both are
+//! done, since a runtime may not have put the pod into the unified tree.
 //!
-//! **What is reached.** On v2 with `cgroup.kill`: every process, however deep. By signals: 256 in the known cgroups, at most
-//! [`CGROUPS_PER_POD_MAX`], at once; further ones, and those in other cgroups, by [`Sweep::end`], on a thread that may allocate, which walks the whole tree until a walk finds
-//! no process. A process that keeps moving from cgroups not yet walked to others that were can outlive that; the pod then ends as stuck.
+//! **What is reached.** On v2 with `cgroup.kill`: every process, however deep. By signals: 256 in the known cgroups, at
+//! most [`CGROUPS_PER_POD_MAX`], at once; further ones, and those in other cgroups, by [`Sweep::end`], on a thread that
+//! may allocate, which walks the whole tree until a walk finds no process. A process that keeps moving from cgroups not
+//! yet walked to others that were can outlive that; the pod then ends as stuck.
 
 mod containers;
 mod count;
@@ -56,10 +59,12 @@ use tree::{Node as _, Tree};
 
 /// Cgroups of one pod that are kept at most: containers and the cgroups that those make inside.
 pub const CGROUPS_PER_POD_MAX: usize = 256;
-/// Of the path of a cgroup that is kept, at most: any file in it can be opened by its path (PATH_MAX of 4096 with the zero at its end, NAME_MAX of 255).
+/// Of the path of a cgroup that is kept, at most: any file in it can be opened by its path (PATH_MAX of 4096 with the
+/// zero at its end, NAME_MAX of 255).
 pub const CGROUP_PATH_BYTES_MAX: usize = 4096 - 1 - 255 - 1;
-/// Of the paths of a pod's cgroups that are kept, at most, together: half as much again as [`CGROUPS_PER_POD_MAX`] below a runtime's container have. They are kept in several
-/// places, in memory that is locked: as many paths of [`CGROUP_PATH_BYTES_MAX`] in each of a node's pods would be more than the agent may have.
+/// Of the paths of a pod's cgroups that are kept, at most, together: half as much again as [`CGROUPS_PER_POD_MAX`]
+/// below a runtime's container have. They are kept in several places, in memory that is locked: as many paths of
+/// [`CGROUP_PATH_BYTES_MAX`] in each of a node's pods would be more than the agent may have.
 const PATH_BYTES_PER_POD_MAX: usize = 96 << 10;
 /// Rounds of SIGKILL in one call of [`PodKill::kill`].
 pub const KILL_ROUNDS_MAX: u32 = 4;
@@ -126,13 +131,15 @@ impl PodKill {
     /// Opens what there is now. Processes and containers that come later are found by [`PodKill::refresh`].
     ///
     /// # Errors
-    /// [`FileError::Vanished`] when the pod's cgroup does not exist; [`CgroupError::NoController`] when it does not and memory is not accounted either.
+    /// [`FileError::Vanished`] when the pod's cgroup does not exist; [`CgroupError::NoController`] when it does not and
+    /// memory is not accounted either.
     pub fn open(
         host: &HostRoot,
         mounts: &CgroupMounts,
         pod: &CgroupPath,
     ) -> Result<Self, CgroupError> {
-        // Where memory is accounted is where the processes must be found; without that controller, any tree that has the pod will do.
+        // Where memory is accounted is where the processes must be found; without that controller, any tree that has
+        // the pod will do.
         let others = || {
             mounts
                 .unified()
@@ -173,7 +180,8 @@ impl PodKill {
         Ok(pod_kill)
     }
 
-    /// As [`PodKill::open`], for a kernel before 5.14: signals only. Lets the fallback be used, and tested, on any kernel.
+    /// As [`PodKill::open`], for a kernel before 5.14: signals only. Lets the fallback be used, and tested, on any
+    /// kernel.
     ///
     /// # Errors
     /// As for [`PodKill::open`].
@@ -196,8 +204,8 @@ impl PodKill {
         self
     }
 
-    /// Picks up new containers and their first processes, and drops cgroups that are gone. Returns whether any process is left, as [`PodKill::is_populated`]
-    /// does. Allocates and opens: not for the hot path.
+    /// Picks up new containers and their first processes, and drops cgroups that are gone. Returns whether any process
+    /// is left, as [`PodKill::is_populated`] does. Allocates and opens: not for the hot path.
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the pod's cgroup is gone.
@@ -227,12 +235,14 @@ impl PodKill {
         Ok(is_populated)
     }
 
-    /// Whether the pod has more than [`CGROUPS_PER_POD_MAX`] cgroups, or one whose path is longer than [`CGROUP_PATH_BYTES_MAX`]. Those beyond get no `oom_score_adj`, and records do not tell of them.
+    /// Whether the pod has more than [`CGROUPS_PER_POD_MAX`] cgroups, or one whose path is longer than
+    /// [`CGROUP_PATH_BYTES_MAX`]. Those beyond get no `oom_score_adj`, and records do not tell of them.
     pub fn has_more_cgroups(&self) -> bool {
         self.members.is_cut()
     }
 
-    /// All processes of the pod, for a thread that may allocate ([`Sweep::end`]): for what [`PodKill::kill`] has left ([`Killed::leaves_some`]).
+    /// All processes of the pod, for a thread that may allocate ([`Sweep::end`]): for what [`PodKill::kill`] has left
+    /// ([`Killed::leaves_some`]).
     pub fn sweep(&self) -> &Sweep {
         &self.sweep
     }
@@ -289,11 +299,13 @@ impl PodKill {
         }
     }
 
-    /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process has ended gets
-    /// nothing; one in which none has been found yet gets it for its processes, 256 at most. Allocates nothing.
+    /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process
+    /// has ended gets nothing; one in which none has been found yet gets it for its processes, 256 at most. Allocates
+    /// nothing.
     ///
     /// # Errors
-    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A cgroup that is gone is no error.
+    /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A
+    /// cgroup that is gone is no error.
     pub fn sigterm(&self) -> Result<Signalled, FileError> {
         let sent = self.containers().map(|member| match &member.first_process {
             FirstProcess::Unknown(_) => member
@@ -307,13 +319,15 @@ impl PodKill {
         signalled(sent)
     }
 
-    /// Whether the first process of each container was seen, and has ended since: a container runtime ends what is left in them at once. Allocates nothing.
+    /// Whether the first process of each container was seen, and has ended since: a container runtime ends what is left
+    /// in them at once. Allocates nothing.
     pub fn have_first_processes_ended(&self) -> bool {
         let mut containers = self.containers().peekable();
         containers.peek().is_some() && containers.all(Member::has_first_process_ended)
     }
 
-    /// Tells each container's first process that memory is short. One that is not known, or has ended, gets nothing. Allocates nothing.
+    /// Tells each container's first process that memory is short. One that is not known, or has ended, gets nothing.
+    /// Allocates nothing.
     ///
     /// # Errors
     /// As for [`PodKill::sigterm`].
@@ -329,8 +343,9 @@ impl PodKill {
         signalled(containers.map(|member| member.signal_first_process(signal).map(u32::from)))
     }
 
-    /// Sends SIGKILL to each container's first process, if it is known: the first part of [`PodKill::kill`], which waits for no lock of the kernel
-    /// that a pod can hold. In a PID namespace the kernel ends all its processes with it. Allocates nothing.
+    /// Sends SIGKILL to each container's first process, if it is known: the first part of [`PodKill::kill`], which
+    /// waits for no lock of the kernel that a pod can hold. In a PID namespace the kernel ends all its processes with
+    /// it. Allocates nothing.
     ///
     /// # Errors
     /// As for [`PodKill::sigterm`].
@@ -339,21 +354,22 @@ impl PodKill {
         signalled(containers.map(|member| member.signal_first_process(Signal::KILL).map(u32::from)))
     }
 
-    /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where it has to signal them one by one, it takes 256 of
-    /// them: [`Killed::leaves_some`] says whether [`Sweep::end`] is to follow.
+    /// Kills every process of the pod. Allocates nothing and does not wait for them to be gone. Where it has to signal
+    /// them one by one, it takes 256 of them: [`Killed::leaves_some`] says whether [`Sweep::end`] is to follow.
     ///
-    /// The first processes first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes cgroups takes (200 ms were measured).
-    /// On v1 the pod's known cgroups are thawed before and after: a frozen process takes SIGKILL when it is thawed, not before.
+    /// The first processes first: a write to `cgroup.kill` waits for `cgroup_mutex`, which whoever makes and removes
+    /// cgroups takes (200 ms were measured). On v1 the pod's known cgroups are thawed before and after: a frozen
+    /// process takes SIGKILL when it is thawed, not before.
     ///
     /// # Errors
-    /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used, or a frozen cgroup of v1 is not thawed. A cgroup that is gone
-    /// is no error: nothing is left to kill.
+    /// [`FileError`] when neither `cgroup.kill` nor `cgroup.procs` could be used, or a frozen cgroup of v1 is not
+    /// thawed. A cgroup that is gone is no error: nothing is left to kill.
     pub fn kill(&self) -> Result<Killed, FileError> {
         self.kill_with(&thread::write_here)
     }
 
-    /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes wrong there, the thread makes up for. Where it has no place for
-    /// the files, the processes are signalled.
+    /// The same, but `cgroup.kill` is written by a thread, so that the caller does not wait for that either. What goes
+    /// wrong there, the thread makes up for. Where it has no place for the files, the processes are signalled.
     ///
     /// # Errors
     /// As for [`PodKill::kill`].
@@ -450,9 +466,9 @@ impl PodKill {
 
     /// Whether any process is left in the pod's cgroups. Allocates nothing.
     ///
-    /// On cgroup v2 the kernel's own answer, which no depth or number of cgroups can hide from: `populated` of the pod's `cgroup.events`. On v1,
-    /// which has none, the known cgroups are read; a pod with more than [`CGROUPS_PER_POD_MAX`] counts as populated until [`Sweep::end`]
-    /// has found all of them empty, or they are gone.
+    /// On cgroup v2 the kernel's own answer, which no depth or number of cgroups can hide from: `populated` of the
+    /// pod's `cgroup.events`. On v1, which has none, the known cgroups are read; a pod with more than
+    /// [`CGROUPS_PER_POD_MAX`] counts as populated until [`Sweep::end`] has found all of them empty, or they are gone.
     ///
     /// # Errors
     /// [`FileError::Unreadable`] when a file of the pod's cgroups cannot be read. A cgroup that is gone is empty.

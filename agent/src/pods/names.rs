@@ -1,16 +1,19 @@
-//! From the path of a cgroup to the pod, QoS class and container that it belongs to, and back, by the names that the kubelet and the runtimes give.
+//! From the path of a cgroup to the pod, QoS class and container that it belongs to, and back, by the names that the
+//! kubelet and the runtimes give.
 //!
-//! **Problem.** The kubelet has two cgroup drivers, runtimes name containers as they like, and `--cgroup-root` puts all of it anywhere. None of it
-//! is configured for the agent. **Approach.** [`KubeletTree::find`] looks for the tree that has pods. Of two trees with pods neither is right: that is an error.
+//! **Problem.** The kubelet has two cgroup drivers, runtimes name containers as they like, and `--cgroup-root` puts all
+//! of it anywhere. None of it is configured for the agent. **Approach.** [`KubeletTree::find`] looks for the tree that
+//! has pods. Of two trees with pods neither is right: that is an error.
 //!
 //! | driver | pod | container |
 //! |---|---|---|
 //! | cgroupfs | `[ROOT/]kubepods[/burstable\|/besteffort]/podUID` | containerd, cri-dockerd `/ID`; CRI-O `/crio-ID` |
 //! | systemd | `[ROOT.slice/]kubepods.slice[/kubepods-burstable.slice]/kubepods-burstable-podUID.slice`, `-` of the UID as `_` | `/cri-containerd-ID.scope`, `/crio-ID.scope`, `/docker-ID.scope` |
 //!
-//! With systemd each level has the names of those above it: below `--cgroup-root=/kubelet` the tree is `kubelet.slice/kubelet-kubepods.slice`. crun has
-//! its processes in `container` below the scope. `crio-conmon-ID` is no container. Sources: 1.36,
-//! pkg/kubelet/cm/pod_container_manager_linux.go `GetPodContainerName`, pkg/kubelet/cm/cgroup_manager_linux.go `ToSystemd`.
+//! With systemd each level has the names of those above it: below `--cgroup-root=/kubelet` the tree is
+//! `kubelet.slice/kubelet-kubepods.slice`. crun has its processes in `container` below the scope. `crio-conmon-ID` is
+//! no container. Sources: 1.36, pkg/kubelet/cm/pod_container_manager_linux.go `GetPodContainerName`,
+//! pkg/kubelet/cm/cgroup_manager_linux.go `ToSystemd`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
@@ -61,8 +64,8 @@ impl Driver {
     }
 }
 
-/// The pods to which a cgroup belongs: `kubepods/burstable/podUID/…` of the cgroupfs driver, `kubepods-burstable-podUID.slice` of the systemd driver.
-/// Several where a node is itself a container of a pod.
+/// The pods to which a cgroup belongs: `kubepods/burstable/podUID/…` of the cgroupfs driver,
+/// `kubepods-burstable-podUID.slice` of the systemd driver. Several where a node is itself a container of a pod.
 pub fn pods_of(cgroup: &Path) -> Vec<PodUid> {
     let mut above: &[u8] = b"";
     let pods = cgroup.components().filter_map(|component| {
@@ -74,7 +77,8 @@ pub fn pods_of(cgroup: &Path) -> Vec<PodUid> {
     pods.collect()
 }
 
-/// A pod of the cgroupfs driver as a process in a cgroup namespace of its own sees it: `/../../podUID`. The tier that both are in has no name there.
+/// A pod of the cgroupfs driver as a process in a cgroup namespace of its own sees it: `/../../podUID`. The tier that
+/// both are in has no name there.
 fn pod_beside(above: &[u8], name: &[u8]) -> Option<PodUid> {
     let uid = name.strip_prefix(b"pod").filter(|_| above == b"..")?;
     let is_uid = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
@@ -127,8 +131,8 @@ pub fn container_id(name: &str) -> Option<&str> {
     (is_id(id) && !name.starts_with(MONITOR)).then_some(id)
 }
 
-/// Whether a directory in a pod's cgroup is that of CRI-O's monitor of a container (`conmon_cgroup = "pod"`): it is told when the container has ended, and
-/// has to live to say how.
+/// Whether a directory in a pod's cgroup is that of CRI-O's monitor of a container (`conmon_cgroup = "pod"`): it is
+/// told when the container has ended, and has to live to say how.
 pub fn is_monitor(name: &str) -> bool {
     let id = name.strip_prefix(MONITOR);
     id.is_some_and(|id| is_id(id.strip_suffix(".scope").unwrap_or(id)))
@@ -138,7 +142,8 @@ fn is_id(text: &str) -> bool {
     text.len() == ID_DIGITS && is_hex(text)
 }
 
-/// The name of the container whose cgroup has this name, as the API lists it; `None` for the sandbox, and for what is not listed yet.
+/// The name of the container whose cgroup has this name, as the API lists it; `None` for the sandbox, and for what is
+/// not listed yet.
 pub fn container_name<'pod>(pod: &'pod Pod, directory: &str) -> Option<&'pod str> {
     let id = container_id(directory)?;
     let mut statuses = pod.status.containers();
@@ -198,8 +203,8 @@ pub struct KubeletTree {
 }
 
 impl KubeletTree {
-    /// Looks for it, in all hierarchies in which pods have cgroups; below `root` if that is not empty (the kubelet's `--cgroup-root`, in either form).
-    /// Of several the one with pods.
+    /// Looks for it, in all hierarchies in which pods have cgroups; below `root` if that is not empty (the kubelet's
+    /// `--cgroup-root`, in either form). Of several the one with pods.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -316,7 +321,8 @@ impl KubeletTree {
         below.is_some_and(|below| below.starts_with(b"/"))
     }
 
-    /// The pod in one of whose containers a process is. For a process that sees its own cgroups from a namespace, which hides their names.
+    /// The pod in one of whose containers a process is. For a process that sees its own cgroups from a namespace, which
+    /// hides their names.
     ///
     /// # Errors
     /// When a directory cannot be read.
@@ -428,7 +434,8 @@ fn trees_below(
 /// Inode number of the initial cgroup namespace (include/linux/proc_ns.h, `PROC_CGROUP_INIT_INO`).
 const INITIAL_CGROUP_NAMESPACE: u64 = 0xEFFF_FFFB;
 
-/// Whether this process sees its cgroups from a namespace of its own, and is not told in which pod it runs: then its pod is unknown.
+/// Whether this process sees its cgroups from a namespace of its own, and is not told in which pod it runs: then its
+/// pod is unknown.
 pub fn is_pod_hidden(host: &HostRoot) -> bool {
     let namespace = std::fs::metadata(host.procfs("self/ns/cgroup"));
     namespace.is_ok_and(|namespace| namespace.ino() != INITIAL_CGROUP_NAMESPACE)

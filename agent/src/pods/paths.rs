@@ -1,4 +1,5 @@
-//! Where the cgroups of pods are, by the names that the kubelet's cgroupfs driver gives ([`crate::pods::cgroup`]), and what is in one.
+//! Where the cgroups of pods are, by the names that the kubelet's cgroupfs driver gives ([`crate::pods::cgroup`]), and
+//! what is in one.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;

@@ -1,8 +1,8 @@
 //! The pods of this node: which are wanted, which have a cgroup, and the files that are open for each.
 //!
-//! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's cgroup
-//! appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`], [`Pods::terminate`],
-//! [`Pods::kill`]). What pods use is in [`memory`].
+//! Problem: between a record and a kill nothing may be opened or allocated. Approach: everything is opened when a pod's
+//! cgroup appears ([`Pods::refresh`], off the hot path) and only read or written later ([`Pods::read`],
+//! [`Pods::terminate`], [`Pods::kill`]). What pods use is in [`memory`].
 
 mod memory;
 
@@ -44,7 +44,8 @@ struct Entry {
     /// Its manifest is gone; it stays until it has left.
     removed: bool,
     open: Option<Open>,
-    /// Whether the cgroups beyond the bound are known to be empty, for the pod's cgroup with this id. Stays while nothing is open.
+    /// Whether the cgroups beyond the bound are known to be empty, for the pod's cgroup with this id. Stays while
+    /// nothing is open.
     sweep: Option<(u64, Arc<SweepState>)>,
 }
 
@@ -181,7 +182,8 @@ impl Pods {
             .unwrap_or(Ok(Vec::new()))
     }
 
-    /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is known.
+    /// With these settings for the limits of pods, instead of the kubelet's defaults on a machine of which nothing is
+    /// known.
     #[must_use]
     pub fn with_settings(self, settings: QosSettings, capacity: NodeCapacity) -> Self {
         Self {
@@ -206,7 +208,8 @@ impl Pods {
         self.generation + self.cgroups_generation
     }
 
-    /// Directories of the pods' files on disk. A pod whose containers cannot name cgroups has nothing: it never ran. Unknown for a shortened pod.
+    /// Directories of the pods' files on disk. A pod whose containers cannot name cgroups has nothing: it never ran.
+    /// Unknown for a shortened pod.
     pub fn directories(&self) -> Vec<PodDirs> {
         self.entries
             .values()
@@ -250,7 +253,8 @@ impl Pods {
         }
     }
 
-    /// `namespace/name (uid)` of a pod, for a sentence that people read; the identity alone if it is not known any more.
+    /// `namespace/name (uid)` of a pod, for a sentence that people read; the identity alone if it is not known any
+    /// more.
     pub fn name_and_uid(&self, uid: &PodUid) -> String {
         match self.entries.get(uid) {
             Some(Entry { pod, .. }) => name_and_uid(pod),
@@ -296,8 +300,8 @@ impl Pods {
     /// Writes the limits of a pod that is there already, after its specification changed. Not for the hot path.
     ///
     /// # Errors
-    /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no error:
-    /// `plimsoll exec` writes their limits when it makes them.
+    /// The first limit that cannot be written; those before it are in force. Cgroups that are not there yet are no
+    /// error: `plimsoll exec` writes their limits when it makes them.
     pub fn apply_limits(&self, uid: &PodUid) -> Result<(), ApplyError> {
         if self.kubelet.is_some() {
             return Ok(()); // they are the kubelet's
@@ -333,9 +337,9 @@ impl Pods {
         }
     }
 
-    /// To be called when a pod has left or was given up. The cgroups of an empty one are removed by [`Pods::with_worker`]'s thread, and it is forgotten if
-    /// its manifest is gone. One that still has processes keeps what is open: it has not ceased to run, so that it does not seem to begin to. Not for the
-    /// hot path.
+    /// To be called when a pod has left or was given up. The cgroups of an empty one are removed by
+    /// [`Pods::with_worker`]'s thread, and it is forgotten if its manifest is gone. One that still has processes keeps
+    /// what is open: it has not ceased to run, so that it does not seem to begin to. Not for the hot path.
     ///
     /// # Errors
     /// When the cgroups are to be removed and cannot be.
@@ -394,8 +398,8 @@ impl Pods {
 
     /// Looks at one pod's cgroup: opens what has appeared, closes what is gone. Not for the hot path.
     ///
-    /// Returns whether the pod has begun or ceased to run. A pod whose cgroup has been replaced by another of the same name has ceased to run, and
-    /// the new one is not looked at yet: after a change, ask again.
+    /// Returns whether the pod has begun or ceased to run. A pod whose cgroup has been replaced by another of the same
+    /// name has ceased to run, and the new one is not looked at yet: after a change, ask again.
     ///
     /// # Errors
     /// When a control file that should be readable is not; the pod is then looked at again next time.
@@ -476,8 +480,8 @@ impl Pods {
         round.take(count.min(self.entries.len())).collect()
     }
 
-    /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below it,
-    /// as of the last refresh.
+    /// The pod that a cgroup belongs to, by the cgroup's id in the hierarchy that accounts memory: its own or one below
+    /// it, as of the last refresh.
     pub fn by_cgroup_id(&self, cgroup_id: u64) -> Option<&PodUid> {
         self.by_cgroup_id.get(&cgroup_id)
     }
@@ -492,8 +496,8 @@ impl Pods {
         hierarchy_id == self.memory_hierarchy
     }
 
-    /// The wanted pod whose cgroup a path names, or one below it, in any hierarchy and whether or not it is there. From the hierarchy's root,
-    /// with a slash before. Allocates nothing.
+    /// The wanted pod whose cgroup a path names, or one below it, in any hierarchy and whether or not it is there. From
+    /// the hierarchy's root, with a slash before. Allocates nothing.
     pub fn by_path(&self, mut path: &[u8]) -> Option<&PodUid> {
         while !path.is_empty() {
             if let Some(uid) = self.by_path.get(path) {
@@ -512,8 +516,8 @@ impl Pods {
         first.is_some_and(|(path, _)| path.starts_with(beginning))
     }
 
-    /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first, then
-    /// those below it, each with its directory and id. None for a pod that has no cgroup.
+    /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first,
+    /// then those below it, each with its directory and id. None for a pod that has no cgroup.
     pub fn cgroups(&self) -> impl Iterator<Item = (&PodUid, impl Iterator<Item = (&Path, u64)>)> {
         self.entries.iter().map(|(uid, entry)| {
             let open = entry.open.iter();
@@ -563,7 +567,8 @@ impl Pods {
         self.open(uid)?.stage_files.as_ref()
     }
 
-    /// Kills everything in a pod's cgroup. Allocates nothing, and with [`Pods::with_kill_thread`] waits for no lock of the kernel that a pod can hold.
+    /// Kills everything in a pod's cgroup. Allocates nothing, and with [`Pods::with_kill_thread`] waits for no lock of
+    /// the kernel that a pod can hold.
     ///
     /// # Errors
     /// When neither `cgroup.kill` nor `cgroup.procs` could be used. A pod that is gone already is no error.
@@ -583,7 +588,8 @@ impl Pods {
         killed.map(|_| ())
     }
 
-    /// Whether the first process of some container of the pod, as of the last refresh, has this `oom_score_adj`. Not for the hot path.
+    /// Whether the first process of some container of the pod, as of the last refresh, has this `oom_score_adj`. Not
+    /// for the hot path.
     pub fn has_oom_score_adj(&self, uid: &PodUid, adj: i32) -> bool {
         let Some(open) = self.open(uid) else {
             return false;
@@ -597,8 +603,8 @@ impl Pods {
         })
     }
 
-    /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and [`Pods::kill`], because it waits for no lock
-    /// of the kernel. Allocates nothing.
+    /// Sends SIGKILL to each container's first process, if it is known: what comes before [`Pods::hold`] and
+    /// [`Pods::kill`], because it waits for no lock of the kernel. Allocates nothing.
     pub fn kill_first_processes(&self, uid: &PodUid) {
         if let Some(open) = self.open(uid) {
             // What goes wrong here goes wrong again in the kill, where it counts.
@@ -613,8 +619,8 @@ impl Pods {
         }
     }
 
-    /// Lets nothing new start in a pod's cgroup. Returns whether it is held; with [`Pods::with_kill_thread`] it is as soon as the kernel takes it, and
-    /// nothing waits for that. Allocates nothing.
+    /// Lets nothing new start in a pod's cgroup. Returns whether it is held; with [`Pods::with_kill_thread`] it is as
+    /// soon as the kernel takes it, and nothing waits for that. Allocates nothing.
     ///
     /// # Errors
     /// As for [`PodKill::hold`]. A pod that is gone already is no error.
@@ -633,7 +639,8 @@ impl Pods {
         self.kill_thread.as_ref().is_none_or(KillThread::is_idle)
     }
 
-    /// The file by which a pod can be held, and the id of its cgroup. `None`: it has no cgroup, or v1, or no kubelet runs it.
+    /// The file by which a pod can be held, and the id of its cgroup. `None`: it has no cgroup, or v1, or no kubelet
+    /// runs it.
     pub fn hold_file(&self, uid: &PodUid) -> Option<(std::path::PathBuf, u64)> {
         let open = self.open(uid)?;
         Some((open.kill.hold_path()?, open.cgroup_id))
@@ -765,7 +772,8 @@ fn open_or_refresh(
             }
             Ok(open.populated)
         }
-        // A new directory of the same name is a new cgroup: what is open belongs to the old one, which is gone with all its processes.
+        // A new directory of the same name is a new cgroup: what is open belongs to the old one, which is gone with all
+        // its processes.
         Some(open) if open.populated => {
             entry.open = None;
             Ok(false)

@@ -13,7 +13,8 @@ use crate::pods::walk::{Step, Walk};
 /// Steps of a removal in one go.
 pub(super) const SLICE: u32 = 64;
 
-/// The removal of a tree of cgroups, as far as they are empty, from the deepest upwards. It can be interrupted after each step.
+/// The removal of a tree of cgroups, as far as they are empty, from the deepest upwards. It can be interrupted after
+/// each step.
 #[derive(Debug)]
 pub(super) struct Removal {
     dir: PathBuf,

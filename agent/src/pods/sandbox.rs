@@ -1,15 +1,17 @@
 //! Which of a pod's cgroups is its sandbox's.
 //!
-//! **Problem.** Beside a kubelet an eviction kills the containers and not the sandbox: without it the kubelet makes a new one, and containerd
-//! keeps a process for each that was killed. Only the runtime knows which cgroup it is, and a container that was just made looks the same.
-//! **Approach.** It keeps the id that it was once found to have, while containers come and go. It is found in two ways:
-//! 1. The API lists the ids of containers, never the sandbox's. While all containers of a pod run and have their cgroups, the one cgroup more is the
-//!    sandbox's.
-//! 2. Before the API lists them: containerd and Docker make the sandbox's cgroup before any other of the pod, and the kernel numbers cgroups as they come
-//!    (`kernfs_new_node`: an inode number that wraps after 2^31 counts up a generation, which is the upper half of the id). So it is the oldest of
-//!    two or more. The kubelet ends all containers of a sandbox that has died; until it does (a second) the oldest can be a container, which
-//!    then outlives an eviction until the API lists it. CRI-O makes no sandbox by default, so that the oldest may be a container for good: there this is not
-//!    believed.
+//! **Problem.** Beside a kubelet an eviction kills the containers and not the sandbox: without it the kubelet makes a
+//! new one, and containerd keeps a process for each that was killed. Only the runtime knows which cgroup it is, and a
+//! container that was just made looks the same. **Approach.** It keeps the id that it was once found to have, while
+//! containers come and go. It is found in two ways:
+//! 1. The API lists the ids of containers, never the sandbox's. While all containers of a pod run and have their
+//!    cgroups, the one cgroup more is the sandbox's.
+//! 2. Before the API lists them: containerd and Docker make the sandbox's cgroup before any other of the pod, and the
+//!    kernel numbers cgroups as they come (`kernfs_new_node`: an inode number that wraps after 2^31 counts up a
+//!    generation, which is the upper half of the id). So it is the oldest of two or more. The kubelet ends all
+//!    containers of a sandbox that has died; until it does (a second) the oldest can be a container, which then
+//!    outlives an eviction until the API lists it. CRI-O makes no sandbox by default, so that the oldest may be a
+//!    container for good: there this is not believed.
 
 use plimsoll_core::kube::pod::Pod;
 

@@ -1,7 +1,8 @@
 //! Every directory below one, a step at a time: for trees of cgroups whose size and depth a pod decides.
 //!
-//! Allocates, and holds a descriptor for each level. A directory is opened by its name in the one above, so that no path is too long, and read to its end
-//! by one descriptor, so that names that come and go, or hash alike, neither end the walk early nor repeat it for ever.
+//! Allocates, and holds a descriptor for each level. A directory is opened by its name in the one above, so that no
+//! path is too long, and read to its end by one descriptor, so that names that come and go, or hash alike, neither end
+//! the walk early nor repeat it for ever.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::BorrowedFd;

@@ -2,13 +2,12 @@
 //!
 //! **Problem.** Hosts differ in what they allow: one refuses fentry but takes tracepoints, one is locked down, one has
 //! no BTF, one still runs cgroup v1, one has nothing at all. On each of them the agent must work with what remains, and
-//! say in a line what that costs.
-//! **Approach.** [`LADDER`] has one row per signal and in it one [`Rung`] per mechanism, best first, each with what it
-//! [`Need`]s.
-//! [`choose`] is pure: it looks at [`Facts`] (gathered by [`crate::probe::facts`]) and takes, per signal, the first rung whose
-//! needs are all met. The rungs above it are the reason why; sampling needs nothing, so every signal has a rung.
-//! **Terms.** *primary*: the rung that was chosen. *beside*: a mechanism that runs along with the primary one, because
-//! it sees what that one cannot. *obstacle*: why a rung cannot be used.
+//! say in a line what that costs. **Approach.** [`LADDER`] has one row per signal and in it one [`Rung`] per mechanism,
+//! best first, each with what it [`Need`]s. [`choose`] is pure: it looks at [`Facts`] (gathered by
+//! [`crate::probe::facts`]) and takes, per signal, the first rung whose needs are all met. The rungs above it are the
+//! reason why; sampling needs nothing, so every signal has a rung. **Terms.** *primary*: the rung that was chosen.
+//! *beside*: a mechanism that runs along with the primary one, because it sees what that one cannot. *obstacle*: why a
+//! rung cannot be used.
 #![forbid(unsafe_code)]
 
 use std::fmt;

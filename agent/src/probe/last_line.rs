@@ -1,7 +1,8 @@
-//! What the last line in the kernel can do on this machine: which of its programs are in place, and what is lost by those that are not.
+//! What the last line in the kernel can do on this machine: which of its programs are in place, and what is lost by
+//! those that are not.
 //!
-//! Beside the [ladder](crate::probe::ladder), not in it: it is no signal, and nothing takes its place. Where it is not to be had, the kernel's
-//! OOM killer comes after an agent that does not answer.
+//! Beside the [ladder](crate::probe::ladder), not in it: it is no signal, and nothing takes its place. Where it is not
+//! to be had, the kernel's OOM killer comes after an agent that does not answer.
 #![forbid(unsafe_code)]
 
 use std::fmt;

@@ -1,4 +1,5 @@
-//! What this machine allows, which mechanism serves each signal, and what is lost: shown by `plimsoll check`, acted on by `plimsoll run`.
+//! What this machine allows, which mechanism serves each signal, and what is lost: shown by `plimsoll check`, acted on
+//! by `plimsoll run`.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -73,8 +74,8 @@ impl Report {
         }
     }
 
-    /// What is lost here, why, and what to do about it, one line each, as `plimsoll run` says it when it starts. Without what its
-    /// own attempts to protect itself will tell.
+    /// What is lost here, why, and what to do about it, one line each, as `plimsoll run` says it when it starts.
+    /// Without what its own attempts to protect itself will tell.
     pub fn losses(&self) -> Vec<String> {
         self.loss_rows(true)
             .iter()

@@ -1,18 +1,19 @@
 //! The journal: every event that reached the engine and every decision that it took, one JSON line per step.
 //!
-//! Problem: to explain a decision, and to repeat it, everything that it was based on must be kept; yet a slow or full disk must
-//! never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose written parts come back
-//! (`BytesMut`), and hands it to a writer thread through a queue that is bounded in bytes, because all of it is locked memory. What cannot be
-//! written is counted and said; the agent goes on.
+//! Problem: to explain a decision, and to repeat it, everything that it was based on must be kept; yet a slow or full
+//! disk must never delay an eviction. Approach: the loop formats a line *after* it has acted, into a buffer whose
+//! written parts come back (`BytesMut`), and hands it to a writer thread through a queue that is bounded in bytes,
+//! because all of it is locked memory. What cannot be written is counted and said; the agent goes on.
 //!
-//! A disk that is full may have room again: the writer takes back the torn line, waits for a second, then for longer, and asks for the state of that
-//! moment, with which a new file begins. What an agent before has written is evidence: a start renames it to `NAME.1` as well.
-//! A journal has mode 0600 and is a regular file; links and devices are refused.
+//! A disk that is full may have room again: the writer takes back the torn line, waits for a second, then for longer,
+//! and asks for the state of that moment, with which a new file begins. What an agent before has written is evidence: a
+//! start renames it to `NAME.1` as well. A journal has mode 0600 and is a regular file; links and devices are refused.
 //!
-//! Format: a header line `{"journal":3,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then `{"event":…,"decisions":[…]}` lines, and
-//! between them now and then `{"aside":…}` ([`aside`]). A file that reaches its size limit is renamed to `NAME.1` and a new one begins with
-//! the state of that moment, so each file replays by itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it
-//! cannot be replayed. Format 1 has no asides.
+//! Format: a header line `{"journal":3,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then
+//! `{"event":…,"decisions":[…]}` lines, and between them now and then `{"aside":…}` ([`aside`]). A file that reaches
+//! its size limit is renamed to `NAME.1` and a new one begins with the state of that moment, so each file replays by
+//! itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it cannot be replayed. Format 1 has
+//! no asides.
 
 pub mod aside;
 
@@ -117,7 +118,8 @@ struct Shared {
     queued_bytes: AtomicUsize,
     /// Steps that were queued and could not be written.
     lost: AtomicU64,
-    /// The writer has failed: it writes nothing until a new file begins. Cleared by the loop, which sends the new file's first line.
+    /// The writer has failed: it writes nothing until a new file begins. Cleared by the loop, which sends the new
+    /// file's first line.
     has_failed: AtomicBool,
     /// The writer, having failed, tries again: it wants that line.
     wants_file: AtomicBool,
@@ -143,7 +145,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins a journal; an earlier file of that name becomes `NAME.1`. On a disk without room it begins when there is room.
+    /// Begins a journal; an earlier file of that name becomes `NAME.1`. On a disk without room it begins when there is
+    /// room.
     ///
     /// # Errors
     /// When the file cannot be made for another reason, or the kernel gives no thread.
@@ -264,8 +267,8 @@ impl Journal {
         self.asides.is_due(now_ns)
     }
 
-    /// Queues what has changed of this since the last time, if anything has. Never waits. What finds the queue full is written next
-    /// time: no step is missing then.
+    /// Queues what has changed of this since the last time, if anything has. Never waits. What finds the queue full is
+    /// written next time: no step is missing then.
     pub fn record_aside<'a>(
         &mut self,
         now_ns: u64,
@@ -292,8 +295,8 @@ impl Journal {
         }
     }
 
-    /// Begins a new file if this one is full, or if it could not be written and is to be tried again. For an engine that has taken in no step but
-    /// those recorded.
+    /// Begins a new file if this one is full, or if it could not be written and is to be tried again. For an engine
+    /// that has taken in no step but those recorded.
     pub fn next_file_if_full(&mut self, engine: &Engine) {
         let is_wanted = self.shared.wants_file.load(Ordering::Acquire);
         let is_full = self.written_bytes > self.file_bytes_max
@@ -457,7 +460,8 @@ impl Output {
     }
 }
 
-/// Renames the journal that is there to `NAME.1`. A file or link of that name is replaced, whoever made it and wherever it leads.
+/// Renames the journal that is there to `NAME.1`. A file or link of that name is replaced, whoever made it and wherever
+/// it leads.
 fn set_aside(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.is_file() => {

@@ -1,8 +1,9 @@
 //! A journal to step through, forwards and backwards.
 //!
-//! **Problem.** The engine only goes forwards, and a journal has up to some hundred thousand steps. **Approach.** It is read once; on the way the
-//! engine's state is marked now and then, at most [`MARKS_MAX`] times. To go to a step is to start from the mark before it and take the
-//! steps between, read again from the file. In memory are the marks and, of each step, its time.
+//! **Problem.** The engine only goes forwards, and a journal has up to some hundred thousand steps. **Approach.** It is
+//! read once; on the way the engine's state is marked now and then, at most [`MARKS_MAX`] times. To go to a step is to
+//! start from the mark before it and take the steps between, read again from the file. In memory are the marks and, of
+//! each step, its time.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -93,7 +94,8 @@ pub(crate) struct JournalPlayer {
 }
 
 impl JournalPlayer {
-    /// Opens a journal, reads all of it, and is at its end. Damage behind the first step is a [remark](Self::remark), and the end.
+    /// Opens a journal, reads all of it, and is at its end. Damage behind the first step is a [remark](Self::remark),
+    /// and the end.
     ///
     /// # Errors
     /// [`JournalReadError`].
@@ -299,7 +301,8 @@ mod tests {
 
     const STEPS: u64 = 300;
 
-    /// A step each second, with less and less memory, and between them what a limit has cost a pod; and the states after each.
+    /// A step each second, with less and less memory, and between them what a limit has cost a pod; and the states
+    /// after each.
     fn journal(path: &Path) -> Vec<NodeState> {
         let mut engine = Engine::new(EngineConfig {
             thresholds: vec![Threshold {

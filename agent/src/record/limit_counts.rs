@@ -23,13 +23,14 @@ pub struct LimitCounts {
     pub max: u64,
     /// Reclaim made no room. 0 on cgroup v1 without BPF: its files do not count it.
     pub oom: u64,
-    /// Reclaimed from although below `memory.low`. 0 on cgroup v1, and on kernels before 7.2 where BPF counts the others: nothing
-    /// tells of it there but the file.
+    /// Reclaimed from although below `memory.low`. 0 on cgroup v1, and on kernels before 7.2 where BPF counts the
+    /// others: nothing tells of it there but the file.
     pub low: u64,
-    /// Processes killed by an OOM killer. In lines of output: only kills of which no record names the process. In [`LimitTotals`]: all.
+    /// Processes killed by an OOM killer. In lines of output: only kills of which no record names the process. In
+    /// [`LimitTotals`]: all.
     pub oom_kills: u64,
-    /// For how long tasks were held up for lack of memory, nanoseconds: each task by itself where BPF counts, else the time in which
-    /// any was. 0 on cgroup v1 without BPF. The next three are parts of it.
+    /// For how long tasks were held up for lack of memory, nanoseconds: each task by itself where BPF counts, else the
+    /// time in which any was. 0 on cgroup v1 without BPF. The next three are parts of it.
     pub stalled_ns: u64,
     /// For how long tasks reclaimed because of the pod's limits. 0 without BPF, as the next two.
     pub limit_reclaim_ns: u64,
@@ -41,8 +42,9 @@ pub struct LimitCounts {
     pub refaulted_pages: u64,
     /// Pages read from swap.
     pub swapped_in_pages: u64,
-    /// Times that a CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods. The pod's own
-    /// quota, or those of its containers, whichever were more: with one container both are the same and are used up together.
+    /// Times that a CPU quota was used up: throttles of one CPU's run queue where BPF counts them, else periods. The
+    /// pod's own quota, or those of its containers, whichever were more: with one container both are the same and are
+    /// used up together.
     pub throttled: u64,
     /// For how long in all, nanoseconds, each CPU by itself.
     pub throttled_ns: u64,
@@ -151,8 +153,8 @@ pub struct LimitTotals {
 }
 
 impl LimitTotals {
-    /// Takes in the totals of this time. The first, and any that are less than those before (another pod of the same identity), are where
-    /// counting begins.
+    /// Takes in the totals of this time. The first, and any that are less than those before (another pod of the same
+    /// identity), are where counting begins.
     pub fn reach(&mut self, now_ns: u64, all: LimitCounts) {
         let is_less = self.all.since(all) != LimitCounts::default();
         if is_less || self.marks[1].is_none() {

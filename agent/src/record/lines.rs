@@ -1,8 +1,8 @@
 //! What `plimsoll run` says on standard output: one line per thing that happened, for people or for programs.
 //!
-//! Lines are written after the agent has acted. A reader that is slow or gone must not hold it up: standard output is written
-//! by a thread of its own behind a bounded queue, and lines that do not fit are counted. The newest are kept for those who ask
-//! later ([`RecentLine`]).
+//! Lines are written after the agent has acted. A reader that is slow or gone must not hold it up: standard output is
+//! written by a thread of its own behind a bounded queue, and lines that do not fit are counted. The newest are kept
+//! for those who ask later ([`RecentLine`]).
 
 mod text;
 
@@ -64,7 +64,8 @@ impl RecentLine {
     }
 }
 
-/// Keeps the newest lines. Of a flood of warnings, which pods can cause, as many are kept as leave room for what was done.
+/// Keeps the newest lines. Of a flood of warnings, which pods can cause, as many are kept as leave room for what was
+/// done.
 fn keep(newest: &mut VecDeque<Arc<RecentLine>>, line: RecentLine) {
     let is_warning = |line: &RecentLine| line.severity == Severity::Warning;
     let mut warnings = newest.iter().filter(|kept| is_warning(kept));
@@ -168,7 +169,8 @@ pub struct KernelOomKill<'a> {
     /// Its command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm: Option<&'a str>,
-    /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only counted.
+    /// How many processes: more than 1 for a container or pod that was killed as a whole, and where kills are only
+    /// counted.
     pub kills: u64,
 }
 
@@ -212,8 +214,8 @@ pub struct MemoryStall<'a> {
     pub at_ns: u64,
     /// `namespace/name`.
     pub pod: &'a str,
-    /// For how long since the last such line, milliseconds, for whatever reason; each task by itself where BPF counts, else the
-    /// time in which any did. The next three are parts of it, known with BPF alone.
+    /// For how long since the last such line, milliseconds, for whatever reason; each task by itself where BPF counts,
+    /// else the time in which any did. The next three are parts of it, known with BPF alone.
     pub ms: u64,
     /// Reclaimed because of the pod's limits.
     pub limit_reclaim_ms: u64,

@@ -211,7 +211,8 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Lets the engine take the step, and appends what it decides. Returns the line, what it says, and what came out now, if these differ.
+    /// Lets the engine take the step, and appends what it decides. Returns the line, what it says, and what came out
+    /// now, if these differ.
     ///
     /// # Errors
     /// None: decisions can be written as JSON.

@@ -1,10 +1,12 @@
 //! What the loop counts of its own work, for those who ask on other threads, such as the metrics page.
 //!
-//! **Problem.** Counting must cost nothing that a kill would wait for, and readers must not hold up the loop. **Approach.** Plain
-//! numbers in the loop's own memory, copied with a [`Snapshot`](crate::record::snapshot::Snapshot). On the way to a kill only numbers in place are
-//! raised; what needs a map is counted when decisions are told, which is after the act.
+//! **Problem.** Counting must cost nothing that a kill would wait for, and readers must not hold up the loop.
+//! **Approach.** Plain numbers in the loop's own memory, copied with a [`Snapshot`](crate::record::snapshot::Snapshot).
+//! On the way to a kill only numbers in place are raised; what needs a map is counted when decisions are told, which is
+//! after the act.
 //!
-//! **Terms.** *Crossing*: the kernel's stamp of what set off a sample, CLOCK_MONOTONIC. *Reaction*: from there until the engine had decided.
+//! **Terms.** *Crossing*: the kernel's stamp of what set off a sample, CLOCK_MONOTONIC. *Reaction*: from there until
+//! the engine had decided.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +119,8 @@ pub struct Tally {
     pub oom_kills: OomKillCounts,
     /// Processes that the last line in the kernel killed.
     pub last_line_kills: u64,
-    /// How long the last line in the kernel holds after the agent's last sign of life, nanoseconds; `None` where there is none.
+    /// How long the last line in the kernel holds after the agent's last sign of life, nanoseconds; `None` where there
+    /// is none.
     pub last_line_holds_ns: Option<u64>,
     /// How soon samples led to a decision, whatever that was.
     pub reactions: Reactions,
@@ -212,8 +215,8 @@ impl NriTally {
 }
 
 impl Tally {
-    /// The engine has answered a sample. Of crossings before `since_ns`, which an earlier agent left, nothing can be said. Allocates
-    /// nothing.
+    /// The engine has answered a sample. Of crossings before `since_ns`, which an earlier agent left, nothing can be
+    /// said. Allocates nothing.
     pub fn reacted(&mut self, cause: Cause, since_ns: u64, decided_ns: u64) {
         let latencies = match cause {
             Cause::ChargeThreshold { .. } => &mut self.reactions.charge_threshold,

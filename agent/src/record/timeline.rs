@@ -1,6 +1,7 @@
 //! When each step of an eviction happened: crossing → record received → decision → signal → kill → gone → memory back.
 //!
-//! All times are CLOCK_MONOTONIC nanoseconds; the kernel stamps its records with the same clock, so they can be subtracted.
+//! All times are CLOCK_MONOTONIC nanoseconds; the kernel stamps its records with the same clock, so they can be
+//! subtracted.
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Ending};

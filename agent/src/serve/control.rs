@@ -1,12 +1,12 @@
 //! The control socket: how a running agent is asked what it knows and what it would do. Read-only.
 //!
-//! **Problem.** Questions come from anybody who may open the socket, at any time, and answering one means walking over all pods and
-//! writing JSON. The agent's loop must not notice.
-//! **Approach.** A thread of ordinary priority owns the socket and does all the work. From the loop it gets a *snapshot*, a plain copy of
-//! what the engine knows, asked for through a short queue that the loop looks at when nothing else wakes it, and kept for a moment, so that
-//! many questions cost the loop no more than a few. Everything a client can take is bounded: connections, bytes, time.
-//! **Protocol.** One connection, one question, one answer: a line of JSON each, `{"v":1,"request":"explainEviction"}` and
-//! `{"v":1,"answer":…}` or `{"v":1,"error":{"kind":…,"message":…}}`.
+//! **Problem.** Questions come from anybody who may open the socket, at any time, and answering one means walking over
+//! all pods and writing JSON. The agent's loop must not notice. **Approach.** A thread of ordinary priority owns the
+//! socket and does all the work. From the loop it gets a *snapshot*, a plain copy of what the engine knows, asked for
+//! through a short queue that the loop looks at when nothing else wakes it, and kept for a moment, so that many
+//! questions cost the loop no more than a few. Everything a client can take is bounded: connections, bytes, time.
+//! **Protocol.** One connection, one question, one answer: a line of JSON each, `{"v":1,"request":"explainEviction"}`
+//! and `{"v":1,"answer":…}` or `{"v":1,"error":{"kind":…,"message":…}}`.
 
 pub mod client;
 mod newest;
@@ -51,7 +51,8 @@ pub fn snapshots() -> (SnapshotSource, SnapshotRequests) {
     mpsc::channel(SNAPSHOTS_WAITING)
 }
 
-/// Where a client finds the socket. Which of the two default places it is depends on the agent; all users see whether there is one for a group.
+/// Where a client finds the socket. Which of the two default places it is depends on the agent; all users see whether
+/// there is one for a group.
 pub fn socket_path(state_dir: &Path, option: Option<&Path>) -> PathBuf {
     if let Some(socket) = option {
         return socket.to_owned();
@@ -64,7 +65,8 @@ pub fn socket_path(state_dir: &Path, option: Option<&Path>) -> PathBuf {
     }
 }
 
-/// The directory for a socket that a group may use, beside the state directory, which is root's alone: `/run/plimsoll-control`.
+/// The directory for a socket that a group may use, beside the state directory, which is root's alone:
+/// `/run/plimsoll-control`.
 pub fn group_dir(state_dir: &Path) -> PathBuf {
     let mut name = state_dir.file_name().unwrap_or_default().to_owned();
     name.push(GROUP_DIR_SUFFIX);
@@ -77,7 +79,8 @@ pub struct AgentArgs {
     /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Control socket of the agent [default: control.sock in the state directory, or in DIR-control for an agent with --control-group]
+    /// Control socket of the agent
+    /// [default: control.sock in the state directory, or in DIR-control for an agent with --control-group]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! What limits have cost pods, explained: CPU throttling beside what is done about it, and memory.
 //!
-//! The loop counts the totals ([`crate::record::limit_counts`]); no decision depends on them, so a journal has them beside its steps
-//! ([`crate::record::journal::aside`]). Where it has none, they are absent.
+//! The loop counts the totals ([`crate::record::limit_counts`]); no decision depends on them, so a journal has them
+//! beside its steps ([`crate::record::journal::aside`]). Where it has none, they are absent.
 
 use std::collections::BTreeMap;
 

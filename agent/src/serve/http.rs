@@ -1,12 +1,13 @@
 //! The HTTP listener of `plimsoll run --listen`: metrics, statistics and health for programs. Read-only.
 //!
-//! **Problem.** Scrapers come often and from elsewhere, some are slow or hostile, and each answer is a page of text over all pods. The
-//! agent's loop must not notice. **Approach.** As the control socket ([`crate::serve::control`]): a thread of ordinary priority owns the listener and
-//! does all the work, from the same snapshots of the loop; files of cgroups are read on that thread. HTTP itself is `hyper`'s. Everything
-//! that a client can take is bounded ([`Bounds`]): connections, bytes of a request, time; one request per connection. Clients that hold
-//! connections and send nothing do not keep a probe from its answer ([`crate::serve::listener`]).
-//! **Not here.** TLS and authentication: the listener is off unless asked for and meant for loopback, and any other address is accepted with a
-//! warning ([`exposed`]).
+//! **Problem.** Scrapers come often and from elsewhere, some are slow or hostile, and each answer is a page of text
+//! over all pods. The agent's loop must not notice. **Approach.** As the control socket ([`crate::serve::control`]): a
+//! thread of ordinary priority owns the listener and does all the work, from the same snapshots of the loop; files of
+//! cgroups are read on that thread. HTTP itself is `hyper`'s. Everything that a client can take is bounded
+//! ([`Bounds`]): connections, bytes of a request, time; one request per connection. Clients that hold connections and
+//! send nothing do not keep a probe from its answer ([`crate::serve::listener`]). **Not here.** TLS and authentication:
+//! the listener is off unless asked for and meant for loopback, and any other address is accepted with a warning
+//! ([`exposed`]).
 
 mod answers;
 mod server;
@@ -74,7 +75,8 @@ pub fn exposed(address: SocketAddr) -> Option<String> {
     })
 }
 
-/// Reads `--listen`. The port is behind the last colon also of an IPv6 address without brackets, as `$(HOST_IP):9186` in a pod has it.
+/// Reads `--listen`. The port is behind the last colon also of an IPv6 address without brackets, as `$(HOST_IP):9186`
+/// in a pod has it.
 ///
 /// # Errors
 /// What to write instead.

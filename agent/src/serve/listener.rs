@@ -1,9 +1,9 @@
 //! A listener with a thread of its own: what the control socket and HTTP have in common.
 //!
-//! **Problem.** Anybody may connect, as often and as slowly as they like, and the agent's loop must not notice. **Approach.** A thread of
-//! ordinary priority runs an event loop of its own that accepts for ever. Clients wait until their request has arrived, in so many places, and the
-//! newest comer finds one: the oldest that has sent nothing gives way. For the answer there are other places, some of which only probes have.
-//! What became of each client is counted.
+//! **Problem.** Anybody may connect, as often and as slowly as they like, and the agent's loop must not notice.
+//! **Approach.** A thread of ordinary priority runs an event loop of its own that accepts for ever. Clients wait until
+//! their request has arrived, in so many places, and the newest comer finds one: the oldest that has sent nothing gives
+//! way. For the answer there are other places, some of which only probes have. What became of each client is counted.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -17,13 +17,14 @@ use tokio::sync::oneshot;
 use crate::host::panics;
 use crate::host::worker::WorkerThread;
 
-/// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of nesting.
+/// All of it is locked in memory with the agent. The deepest that runs on it is the JSON reader, at its own limit of
+/// nesting.
 const STACK_BYTES: usize = 512 << 10;
 /// After an `accept` that failed, for instance because all descriptors are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a serving thread runs. Where the kernel gives no thread it is dropped by the agent's start, which runs inside an event loop itself: tokio panics when
-/// a runtime that may have to wait is dropped there.
+/// What a serving thread runs. Where the kernel gives no thread it is dropped by the agent's start, which runs inside
+/// an event loop itself: tokio panics when a runtime that may have to wait is dropped there.
 struct EventLoop(Option<tokio::runtime::Runtime>);
 
 impl EventLoop {
@@ -74,7 +75,8 @@ impl ListenerThread {
         let (stop, stopped) = oneshot::channel();
         // Its jobs are its clients, who come by themselves.
         let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
-            // A client's task that panics ends alone: the runtime catches it. Anything else here ends the listener, not the agent.
+            // A client's task that panics ends alone: the runtime catches it. Anything else here ends the listener, not
+            // the agent.
             let served = panics::guard(|| {
                 event_loop.run(async {
                     tokio::select! {
@@ -116,7 +118,8 @@ pub(crate) async fn accept_for_ever<S>(
 /// How many clients may be in which state at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Places {
-    /// Their request has not arrived. One more takes the place of the one that has waited longest, of the peer that has most.
+    /// Their request has not arrived. One more takes the place of the one that has waited longest, of the peer that has
+    /// most.
     pub(crate) waiting: usize,
     /// They are answered.
     pub(crate) served: usize,
@@ -193,8 +196,8 @@ impl<P: Copy + Eq> Clients<P> {
         }
     }
 
-    /// One more that waits to send its request. Where there are too many, another gives way: a prober that sends at once is answered,
-    /// however many others hold their connections and send nothing.
+    /// One more that waits to send its request. Where there are too many, another gives way: a prober that sends at
+    /// once is answered, however many others hold their connections and send nothing.
     pub(crate) fn enter(self: &Arc<Self>, peer: P) -> ClientSlot<P> {
         let (stay, gone) = oneshot::channel();
         let mut present = self.present();

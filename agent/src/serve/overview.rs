@@ -1,9 +1,11 @@
-//! The node at a glance: what presses on it, what each pod has of it, who would be evicted next, and what was said last.
+//! The node at a glance: what presses on it, what each pod has of it, who would be evicted next, and what was said
+//! last.
 //!
-//! **Problem.** `plimsoll top` needs a little of everything: of what the engine decides by, of what limits cost pods, and of figures that nobody
-//! decides by (CPU time, pressure stalls of each pod). **Approach.** One value, made on the control socket's thread from a [`Snapshot`] of
-//! the loop and from cgroup files that are read for it ([`crate::serve::summary`]); or from a journal's state alone, where what only a running node
-//! shows is absent. The ranking is that of [`plimsoll_core::explain`], so that who is shown as next is who would go.
+//! **Problem.** `plimsoll top` needs a little of everything: of what the engine decides by, of what limits cost pods,
+//! and of figures that nobody decides by (CPU time, pressure stalls of each pod). **Approach.** One value, made on the
+//! control socket's thread from a [`Snapshot`] of the loop and from cgroup files that are read for it
+//! ([`crate::serve::summary`]); or from a journal's state alone, where what only a running node shows is absent. The
+//! ranking is that of [`plimsoll_core::explain`], so that who is shown as next is who would go.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +41,8 @@ pub struct Overview {
     pub pid: Option<u32>,
     /// The newest event that the engine has seen.
     pub now_ns: u64,
-    /// The longest turn of the agent's loop so far, in which it could react to nothing else, nanoseconds; `None`: from a journal.
+    /// The longest turn of the agent's loop so far, in which it could react to nothing else, nanoseconds; `None`: from
+    /// a journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_turn_ns: Option<u64>,
     /// The node.

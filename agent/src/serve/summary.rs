@@ -1,14 +1,16 @@
 //! What runs here and what it uses, in the shape of a kubelet's `/stats/summary`, read when it is asked for.
 //!
-//! **Problem.** The kubelet's own figures come from a cache that is up to ten seconds old, or longer, and dear to fill. **Approach.** Which pods
-//! there are is the loop's newest snapshot; everything else is read from cgroup files at the request, on the listener's thread, about ten
-//! files per cgroup: the cost is linear in pods and containers, and nothing is kept but one CPU reading per cgroup, for rates. What is on
-//! disks is the newest reading of the threads that survey them ([`crate::storage`]), with its own time.
-//! **Limits.** A figure that is not known is absent, as in the kubelet. Pods in the node's network namespace have no network.
-//! `usageNanoCores` is the mean since an earlier request, at most a few seconds of it, and absent at the first. Containers that a container
-//! runtime has started have its ids as names.
+//! **Problem.** The kubelet's own figures come from a cache that is up to ten seconds old, or longer, and dear to fill.
+//! **Approach.** Which pods there are is the loop's newest snapshot; everything else is read from cgroup files at the
+//! request, on the listener's thread, about ten files per cgroup: the cost is linear in pods and containers, and
+//! nothing is kept but one CPU reading per cgroup, for rates. What is on disks is the newest reading of the threads
+//! that survey them ([`crate::storage`]), with its own time. **Limits.** A figure that is not known is absent, as in
+//! the kubelet. Pods in the node's network namespace have no network. `usageNanoCores` is the mean since an earlier
+//! request, at most a few seconds of it, and absent at the first. Containers that a container runtime has started have
+//! its ids as names.
 //!
-//! Source: `k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go` and `pkg/kubelet/stats/{helper,cadvisor_stats_provider}.go` of 1.36.
+//! Source: `k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go` and
+//! `pkg/kubelet/stats/{helper,cadvisor_stats_provider}.go` of 1.36.
 
 mod cgroup;
 mod clock;

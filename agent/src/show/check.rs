@@ -18,7 +18,8 @@ use crate::show::table::span;
 /// Columns for the longest entry, "+ memory.events".
 const WIDE_MECHANISM: usize = 15;
 
-/// The report. `objects`: what this program would load. `records`: what the agent that runs says of the kernel's records; `None` where none runs, or it has no BPF programs.
+/// The report. `objects`: what this program would load. `records`: what the agent that runs says of the kernel's
+/// records; `None` where none runs, or it has no BPF programs.
 pub(crate) fn check(
     report: &Report,
     objects: &[Embedded],

@@ -1,4 +1,5 @@
-//! The node's pods in the words of the screen, of the table and of the page for browsers: who would be evicted first, why, and what limits have cost.
+//! The node's pods in the words of the screen, of the table and of the page for browsers: who would be evicted first,
+//! why, and what limits have cost.
 
 use plimsoll_core::explain::{EvictionStatus, ExplainedSignal};
 use plimsoll_core::model::signal::Unit;

@@ -7,7 +7,8 @@ use std::fmt::{Arguments, Write as _};
 pub(crate) struct Svg(String);
 
 impl Svg {
-    /// On a white ground, so that it is the same on light and dark pages. `style` is CSS, and `definitions` are elements that others refer to; both end with a line end, or are empty.
+    /// On a white ground, so that it is the same on light and dark pages. `style` is CSS, and `definitions` are
+    /// elements that others refer to; both end with a line end, or are empty.
     pub(crate) fn new<N: Into<u64>>(
         (wide, high): (N, N),
         description: &str,

@@ -1,7 +1,8 @@
 //! A [`Model`](model::Model) as a screen. Pure: the same model and size give the same cells.
 //!
-//! From the top: what this is; the node; what its signals show; a line for what is unusual; the pods; who would be evicted next and why; what
-//! was said last; the keys. Everything is readable without colour: colours only repeat what letters say.
+//! From the top: what this is; the node; what its signals show; a line for what is unusual; the pods; who would be
+//! evicted next and why; what was said last; the keys. Everything is readable without colour: colours only repeat what
+//! letters say.
 
 pub mod model;
 pub mod text;

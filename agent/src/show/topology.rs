@@ -444,7 +444,8 @@ fn names(run: &Run<'_>) -> String {
     }
 }
 
-/// Which CPUs are threads of the same core: `0+8 … 7+15`. All cores are named unless each follows the one before it in the same step.
+/// Which CPUs are threads of the same core: `0+8 … 7+15`. All cores are named unless each follows the one before it in
+/// the same step.
 fn siblings(cores: &[Core]) -> String {
     let threads: Vec<Vec<u32>> = cores
         .iter()

@@ -1,20 +1,20 @@
 //! cgroups that come and go, without BPF: inotify on the cgroup directories, and a walk that catches what it missed.
 //!
-//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints report it; where they are refused,
-//! the file system does. Any pod that may make cgroups decides how many there are, and how often the queue overflows.
-//! **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1 and v2.
-//! Each known directory is looked at once: it gets a watch, and is listed after that, which finds a child made between "its parent is watched" and
-//! "it is watched itself". After a queue overflow a walk looks at all that is known once more. No call does more than a part of this;
-//! [`CgroupWatch::has_more`] says that another call is due.
+//! **Problem.** A container's cgroup must be known before its first megabyte. Tracepoints report it; where they are
+//! refused, the file system does. Any pod that may make cgroups decides how many there are, and how often the queue
+//! overflows. **Approach.** mkdir and rmdir on cgroupfs are ordinary directory operations, so inotify sees them, on v1
+//! and v2. Each known directory is looked at once: it gets a watch, and is listed after that, which finds a child made
+//! between "its parent is watched" and "it is watched itself". After a queue overflow a walk looks at all that is known
+//! once more. No call does more than a part of this; [`CgroupWatch::has_more`] says that another call is due.
 //! **Terms.** A *path* here is relative to the watched root; the root itself is never reported.
 //!
-//! A walk passes each directory that was known when it began, in the order of paths, and none that was found later: it ends, whoever makes
-//! directories meanwhile. An overflow during a walk does not begin it anew, or else it would never come to the last ones: another follows it.
-//! What is new and what a walk passes are looked at by turns.
+//! A walk passes each directory that was known when it began, in the order of paths, and none that was found later: it
+//! ends, whoever makes directories meanwhile. An overflow during a walk does not begin it anew, or else it would never
+//! come to the last ones: another follows it. What is new and what a walk passes are looked at by turns.
 //!
-//! Bounded: [`WATCHES_MAX`] directories are watched; what is beyond is counted in [`CgroupWatch::unwatched`], and a walk still finds it.
-//! [`KNOWN_MAX`] are known; what is beyond is counted in [`CgroupWatch::beyond`], and a walk follows when there is room. One call looks at
-//! [`LOOKS_MAX`] directories.
+//! Bounded: [`WATCHES_MAX`] directories are watched; what is beyond is counted in [`CgroupWatch::unwatched`], and a
+//! walk still finds it. [`KNOWN_MAX`] are known; what is beyond is counted in [`CgroupWatch::beyond`], and a walk
+//! follows when there is room. One call looks at [`LOOKS_MAX`] directories.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -189,8 +189,8 @@ impl CgroupWatch {
         Ok(watch)
     }
 
-    /// Takes the changes that inotify has queued, and goes on with what is to be looked at, within the bounds of one call. Does not wait; empty when
-    /// there is none.
+    /// Takes the changes that inotify has queued, and goes on with what is to be looked at, within the bounds of one
+    /// call. Does not wait; empty when there is none.
     ///
     /// # Errors
     /// [`CgroupWatchError`] when inotify cannot be read, or the root is gone after an overflow.
@@ -223,8 +223,8 @@ impl CgroupWatch {
             .filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// Directories that have no watch: over [`WATCHES_MAX`] or over `fs.inotify.max_user_watches`, or not looked at yet. Only a walk sees
-    /// changes in them.
+    /// Directories that have no watch: over [`WATCHES_MAX`] or over `fs.inotify.max_user_watches`, or not looked at
+    /// yet. Only a walk sees changes in them.
     pub fn unwatched(&self) -> usize {
         let known = self.known.values();
         known.filter(|known| known.watch.is_none()).count()
@@ -420,7 +420,8 @@ impl CgroupWatch {
         Ok(())
     }
 
-    /// Sees to it that a known directory has a watch, if there is room. One that was made anew while events were lost has another than before.
+    /// Sees to it that a known directory has a watch, if there is room. One that was made anew while events were lost
+    /// has another than before.
     ///
     /// # Errors
     /// When it is gone.
@@ -773,7 +774,8 @@ mod tests {
         assert_eq!((known(&watch).len(), watch.by_watch.len()), (0, 1));
     }
 
-    /// Whoever makes the queue overflow all the time does not keep a walk from the last directories, nor the next from the first.
+    /// Whoever makes the queue overflow all the time does not keep a walk from the last directories, nor the next from
+    /// the first.
     #[test]
     fn overflows_during_a_walk_starve_nobody() {
         let dir = tempfile::tempdir().unwrap();

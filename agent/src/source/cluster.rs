@@ -1,10 +1,11 @@
 //! The agent's end of the socket to `plimsoll-cluster`: pods as the API server has them, evictions to be reported.
 //!
-//! **Problem.** The other end reads what a network sends, and may lie, stall or die. The loop must wait for none of it, and an eviction must be
-//! reported although neither end lives for ever. **Approach.** One thread listens, for one client, whose user the kernel names
-//! (`SO_PEERCRED`). It reads frames with bounds on their length, on the values in them and on what is kept of all ([`known_objects`]), and hands the
-//! loop finished changes. Evictions go the other way: first to the disk ([`intents`]), then to the client, again after each connection, until it
-//! says that one is settled. **Terms.** Messages are those of [`plimsoll_core::kube::cluster_link`].
+//! **Problem.** The other end reads what a network sends, and may lie, stall or die. The loop must wait for none of it,
+//! and an eviction must be reported although neither end lives for ever. **Approach.** One thread listens, for one
+//! client, whose user the kernel names (`SO_PEERCRED`). It reads frames with bounds on their length, on the values in
+//! them and on what is kept of all ([`known_objects`]), and hands the loop finished changes. Evictions go the other
+//! way: first to the disk ([`intents`]), then to the client, again after each connection, until it says that one is
+//! settled. **Terms.** Messages are those of [`plimsoll_core::kube::cluster_link`].
 #![forbid(unsafe_code)]
 
 mod critical;

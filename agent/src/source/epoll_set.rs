@@ -1,7 +1,8 @@
 //! Many descriptors behind one: an epoll instance, which can itself be waited for.
 //!
-//! Descriptors are added edge-triggered: each notification of the kernel is one event, whether or not the file has been read
-//! since, and a descriptor that is closed leaves by itself. Which descriptor it was is not kept: the owner reads all of them.
+//! Descriptors are added edge-triggered: each notification of the kernel is one event, whether or not the file has been
+//! read since, and a descriptor that is closed leaves by itself. Which descriptor it was is not kept: the owner reads
+//! all of them.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,8 +13,8 @@ use rustix::io::Errno;
 
 /// Events taken from the kernel in one call.
 const BATCH: usize = 64;
-/// Calls in one [`EpollSet::take`]: enough for one event of each of 4096 descriptors. What is left comes with the next call;
-/// nothing is lost by that, because the owner reads every file anyway.
+/// Calls in one [`EpollSet::take`]: enough for one event of each of 4096 descriptors. What is left comes with the next
+/// call; nothing is lost by that, because the owner reads every file anyway.
 const BATCHES_MAX: usize = 64;
 
 /// Why files are not watched through epoll.

@@ -1,8 +1,10 @@
 //! The agent's end of `plimsoll-runtime nri`, which answers the container runtime when it makes a container.
 //!
-//! **Problem.** The runtime's question comes when it comes, and is answered at once or never. **Approach.** What the loop decides of a pod is sent ahead, pod by pod ([`NriLink::set`]). One thread keeps
-//! all of it, starts `plimsoll-runtime nri`, gives it the whole table each time, and hands the loop what it says. A process that ends or sends what is no frame is killed and
-//! started again later. The loop waits for none of it; where the loop does not listen, nothing is read, and the other end counts what it drops.
+//! **Problem.** The runtime's question comes when it comes, and is answered at once or never. **Approach.** What the
+//! loop decides of a pod is sent ahead, pod by pod ([`NriLink::set`]). One thread keeps all of it, starts
+//! `plimsoll-runtime nri`, gives it the whole table each time, and hands the loop what it says. A process that ends or
+//! sends what is no frame is killed and started again later. The loop waits for none of it; where the loop does not
+//! listen, nothing is read, and the other end counts what it drops.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -38,7 +40,8 @@ const WAITING_MAX: usize = 4;
 const GREETED_WITHIN: Duration = Duration::from_secs(10);
 /// To write one frame.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// After a failure it is not started again before this, and twice that after each further one, until a runtime has been answered.
+/// After a failure it is not started again before this, and twice that after each further one, until a runtime has been
+/// answered.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(60);
 /// Read at one time, bytes.
@@ -413,7 +416,8 @@ impl Work {
     }
 }
 
-/// A pod's answers that do not fit into a frame are sent without scores, or else only as far as it is refused, so that nothing older holds.
+/// A pod's answers that do not fit into a frame are sent without scores, or else only as far as it is refused, so that
+/// nothing older holds.
 fn fitting(frame: &ToNri) -> Option<Vec<u8>> {
     if let Some(bytes) = encode(frame) {
         return Some(bytes);

@@ -1,10 +1,10 @@
 //! One descriptor for what the kernel says of many pods: `memory.events` of cgroup v2, eventfds of cgroup v1.
 //!
-//! **Problem.** There are as many files to wait for as there are cgroups, they come and go with the pods, and the agent's loop
-//! waits for a fixed set of descriptors.
-//! **Approach.** All of them are in one [epoll instance](super::epoll_set), which is itself a descriptor that can be waited for. It
-//! does not say which file it was: every pod's counters are read then.
-//! **Terms.** *Polled*: a file that the kernel refused to watch (`fs.epoll.max_user_watches`). It is read at every housekeeping.
+//! **Problem.** There are as many files to wait for as there are cgroups, they come and go with the pods, and the
+//! agent's loop waits for a fixed set of descriptors. **Approach.** All of them are in one
+//! [epoll instance](super::epoll_set), which is itself a descriptor that can be waited for. It does not say which file
+//! it was: every pod's counters are read then. **Terms.** *Polled*: a file that the kernel refused to watch
+//! (`fs.epoll.max_user_watches`). It is read at every housekeeping.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -1,11 +1,14 @@
-//! What the kubelet says that it has given to containers: by that what each NUMA node has left, and where the devices of a container are that is about to be placed.
+//! What the kubelet says that it has given to containers: by that what each NUMA node has left, and where the devices
+//! of a container are that is about to be placed.
 //!
-//! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late binds pods that are refused.
-//! **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a
-//! process that this thread starts, and kills when it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory
-//! come and go), and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it has placed ([`TopologySource::place`]), which counts in the
-//! zones; else it has no part in that. To such a loop it also sends which devices containers have,
-//! as that changes; and, where a pod waits for it, what the kubelet has said since then, at once ([`TopologySource::ask`]).
+//! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late
+//! binds pods that are refused. **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed
+//! ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a process that this thread starts, and kills when it
+//! is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory come and go), and
+//! puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it has
+//! placed ([`TopologySource::place`]), which counts in the zones; else it has no part in that. To such a loop it also
+//! sends which devices containers have, as that changes; and, where a pod waits for it, what the kubelet has said since
+//! then, at once ([`TopologySource::ask`]).
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -131,7 +134,8 @@ impl TopologySource {
         self.stopper.send(&ToKubelet::Ask);
     }
 
-    /// Has the kubelet asked at once. What it says from now on is sent once, although it may be the same as before. Does not wait; where the question finds no way, that is what it says within a second.
+    /// Has the kubelet asked at once. What it says from now on is sent once, although it may be the same as before.
+    /// Does not wait; where the question finds no way, that is what it says within a second.
     pub fn ask(&self) {
         self.awaited.store(now_ns(), Ordering::SeqCst);
         self.prompt();
@@ -142,7 +146,8 @@ impl TopologySource {
         self.placed.is_some()
     }
 
-    /// The agent has placed this; `None`: it places nothing any more. Where that is something new the zones are counted anew, as soon as the kubelet has answered. Does not wait.
+    /// The agent has placed this; `None`: it places nothing any more. Where that is something new the zones are counted
+    /// anew, as soon as the kubelet has answered. Does not wait.
     pub fn place(&self, placed: Option<OwnPlacement>) {
         let Some(slot) = &self.placed else {
             return;
@@ -300,7 +305,8 @@ impl Work {
         }
     }
 
-    /// Sent if it is something else than before, or is waited for. What finds no room is sent with the next word of the other end.
+    /// Sent if it is something else than before, or is waited for. What finds no room is sent with the next word of the
+    /// other end.
     fn send_devices(&mut self, given: Option<ListedDevices>) {
         let Some(listener) = &self.outlets.devices else {
             return;

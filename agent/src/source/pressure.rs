@@ -8,8 +8,8 @@
 //! **Terms.** *some*: at least one task stalled. *full*: every task that was not idle stalled. *stall*: time lost
 //! inside the window.
 //!
-//! The kernel checks ten times per window and reports at most once per window, so this is for sustained pressure: 60-120
-//! ms after the first reclaim with a 20 ms stall in 500 ms, where `memory.events` takes less than 1 ms.
+//! The kernel checks ten times per window and reports at most once per window, so this is for sustained pressure:
+//! 60-120 ms after the first reclaim with a 20 ms stall in 500 ms, where `memory.events` takes less than 1 ms.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -204,8 +204,8 @@ impl PsiTrigger {
         Ok(Self { path, trigger, fd })
     }
 
-    /// Arms `trigger`, or where CAP_SYS_RESOURCE is missing its [`Trigger::unprivileged`] form; [`PsiTrigger::trigger`] says
-    /// which it became.
+    /// Arms `trigger`, or where CAP_SYS_RESOURCE is missing its [`Trigger::unprivileged`] form; [`PsiTrigger::trigger`]
+    /// says which it became.
     ///
     /// # Errors
     /// As [`PsiTrigger::arm`].

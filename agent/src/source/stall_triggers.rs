@@ -1,13 +1,14 @@
 //! Which PSI triggers wake the agent in time for thresholds on pressure signals.
 //!
 //! **Problem.** Between two samples an average can pass a threshold, and samples of a calm node are seconds apart.
-//! **Approach.** The kernel makes a new average every 2 s as a mean of the old one and the newest share of stalled time (kernel/sched/psi.c
-//! `calc_avgs`). An average at or below P can therefore pass P only if tasks stalled for more than P of such a period. One trigger for
-//! each kind of stall, at [two thirds](TRIGGER_SHARE) of its lowest threshold and in windows of 1 s, fires in each of these periods: a
-//! period touches three windows at most, so in one of them tasks stalled for more than 2/3 P of a second. It fires again in each
-//! second for as long as the stall goes on, so an average above its threshold is seen within a second. A trigger only
-//! wakes; what is decided, is decided by the averages.
-//! **Terms.** *stall*, *window*: see [`super::pressure`]. *share*: stalled time in hundredths of a percent, as a threshold has it.
+//! **Approach.** The kernel makes a new average every 2 s as a mean of the old one and the newest share of stalled time
+//! (kernel/sched/psi.c `calc_avgs`). An average at or below P can therefore pass P only if tasks stalled for more than
+//! P of such a period. One trigger for each kind of stall, at [two thirds](TRIGGER_SHARE) of its lowest threshold and
+//! in windows of 1 s, fires in each of these periods: a period touches three windows at most, so in one of them tasks
+//! stalled for more than 2/3 P of a second. It fires again in each second for as long as the stall goes on, so an
+//! average above its threshold is seen within a second. A trigger only wakes; what is decided, is decided by the
+//! averages. **Terms.** *stall*, *window*: see [`super::pressure`]. *share*: stalled time in hundredths of a percent,
+//! as a threshold has it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

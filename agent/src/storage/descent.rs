@@ -1,12 +1,13 @@
 //! The way down a directory tree whose depth and width somebody else chooses: a stack of directories, few of them open.
 //!
-//! **Problem.** A pod may make a tree deeper than any path is long and deeper than a process may have open files, and may rename
-//! directories while we are in it. **Approach.** Everything is opened relative to its parent. Only the root and the
-//! [`OPEN_MAX`] deepest directories stay open; one further up is opened again by `..` from below, and believed only if device and
-//! inode are what they were. Where they are not, somebody has moved a directory: what lies between is given up and counted, so that a
-//! walk never leaves its tree. A directory that is opened again goes on reading at the cookie that `getdents64(2)` gave.
-//! Whoever makes or moves names faster than they are read would keep us for ever: only so many names are read ([`NAMES_MAX`]).
-//! **Terms.** *level*: one directory on the way. *pending*: names of directories that were read and not entered yet.
+//! **Problem.** A pod may make a tree deeper than any path is long and deeper than a process may have open files, and
+//! may rename directories while we are in it. **Approach.** Everything is opened relative to its parent. Only the root
+//! and the [`OPEN_MAX`] deepest directories stay open; one further up is opened again by `..` from below, and believed
+//! only if device and inode are what they were. Where they are not, somebody has moved a directory: what lies between
+//! is given up and counted, so that a walk never leaves its tree. A directory that is opened again goes on reading at
+//! the cookie that `getdents64(2)` gave. Whoever makes or moves names faster than they are read would keep us for ever:
+//! only so many names are read ([`NAMES_MAX`]). **Terms.** *level*: one directory on the way. *pending*: names of
+//! directories that were read and not entered yet.
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
@@ -69,8 +70,8 @@ pub(super) fn status_of(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH, STATUS)
 }
 
-/// Status of what `name` is in a directory, itself and not what it points to. Where a file system of a server is mounted on it, that server is not
-/// asked: it may never answer.
+/// Status of what `name` is in a directory, itself and not what it points to. Where a file system of a server is
+/// mounted on it, that server is not asked: it may never answer.
 pub(super) fn status_at(dir: BorrowedFd<'_>, name: impl Arg) -> Result<Statx, Errno> {
     const FLAGS: AtFlags = AtFlags::SYMLINK_NOFOLLOW
         .union(AtFlags::NO_AUTOMOUNT)
@@ -236,8 +237,8 @@ impl Descent {
         }
     }
 
-    /// Reads the next entries of the top, `buffer` full at most, and hands each to `visit` with its type. What `visit` calls a directory is
-    /// entered later. `false`: there were no more.
+    /// Reads the next entries of the top, `buffer` full at most, and hands each to `visit` with its type. What `visit`
+    /// calls a directory is entered later. `false`: there were no more.
     ///
     /// # Errors
     /// The kernel's answer; the directory then counts as read.

@@ -1,11 +1,13 @@
 //! The node's file systems: how much is free, and which of the three roles share one.
 //!
-//! **Terms**, the kubelet's: *nodefs* holds its directory (volumes; logs are counted to it), *imagefs* the images, *containerfs* the
-//! writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest directory above it that exists. The
-//! others are told by option, or by the container runtime, or found where runtimes keep their data by default. Beside a kubelet, whose runtime has images
-//! somewhere, a place that is not found is unknown: its thresholds are not watched, and nodefs is not taken for it. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and
-//! `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for
-//! images and layers together is `Dedicated`, anything else is `Split`.
+//! **Terms**, the kubelet's: *nodefs* holds its directory (volumes; logs are counted to it), *imagefs* the images,
+//! *containerfs* the writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest
+//! directory above it that exists. The others are told by option, or by the container runtime, or found where runtimes
+//! keep their data by default. Beside a kubelet, whose runtime has images somewhere, a place that is not found is
+//! unknown: its thresholds are not watched, and nodefs is not taken for it. **Layout**: from device numbers, as
+//! `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and `IsContainerFsSeparateFromImageFs`
+//! (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for images and layers
+//! together is `Dedicated`, anything else is `Split`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -86,8 +88,8 @@ pub struct FileSystemReadings {
 }
 
 impl FileSystems {
-    /// Finds the three. A directory that is given counts, whether it exists or not. `has_images`: a runtime keeps images on this machine, even where its
-    /// directory is not seen; else images are where the kubelet's directory is.
+    /// Finds the three. A directory that is given counts, whether it exists or not. `has_images`: a runtime keeps
+    /// images on this machine, even where its directory is not seen; else images are where the kubelet's directory is.
     pub fn detect(
         host: &HostRoot,
         kubelet_dir: &Path,
@@ -119,7 +121,8 @@ impl FileSystems {
         }
     }
 
-    /// What is wrong with where images are read, if the runtime says where it has them; `None`: nothing, as far as can be seen. `is_given`: the place was told by option.
+    /// What is wrong with where images are read, if the runtime says where it has them; `None`: nothing, as far as can
+    /// be seen. `is_given`: the place was told by option.
     pub fn misses(
         &self,
         host: &HostRoot,

@@ -1,13 +1,14 @@
 //! Where a container's writable layer is, from what its processes show, and which of them is believed.
 //!
-//! **Problem.** A process may unshare a user and a mount namespace without any privilege, and mount there what it likes: an overlay whose
-//! `upperdir=` names any directory of the host, or no overlay at all. Believed, the first sends root to walk a path of the pod's choice, and the
-//! second makes a full layer count as nothing.
-//! **Approach.** Asked is the container's *first process*, the one that started earliest, which the runtime made. Its mounts count if they cannot
-//! have been changed without privilege: its user namespace is the machine's. The directory counts if it is below a directory of a known
-//! runtime, with no link on the way. Where any of this fails the layer is *unknown*: no figure, and a warning with the reason. A process whose main thread
-//! has ended (`pthread_exit`) shows neither mounts nor a root any more; those of a thread that lives are asked then.
-//! **Terms.** *machine's user namespace*: the initial one, whose number is the same on every kernel.
+//! **Problem.** A process may unshare a user and a mount namespace without any privilege, and mount there what it
+//! likes: an overlay whose `upperdir=` names any directory of the host, or no overlay at all. Believed, the first sends
+//! root to walk a path of the pod's choice, and the second makes a full layer count as nothing. **Approach.** Asked is
+//! the container's *first process*, the one that started earliest, which the runtime made. Its mounts count if they
+//! cannot have been changed without privilege: its user namespace is the machine's. The directory counts if it is below
+//! a directory of a known runtime, with no link on the way. Where any of this fails the layer is *unknown*: no figure,
+//! and a warning with the reason. A process whose main thread has ended (`pthread_exit`) shows neither mounts nor a
+//! root any more; those of a thread that lives are asked then. **Terms.** *machine's user namespace*: the initial one,
+//! whose number is the same on every kernel.
 
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
@@ -27,11 +28,13 @@ use crate::host::processes::start_ticks;
 const CGROUP_DEPTH_MAX: usize = 4;
 /// Cgroups of one container that are searched. A process of the container may make any number of them.
 const CGROUPS_SEARCHED_MAX: usize = 256;
-/// Processes of one container of which the first is looked for. The kernel lists those that came first before those that came later.
+/// Processes of one container of which the first is looked for. The kernel lists those that came first before those
+/// that came later.
 const PROCESSES_ASKED_MAX: usize = 64;
 /// Threads of the first process that are asked, if its main thread has ended.
 const THREADS_ASKED_MAX: usize = 64;
-/// What `/proc/PID/ns/user` is in the machine's user namespace: `PROC_USER_INIT_INO` in the kernel's `include/linux/proc_ns.h`.
+/// What `/proc/PID/ns/user` is in the machine's user namespace: `PROC_USER_INIT_INO` in the kernel's
+/// `include/linux/proc_ns.h`.
 const MACHINE_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// Why nobody knows what a container has written.
@@ -103,7 +106,8 @@ impl RuntimePath {
         places.host.path(&self.root).join(&self.below)
     }
 
-    /// Opens it. The runtime's directory may be a link, as an administrator makes them; nothing below it may: what is in a layer is the pod's.
+    /// Opens it. The runtime's directory may be a link, as an administrator makes them; nothing below it may: what is
+    /// in a layer is the pod's.
     pub(super) fn open(&self, places: &Places) -> Result<OwnedFd, Errno> {
         let root = std::fs::canonicalize(places.host.path(&self.root))
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -176,7 +180,8 @@ fn shown_by(places: &Places, thread: &str) -> Result<Option<Shown>, LayerUnknown
     }
     // A thread that is ending has no mounts to show.
     let mountinfo = mountinfo(places, thread).filter(|text| !text.is_empty());
-    // A process in the machine's user namespace may have changed its root to a file system of a server, and that server is not asked either.
+    // A process in the machine's user namespace may have changed its root to a file system of a server, and that server
+    // is not asked either.
     let root = root_of(places, thread);
     let shown = mountinfo.zip(root.ok());
     Ok(shown.map(|(mountinfo, root)| Shown { mountinfo, root }))
@@ -204,7 +209,8 @@ fn shown_by_any(places: &Places, process: &str) -> Result<Option<Shown>, LayerUn
     Ok(None)
 }
 
-/// `is_listed`: whether the process is in the container's cgroup still. There the kernel lists none that has ended with all its threads.
+/// `is_listed`: whether the process is in the container's cgroup still. There the kernel lists none that has ended with
+/// all its threads.
 fn layer_of(
     places: &Places,
     first: Pid,

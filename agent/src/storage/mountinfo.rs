@@ -1,8 +1,9 @@
 //! `/proc/<pid>/mountinfo`: which directory holds a container's writable layer, and what is mounted below a directory.
 //!
-//! A container runtime mounts the container's root as an overlay and says in the mount's options where what the container writes goes
-//! (`upperdir=`). Any process of the container shows it, so no runtime needs to be asked. Format: `proc_pid_mountinfo(5)`; space, tab,
-//! newline, backslash and, in overlay options, comma are written as three octal digits (`seq_escape` in the kernel).
+//! A container runtime mounts the container's root as an overlay and says in the mount's options where what the
+//! container writes goes (`upperdir=`). Any process of the container shows it, so no runtime needs to be asked. Format:
+//! `proc_pid_mountinfo(5)`; space, tab, newline, backslash and, in overlay options, comma are written as three octal
+//! digits (`seq_escape` in the kernel).
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -141,7 +142,8 @@ pub fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
     })
 }
 
-/// Whether another namespace, whose mounts these are, has anything mounted on that directory or below it, wherever it sees it.
+/// Whether another namespace, whose mounts these are, has anything mounted on that directory or below it, wherever it
+/// sees it.
 pub fn has_mount_inside(mountinfo: &[u8], directory: &Inside) -> bool {
     let by_id: BTreeMap<&[u8], Mount<'_>> =
         mounts(mountinfo).map(|mount| (mount.id, mount)).collect();

@@ -1,4 +1,5 @@
-//! The thread that reads the file systems, at the pace it is told, and puts each reading together with the figures of pods.
+//! The thread that reads the file systems, at the pace it is told, and puts each reading together with the figures of
+//! pods.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,10 +1,11 @@
 //! Space that the node can free before any pod has to go.
 //!
-//! The kubelet deletes dead containers and unused images first, and evicts only if that was not enough (`reclaimNodeLevelResources` in
-//! `pkg/kubelet/eviction/eviction_manager.go`). Here is what lies in directories of pods that have ended ([`EndedPods`]); what only a container
-//! runtime can remove is in [`super::runtime`].
+//! The kubelet deletes dead containers and unused images first, and evicts only if that was not enough
+//! (`reclaimNodeLevelResources` in `pkg/kubelet/eviction/eviction_manager.go`). Here is what lies in directories of
+//! pods that have ended ([`EndedPods`]); what only a container runtime can remove is in [`super::runtime`].
 //!
-//! Each call is bounded and goes on where the last one stopped. Nothing is deleted unless the request says so ([`ReclaimRequest::dry`]).
+//! Each call is bounded and goes on where the last one stopped. Nothing is deleted unless the request says so
+//! ([`ReclaimRequest::dry`]).
 
 mod ended_pods;
 
@@ -32,8 +33,8 @@ pub struct ReclaimRequest {
     pub dry: bool,
     /// Pods that are wanted or still run. Nothing of theirs is touched.
     pub live: BTreeSet<PodUid>,
-    /// Pods of ours that have ended for good: evicted, or not wanted any more. What is theirs goes whatever its age. A pod in both lists
-    /// is live.
+    /// Pods of ours that have ended for good: evicted, or not wanted any more. What is theirs goes whatever its age. A
+    /// pod in both lists is live.
     pub ended: BTreeSet<PodUid>,
     /// How long the directories of other pods must have been left alone.
     pub age_min: Duration,

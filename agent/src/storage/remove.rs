@@ -1,11 +1,12 @@
 //! One directory tree, deleted a slice at a time, and nothing beside it.
 //!
-//! **Problem.** What is deleted was made by a pod, possibly a hostile one, and its like may still reach the tree from elsewhere. A name that
-//! was a directory when we looked may be a link to `/etc` when we act. **Approach.** No path is ever resolved: each name is opened or
-//! unlinked relative to a directory that is open, by `openat2(2)` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`,
-//! so neither a link nor a mount (a bind mount neither) leads out; and `unlinkat(2)` takes a link away, not what it points to. What
-//! cannot be deleted (a mount point, an immutable file) is counted and left with the directories above it. If directories are moved
-//! while they are deleted, the removal ends ([`Removed::moved`]); the next one starts at the top again. It ends, too, where somebody who still
+//! **Problem.** What is deleted was made by a pod, possibly a hostile one, and its like may still reach the tree from
+//! elsewhere. A name that was a directory when we looked may be a link to `/etc` when we act. **Approach.** No path is
+//! ever resolved: each name is opened or unlinked relative to a directory that is open, by `openat2(2)` with
+//! `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_XDEV`, so neither a link nor a mount (a bind mount neither)
+//! leads out; and `unlinkat(2)` takes a link away, not what it points to. What cannot be deleted (a mount point, an
+//! immutable file) is counted and left with the directories above it. If directories are moved while they are deleted,
+//! the removal ends ([`Removed::moved`]); the next one starts at the top again. It ends, too, where somebody who still
 //! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]).
 
 use std::ffi::{CStr, CString};

@@ -1,9 +1,12 @@
 //! What a container runtime has on disks and nobody needs: containers that have ended, images that no container uses.
 //!
-//! **Problem.** Only the runtime can remove these; it is a large program, and may hang, lie or be away while a disk fills. **Approach.** `plimsoll-runtime` speaks
-//! to it, a process that this thread starts and may kill ([`connection`]). This thread asks one question at a time, with a bound on the time and the length of each answer. What goes next
-//! is the core's choice ([`unused::next`]); one removal at a time, and the file systems are read after each, until they are as free as their thresholds ask
-//! ([`Targets`]). A removal may show late, and be answered late: while space comes, nothing else goes. Every minute it lists once, to know when images were used last. If nothing can be asked, the engine hears that nothing was freed and goes on.
+//! **Problem.** Only the runtime can remove these; it is a large program, and may hang, lie or be away while a disk
+//! fills. **Approach.** `plimsoll-runtime` speaks to it, a process that this thread starts and may kill
+//! ([`connection`]). This thread asks one question at a time, with a bound on the time and the length of each answer.
+//! What goes next is the core's choice ([`unused::next`]); one removal at a time, and the file systems are read after
+//! each, until they are as free as their thresholds ask ([`Targets`]). A removal may show late, and be answered late:
+//! while space comes, nothing else goes. Every minute it lists once, to know when images were used last. If nothing can
+//! be asked, the engine hears that nothing was freed and goes on.
 
 mod connection;
 
@@ -119,7 +122,8 @@ impl RuntimeSpace {
         }
     }
 
-    /// Says where images are read on another file system than the runtime has them on. `is_given`: that was told by option.
+    /// Says where images are read on another file system than the runtime has them on. `is_given`: that was told by
+    /// option.
     pub(super) fn comparing(mut self, host: HostRoot, is_given: bool) -> Self {
         self.images = Some((host, is_given));
         self
@@ -294,7 +298,8 @@ impl RuntimeSpace {
         }
     }
 
-    /// Waits until enough is free, or nothing more comes of a removal that takes about so many bytes. One that `is_late` is given the whole order.
+    /// Waits until enough is free, or nothing more comes of a removal that takes about so many bytes. One that
+    /// `is_late` is given the whole order.
     fn settle(&self, order: &FreeOrder, before: &FileSystemsNow, expected: u64, is_late: bool) {
         let latest = order.until + COMES_FOR;
         let (mut most, mut came) = ((0, 0), Instant::now());

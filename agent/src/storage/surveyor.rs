@@ -1,4 +1,5 @@
-//! The thread that walks: it surveys the pods, cycle after cycle, frees space when asked to, and stays out of everybody's way.
+//! The thread that walks: it surveys the pods, cycle after cycle, frees space when asked to, and stays out of
+//! everybody's way.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -74,7 +75,8 @@ pub(super) struct Surveyor {
     is_idle_class: bool,
     /// The last slice freed.
     has_freed: bool,
-    /// A pod was seen in the machine's user namespace. What it has put into projects of other pods stays there when it ends.
+    /// A pod was seen in the machine's user namespace. What it has put into projects of other pods stays there when it
+    /// ends.
     doubts_quotas: bool,
 }
 
@@ -209,13 +211,15 @@ impl Surveyor {
         }
     }
 
-    /// A slice of what there is to do. Whether there was one. A panic ends what it was a slice of, not the agent: pods chose what was read.
+    /// A slice of what there is to do. Whether there was one. A panic ends what it was a slice of, not the agent: pods
+    /// chose what was read.
     fn slice(&mut self, start: Instant) -> bool {
         let freed = self
             .reclaim
             .as_ref()
             .map(|it| (it.provider, it.request.dry));
-        // Space first: a ranking is of use only if freeing was not enough. But freeing may take long, so they take turns.
+        // Space first: a ranking is of use only if freeing was not enough. But freeing may take long, so they take
+        // turns.
         let is_turn_of_survey = std::mem::take(&mut self.has_freed);
         let worked = panics::guard(|| {
             if is_turn_of_survey && self.survey_slice(start) {

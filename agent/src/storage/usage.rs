@@ -1,22 +1,26 @@
 //! What each pod has on the node's disks: writable layers, logs and volumes, directory by directory.
 //!
 //! **What is measured** is what the kubelet measures, where it lays it out:
-//! - *Volumes*: `<kubelet-dir>/pods/<UID>/volumes/kubernetes.io~<plugin>/<volume>`, for the plugins whose space counts against the pod
-//!   ([`VolumePlugin`]; `IsLocalEphemeralVolume` in `pkg/volume/util/util.go`). hostPath is not: its plugin has no metrics
-//!   (`hostPath` embeds `MetricsNil` in `pkg/volume/hostpath/host_path.go`), so the kubelet's summary, and its ranking, know nothing of it.
-//! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in `pkg/kubelet/kuberuntime/helpers.go`).
-//! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process ([`super::layer`]).
+//! - *Volumes*: `<kubelet-dir>/pods/<UID>/volumes/kubernetes.io~<plugin>/<volume>`, for the plugins whose space counts
+//!   against the pod ([`VolumePlugin`]; `IsLocalEphemeralVolume` in `pkg/volume/util/util.go`). hostPath is not: its
+//!   plugin has no metrics (`hostPath` embeds `MetricsNil` in `pkg/volume/hostpath/host_path.go`), so the kubelet's
+//!   summary, and its ranking, know nothing of it.
+//! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in
+//!   `pkg/kubelet/kuberuntime/helpers.go`).
+//! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process
+//!   ([`super::layer`]).
 //!
-//! **How**: by project quota where the directory is the root of a project of its own, and *every* pod is in a user namespace of its own: one
-//! system call, exact, and files that are deleted but still open count too. *Of its own* means: things made in it inherit the project, the
-//! directory above has another, and no other measured directory has the same. In the machine's user namespace whoever owns a file can give it any
-//! project (`fileattr_set_prepare` in fs/file_attr.c): one pod there makes its own figure what it likes, and that of every other pod larger.
-//! Otherwise it is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file below has grown, so no figure is kept
-//! because a directory looks unchanged.
+//! **How**: by project quota where the directory is the root of a project of its own, and *every* pod is in a user
+//! namespace of its own: one system call, exact, and files that are deleted but still open count too. *Of its own*
+//! means: things made in it inherit the project, the directory above has another, and no other measured directory has
+//! the same. In the machine's user namespace whoever owns a file can give it any project (`fileattr_set_prepare` in
+//! fs/file_attr.c): one pod there makes its own figure what it likes, and that of every other pod larger. Otherwise it
+//! is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file below has grown, so no
+//! figure is kept because a directory looks unchanged.
 //!
-//! **Bounds.** A pod may make or move names faster than they are read. A walk ends after so many names ([`NAMES_MAX`]), and those of one pod
-//! share a bound, too ([`FULL_WALKS`]): the pods after it get their figures. The figure is then what was counted, and is said to be short; in the
-//! rankings the pod has none ([`PodStorage::is_cut`]).
+//! **Bounds.** A pod may make or move names faster than they are read. A walk ends after so many names ([`NAMES_MAX`]),
+//! and those of one pod share a bound, too ([`FULL_WALKS`]): the pods after it get their figures. The figure is then
+//! what was counted, and is said to be short; in the rankings the pod has none ([`PodStorage::is_cut`]).
 //!
 //! **Terms.** *survey*: one measurement of a list of pods, a slice at a time.
 
@@ -42,8 +46,8 @@ use crate::host::shown::Show as _;
 use crate::host::syscall::{project_of, project_usage};
 use crate::pods::directories::PodDirs;
 
-/// How many walks of one pod may be as long as a walk may be. When as many names were read, each further walk of that pod in the same survey
-/// is short.
+/// How many walks of one pod may be as long as a walk may be. When as many names were read, each further walk of that
+/// pod in the same survey is short.
 const FULL_WALKS: u32 = 4;
 /// Which part of the longest a short walk is. It sees a few large files wherever they are.
 const SHORT_WALK_PART: u32 = 40;
@@ -75,7 +79,8 @@ pub enum MeasuredBy {
     Runtime,
     /// Nobody knows where it is.
     Unknown(LayerUnknown),
-    /// A file system of this kind is mounted on it, whose server may never answer. What is there is not on the node's disks.
+    /// A file system of this kind is mounted on it, whose server may never answer. What is there is not on the node's
+    /// disks.
     Served(&'static str),
 }
 
@@ -199,7 +204,8 @@ impl Place {
     }
 }
 
-/// The kind of file system that is mounted on a directory, if it is one that asks a server for everything. The server is not asked for this.
+/// The kind of file system that is mounted on a directory, if it is one that asks a server for everything. The server
+/// is not asked for this.
 fn served(places: &Places, kinds: &mut MountKinds, path: &Path) -> Option<&'static str> {
     let status = status_at(CWD, path).ok()?;
     let is_mount = status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
@@ -255,7 +261,8 @@ impl Survey {
         }
     }
 
-    /// From now on everything is walked: a pod that is not in this survey can put files into the projects of those that are.
+    /// From now on everything is walked: a pod that is not in this survey can put files into the projects of those that
+    /// are.
     pub fn doubt_quotas(&mut self) {
         self.believes_quotas = false;
     }
@@ -317,7 +324,8 @@ impl Survey {
         left.max(self.names_max / SHORT_WALK_PART)
     }
 
-    /// Goes on with the current directory. `left`: how many names the slice may still read; `None`: it ends before the directory does.
+    /// Goes on with the current directory. `left`: how many names the slice may still read; `None`: it ends before the
+    /// directory does.
     fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
         let begun = match self.walk.take() {
             Some(walk) => Begun::Walk(walk),

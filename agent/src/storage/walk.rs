@@ -1,14 +1,15 @@
 //! One directory tree, counted a slice at a time.
 //!
-//! **Problem.** What a directory takes is the sum over every file in it, and the pod that owns it may have made a million, or be
-//! changing them right now. **Approach.** A depth-first walk ([`super::descent`]) that can stop after any number of entries and go on
-//! later. **What counts**, as `du -x` and the kubelet count (`DiskUsage` in `pkg/volume/util/fs/fs.go`): blocks times 512 and one
-//! inode for each file, directory and link, the root included; a file with several names once; nothing beyond a mount
-//! point, here also not beyond a bind mount of the same file system; no symbolic link is followed. A file that vanishes is not counted
-//! and no error.
+//! **Problem.** What a directory takes is the sum over every file in it, and the pod that owns it may have made a
+//! million, or be changing them right now. **Approach.** A depth-first walk ([`super::descent`]) that can stop after
+//! any number of entries and go on later. **What counts**, as `du -x` and the kubelet count (`DiskUsage` in
+//! `pkg/volume/util/fs/fs.go`): blocks times 512 and one inode for each file, directory and link, the root included; a
+//! file with several names once; nothing beyond a mount point, here also not beyond a bind mount of the same file
+//! system; no symbolic link is followed. A file that vanishes is not counted and no error.
 //!
-//! Memory is bounded: hard-linked files are remembered up to [`LINKS_MAX`]; beyond, each name counts, and [`Walked`] says how many.
-//! So is the time, whatever the pod does meanwhile: after so many names the walk ends, and [`Walked::cut_at`] says so.
+//! Memory is bounded: hard-linked files are remembered up to [`LINKS_MAX`]; beyond, each name counts, and [`Walked`]
+//! says how many. So is the time, whatever the pod does meanwhile: after so many names the walk ends, and
+//! [`Walked::cut_at`] says so.
 
 use std::collections::HashSet;
 use std::mem::MaybeUninit;

@@ -1,7 +1,8 @@
-//! The commands in README.md and in the guides, as a test runs them: on this machine, or in a guest if they need a kernel to themselves.
+//! The commands in README.md and in the guides, as a test runs them: on this machine, or in a guest if they need a
+//! kernel to themselves.
 //!
-//! The blocks of a page are one shell session in a scratch directory, with `plimsoll` in the PATH and `sh -e`: the first command that
-//! fails ends it. The mark of a fence says where the block runs:
+//! The blocks of a page are one shell session in a scratch directory, with `plimsoll` in the PATH and `sh -e`: the
+//! first command that fails ends it. The mark of a fence says where the block runs:
 //!
 //! | mark | where |
 //! |---|---|
@@ -12,9 +13,9 @@
 //! | `sh cluster` | nowhere here: a test of `plimsoll-cluster` runs it against a real API server (agent/cluster/tests/api_server/guide.rs). A word after it is the way of whom it belongs to: blocks of one way are a session |
 //! | `text`, `yaml`, `json` | not a command |
 //!
-//! A `text` block directly below a command block is the expected output, compared line by line; a line `...` stands for any lines. A
-//! comment `<!-- until: COMMAND -->` repeats the command until it succeeds: a reader waits, a test has to be told for what. Any other
-//! mark is an error, so that a typing error does not take a command out of the test.
+//! A `text` block directly below a command block is the expected output, compared line by line; a line `...` stands for
+//! any lines. A comment `<!-- until: COMMAND -->` repeats the command until it succeeds: a reader waits, a test has to
+//! be told for what. Any other mark is an error, so that a typing error does not take a command out of the test.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -73,7 +74,8 @@ pub(crate) const PAGES: &[(&str, &str)] = &[
     ),
 ];
 
-/// A session that prints nothing for this long is stopped. A single block may wait for memory to fill in an emulated guest.
+/// A session that prints nothing for this long is stopped. A single block may wait for memory to fill in an emulated
+/// guest.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 /// What a session has left in the background has this long to stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(30);
@@ -190,7 +192,8 @@ pub(crate) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
     Ok(blocks)
 }
 
-/// Runs the blocks of a page that belong to these places, in `scratch`, and compares their output. Returns how many there were.
+/// Runs the blocks of a page that belong to these places, in `scratch`, and compares their output. Returns how many
+/// there were.
 pub(crate) fn run(
     page: &str,
     text: &str,

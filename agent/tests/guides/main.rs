@@ -1,4 +1,5 @@
-//! Every command in README.md, docs/guide and docs/incident.md works: here if any machine will do, in a guest if it needs a kernel.
+//! Every command in README.md, docs/guide and docs/incident.md works: here if any machine will do, in a guest if it
+//! needs a kernel.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod fences;
@@ -24,7 +25,8 @@ fn run_here(text: &str) -> Result<usize, String> {
     )
 }
 
-/// A command that takes minutes or a node, and the file of the repository that runs it, or does what it does: its path and a text that it must contain.
+/// A command that takes minutes or a node, and the file of the repository that runs it, or does what it does: its path
+/// and a text that it must contain.
 const RUN_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("cargo xtask test", ".ci/run", "exec cargo xtask test\n"),
     ("cargo xtask demo", "xtask/src/test.rs", "demo::succeeds()"),

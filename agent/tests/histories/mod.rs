@@ -1,5 +1,7 @@
-//! Random histories on the real kernel's cpusets, v1 or v2: pods come, are resized, their containers are started again, pods go, and the agent is started anew, also between a decision and its
-//! being carried out; without a kubelet and beside one. After each step the cgroups' files say who runs where: an exclusive CPU is nobody else's, and what is given back is everybody's.
+//! Random histories on the real kernel's cpusets, v1 or v2: pods come, are resized, their containers are started again,
+//! pods go, and the agent is started anew, also between a decision and its being carried out; without a kubelet and
+//! beside one. After each step the cgroups' files say who runs where: an exclusive CPU is nobody else's, and what is
+//! given back is everybody's.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -103,7 +105,8 @@ fn root() -> CgroupPath {
     CgroupPath::new(&format!("plimsoll-histories-{}", std::process::id())).unwrap()
 }
 
-/// Why no cgroup with a cpuset can be had on this machine, or no CPU be exclusive. One is made, and removed; what is kept of it is in this directory.
+/// Why no cgroup with a cpuset can be had on this machine, or no CPU be exclusive. One is made, and removed; what is
+/// kept of it is in this directory.
 pub(crate) fn lacking(dir: &Path) -> Option<String> {
     if online_cpus(&HostRoot::live()).unwrap().len() < 2 {
         return Some("one CPU".to_owned());

@@ -1,7 +1,8 @@
 //! What a test has to say although it passes: that it was left out here, or how much it has checked.
 //!
-//! The test runner shows nothing of a test that passes. So `cargo xtask test` names a file in `PLIMSOLL_TEST_NOTES`; what is written there is
-//! shown with the summary, and what was left out counts as skipped. Without the variable it goes to standard error alone.
+//! The test runner shows nothing of a test that passes. So `cargo xtask test` names a file in `PLIMSOLL_TEST_NOTES`;
+//! what is written there is shown with the summary, and what was left out counts as skipped. Without the variable it
+//! goes to standard error alone.
 
 #![allow(
     dead_code,

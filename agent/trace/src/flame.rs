@@ -11,10 +11,12 @@ use plimsoll_abi::sampling::SampleEvent;
 use super::file::Bounded;
 use super::recording::Recording;
 
-/// Frames narrower than this share of the width, percent, are left out; if the file would be too large, the next is tried.
+/// Frames narrower than this share of the width, percent, are left out; if the file would be too large, the next is
+/// tried.
 const MIN_WIDTHS: [f64; 3] = [0.01, 0.1, 1.0];
 
-/// Text of all stacks, bytes. A stack of the longest names that are possible takes 130 KB, and containers can make many.
+/// Text of all stacks, bytes. A stack of the longest names that are possible takes 130 KB, and containers can make
+/// many.
 const LINES_BYTES_MAX: usize = 64 << 20;
 
 /// The event that a flame graph shows: time on CPU, else the first that was sampled.
@@ -34,7 +36,8 @@ struct Folded {
     not_drawn: u64,
 }
 
-/// `pod;process;outermost;…;innermost weight`, the weight in microseconds or occurrences. The heaviest stacks come first where there is no room for all.
+/// `pod;process;outermost;…;innermost weight`, the weight in microseconds or occurrences. The heaviest stacks come
+/// first where there is no room for all.
 fn folded(recording: &Recording, event: SampleEvent, bytes_max: usize) -> Folded {
     let mut weights: BTreeMap<(u32, u32, u32), (u64, u64)> = BTreeMap::new();
     for sample in recording
@@ -89,7 +92,8 @@ fn folded(recording: &Recording, event: SampleEvent, bytes_max: usize) -> Folded
     }
 }
 
-/// A semicolon separates frames, and some characters, which containers can have in their names, make a file that is no SVG.
+/// A semicolon separates frames, and some characters, which containers can have in their names, make a file that is no
+/// SVG.
 fn clean(text: &str) -> String {
     text.chars()
         .map(|character| match character {

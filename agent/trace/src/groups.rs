@@ -1,7 +1,8 @@
 //! Which cgroup a sample or record is of, and what people call it.
 //!
 //! Problem: the kernel tells ids, which on cgroup v1 are others for memory than for CPU time. Approach: one path
-//! ([`plimsoll::host::cgroup_paths`]) is one [`Group`], whichever hierarchy it was seen in. Pods are recognised by the kubepods tree ([`plimsoll::pods::cgroup`]).
+//! ([`plimsoll::host::cgroup_paths`]) is one [`Group`], whichever hierarchy it was seen in. Pods are recognised by the
+//! kubepods tree ([`plimsoll::pods::cgroup`]).
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,15 +1,16 @@
 //! `plimsoll trace`: where the tasks of some pods spend their time, and what holds them up, on one time line.
 //!
-//! **Problem.** Counters say that a service is throttled and stalls; they do not say what it was doing, or what its neighbour was doing at
-//! that moment. **Approach.** For a limited time, perf events are sampled with their stacks in the kernel, for the selected cgroups only,
-//! beside the records that the agent itself lives on (throttling, waits for memory, reclaim, OOM kills). Both go into one [`recording`],
-//! which is bounded, and from there into files that existing viewers open ([`perfetto`], [`flame`]) and a [`summary`].
+//! **Problem.** Counters say that a service is throttled and stalls; they do not say what it was doing, or what its
+//! neighbour was doing at that moment. **Approach.** For a limited time, perf events are sampled with their stacks in
+//! the kernel, for the selected cgroups only, beside the records that the agent itself lives on (throttling, waits for
+//! memory, reclaim, OOM kills). Both go into one [`recording`], which is bounded, and from there into files that
+//! existing viewers open ([`perfetto`], [`flame`]) and a [`summary`].
 //!
-//! Nothing is left behind: the programs are this process's own, and a running agent's are not touched. What is lost on the way is counted,
-//! and every output says how much.
+//! Nothing is left behind: the programs are this process's own, and a running agent's are not touched. What is lost on
+//! the way is counted, and every output says how much.
 //!
-//! **Terms.** A *sample* is one moment of one thread with its stack, and stands for a *weight* of time or occurrences. A *span* lasts, a
-//! *mark* happens. A *group* is a cgroup with the name that people know it by.
+//! **Terms.** A *sample* is one moment of one thread with its stack, and stands for a *weight* of time or occurrences.
+//! A *span* lasts, a *mark* happens. A *group* is a cgroup with the name that people know it by.
 #![forbid(unsafe_code)]
 
 mod file;

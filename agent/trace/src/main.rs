@@ -1,5 +1,5 @@
-//! `plimsoll-trace`: what `plimsoll trace` becomes. It reads its arguments and prints the error, nothing else; or it is the
-//! child of one that looks up the names in a file.
+//! `plimsoll-trace`: what `plimsoll trace` becomes. It reads its arguments and prints the error, nothing else; or it is
+//! the child of one that looks up the names in a file.
 
 use std::process::ExitCode;
 

@@ -1,21 +1,23 @@
 //! The names of functions in one file that a container controls, read by a process that may fail.
 //!
-//! **Problem.** Who runs a pod chooses what is in the files that it maps. A C++ symbol of 200 bytes can stand for megabytes of text, a name can
-//! have 100 MB, and a file that is cut while it is mapped ends who reads it by SIGBUS, which nothing catches. A file on a file system
-//! of the pod's own (FUSE) answers when its server likes. The session has the samples of all pods, often in the agent's own container, where
-//! to run out of memory ends the agent too.
+//! **Problem.** Who runs a pod chooses what is in the files that it maps. A C++ symbol of 200 bytes can stand for
+//! megabytes of text, a name can have 100 MB, and a file that is cut while it is mapped ends who reads it by SIGBUS,
+//! which nothing catches. A file on a file system of the pod's own (FUSE) answers when its server likes. The session
+//! has the samples of all pods, often in the agent's own container, where to run out of memory ends the agent too.
 //!
-//! **Approach.** A child, the same program, reads one file and ends ([`child`]). It gets the file as its standard input, by a descriptor that is
-//! only a place (`O_PATH`): the session itself opens and maps nothing. Offsets go to it and names come back over one socket. It bounds its own memory
-//! and CPU time; the session waits for it until a deadline, reads no more than it asked for, and keeps a bounded amount of names. A child that
-//! dies, is late, or says what makes no sense costs the names of its file ([`NoNames`]). Demangling is not blazesym's, but writes into a
+//! **Approach.** A child, the same program, reads one file and ends ([`child`]). It gets the file as its standard
+//! input, by a descriptor that is only a place (`O_PATH`): the session itself opens and maps nothing. Offsets go to it
+//! and names come back over one socket. It bounds its own memory and CPU time; the session waits for it until a
+//! deadline, reads no more than it asked for, and keeps a bounded amount of names. A child that dies, is late, or says
+//! what makes no sense costs the names of its file ([`NoNames`]). Demangling is not blazesym's, but writes into a
 //! buffer of [`NAME_BYTES_MAX`] ([`demangle`]), so that one symbol does not cost its file all others.
 //!
-//! **Not chosen.** A reader of our own, with `pread` and no mapping, needs no child against SIGBUS; it would still wait for a file system that
-//! does not answer, in the process that has everything, and be a second ELF parser.
+//! **Not chosen.** A reader of our own, with `pread` and no mapping, needs no child against SIGBUS; it would still wait
+//! for a file system that does not answer, in the process that has everything, and be a second ELF parser.
 //!
-//! **Format.** To the child: the number of offsets, then the offsets, each a `u64`. Back: a byte ([`READ`] or why not), and then for each offset
-//! the length of its name as a `u16` and the name, or [`NO_NAME`]. All of one byte order: both ends are one program.
+//! **Format.** To the child: the number of offsets, then the offsets, each a `u64`. Back: a byte ([`READ`] or why not),
+//! and then for each offset the length of its name as a `u16` and the name, or [`NO_NAME`]. All of one byte order: both
+//! ends are one program.
 
 pub mod child;
 pub mod demangle;
@@ -42,7 +44,8 @@ pub use self::demangle::NAME_BYTES_MAX;
 const NAMES_BYTES_MAX: usize = 64 << 20;
 /// What a name takes besides its text, about.
 const ENTRY_BYTES: usize = 48;
-/// A child that was killed is waited for as long as this. One that the kernel holds, because a file system does not answer, ends later.
+/// A child that was killed is waited for as long as this. One that the kernel holds, because a file system does not
+/// answer, ends later.
 const KILLED_WAIT: Duration = Duration::from_millis(500);
 /// Children that the kernel may hold at one time; then no other is started.
 const HELD_MAX: usize = 4;

@@ -1,11 +1,13 @@
 //! Perfetto's trace format.
 //!
-//! A trace is a list of packets. Spans and marks are track events, a track for each cgroup and kind; samples are `PerfSample`s, whose stacks
-//! the viewer draws as flame graphs for any part of the time line. Each event that is sampled has a packet sequence of its own, because
-//! what it counts is a default of the sequence. Strings, frames and stacks are sent once, with the first sample that needs them.
+//! A trace is a list of packets. Spans and marks are track events, a track for each cgroup and kind; samples are
+//! `PerfSample`s, whose stacks the viewer draws as flame graphs for any part of the time line. Each event that is
+//! sampled has a packet sequence of its own, because what it counts is a default of the sequence. Strings, frames and
+//! stacks are sent once, with the first sample that needs them.
 //!
-//! Only the few messages and fields that are written are declared here ([`message`]), with the numbers of Perfetto's `protos/perfetto/trace`.
-//! Its time line is `CLOCK_BOOTTIME`; ours is `CLOCK_MONOTONIC`, and a snapshot of both tells the viewer how they differ.
+//! Only the few messages and fields that are written are declared here ([`message`]), with the numbers of Perfetto's
+//! `protos/perfetto/trace`. Its time line is `CLOCK_BOOTTIME`; ours is `CLOCK_MONOTONIC`, and a snapshot of both tells
+//! the viewer how they differ.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};

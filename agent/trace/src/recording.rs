@@ -1,7 +1,7 @@
 //! What a session keeps, within bounds.
 //!
-//! Samples and records come in here while the session runs; figures per cgroup are added up as they come, so that they are whole even where
-//! samples find no room. Writers and the summary read a finished [`Recording`] and change nothing.
+//! Samples and records come in here while the session runs; figures per cgroup are added up as they come, so that they
+//! are whole even where samples find no room. Writers and the summary read a finished [`Recording`] and change nothing.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

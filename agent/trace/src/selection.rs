@@ -1,7 +1,7 @@
 //! Which pods and cgroups a session is about, by name.
 //!
-//! A cgroup's directory names a pod by its UID. Names come from the manifests that are given, else from a running agent; without either a
-//! pod can be selected by its UID and is shown by it.
+//! A cgroup's directory names a pod by its UID. Names come from the manifests that are given, else from a running
+//! agent; without either a pod can be selected by its UID and is shown by it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -1,7 +1,8 @@
 //! A session from its start to its end: what is loaded, read, stopped and added up.
 //!
-//! Two sets of programs, both this process's own and gone with it: those that sample ([`Sampler`]), and of the agent's those whose records
-//! make spans and marks ([`Bpf`], loaded as `plimsoll events` does it). An agent that runs beside it keeps its own, with its own maps.
+//! Two sets of programs, both this process's own and gone with it: those that sample ([`Sampler`]), and of the agent's
+//! those whose records make spans and marks ([`Bpf`], loaded as `plimsoll events` does it). An agent that runs beside
+//! it keeps its own, with its own maps.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -151,7 +152,8 @@ fn stop_sampling(
     Ok(events)
 }
 
-/// Takes what the rings have, as many as they hold and not as many as a flood sends, and keeps what is not later than `until_ns`.
+/// Takes what the rings have, as many as they hold and not as many as a flood sends, and keeps what is not later than
+/// `until_ns`.
 fn drain(
     recorder: &mut Recorder,
     until_ns: u64,
@@ -279,8 +281,8 @@ fn load_records(plan: &Plan, refused: &mut Vec<Refused>) -> Result<Option<Bpf>, 
     Ok(Some(bpf))
 }
 
-/// Why a family lacks a hook that it should have here, if it does. A target that this kernel does not have is no loss where another hook
-/// takes its place.
+/// Why a family lacks a hook that it should have here, if it does. A target that this kernel does not have is no loss
+/// where another hook takes its place.
 fn missing<'hooks>(hooks: impl Iterator<Item = &'hooks HookReport> + Clone) -> Option<String> {
     let has_any = hooks.clone().any(HookReport::is_attached);
     hooks.into_iter().find_map(|hook| match &hook.state {

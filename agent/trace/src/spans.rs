@@ -1,12 +1,13 @@
 //! Records with running totals → spans and marks on the time line.
 //!
-//! A record says at its time how often and how long something has happened *so far*, so the difference to the one before is what has
-//! ended since. One wait is one span that ends with its record. Where several waits came with one record (a lost one, or `--window`), the
-//! span is as long as one of them was on average: never more than what was, and the whole sum is with it. Spans of a cgroup that overlap
-//! (several tasks, several CPUs) become one: "somebody waited here", as PSI's *some*.
+//! A record says at its time how often and how long something has happened *so far*, so the difference to the one
+//! before is what has ended since. One wait is one span that ends with its record. Where several waits came with one
+//! record (a lost one, or `--window`), the span is as long as one of them was on average: never more than what was, and
+//! the whole sum is with it. Spans of a cgroup that overlap (several tasks, several CPUs) become one: "somebody waited
+//! here", as PSI's *some*.
 //!
-//! The programs are attached a while before the session begins, because loading takes its time. What they tell of that while is where counting
-//! begins, and nothing else.
+//! The programs are attached a while before the session begins, because loading takes its time. What they tell of that
+//! while is where counting begins, and nothing else.
 
 use std::collections::HashMap;
 

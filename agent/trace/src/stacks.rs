@@ -1,9 +1,10 @@
 //! Stacks as a tree of frames, and what each frame's address is in.
 //!
-//! Problem: an address of user space means something only as long as its process lives, and a session has too many stacks to keep each as
-//! a list. Approach: a process's memory map is read at its first sample, an address becomes a place in a file at once, and a descriptor of the
-//! file is kept, so that names can be found at the end ([`super::symbols`]) when process and container may be gone. Stacks that begin alike
-//! share their beginning: a stack is a node of a tree, its frames are the way to the root.
+//! Problem: an address of user space means something only as long as its process lives, and a session has too many
+//! stacks to keep each as a list. Approach: a process's memory map is read at its first sample, an address becomes a
+//! place in a file at once, and a descriptor of the file is kept, so that names can be found at the end
+//! ([`super::symbols`]) when process and container may be gone. Stacks that begin alike share their beginning: a stack
+//! is a node of a tree, its frames are the way to the root.
 //!
 //! Everything is bounded; what finds no room is counted.
 
@@ -168,8 +169,8 @@ impl Stacks {
     /// Keeps the stacks of a sample, user space below the kernel: the node of the innermost frame.
     pub(super) fn keep(&mut self, sample: &Sample<'_>) -> u32 {
         let (mut node, mut is_whole) = (NO_STACK, true);
-        // Innermost first in the sample, outermost first in the tree. Every address but the innermost is where a call returns to, and the
-        // call before it is meant.
+        // Innermost first in the sample, outermost first in the tree. Every address but the innermost is where a call
+        // returns to, and the call before it is meant.
         let call = |(place, address): (usize, u64)| address.wrapping_sub(u64::from(place > 0));
         let user: Vec<u64> = sample.user_stack().enumerate().map(call).collect();
         for address in user.into_iter().rev() {
@@ -325,8 +326,9 @@ impl Stacks {
     }
 }
 
-/// The place of what is mapped there, whatever its path leads to by now; without the right to that, by its path in the process's own root. The file
-/// is not opened (`O_PATH`), nor is its file system asked anything: it may be the container's own, and never answer. A FIFO is no file.
+/// The place of what is mapped there, whatever its path leads to by now; without the right to that, by its path in the
+/// process's own root. The file is not opened (`O_PATH`), nor is its file system asked anything: it may be the
+/// container's own, and never answer. A FIFO is no file.
 fn open(host: &HostRoot, tgid: u32, area: &Area) -> Option<File> {
     let place = |path| {
         OpenOptions::new()

@@ -1,11 +1,13 @@
 //! Names for frames, found when the session is over.
 //!
-//! Files are read one after the other through the descriptors that [`super::stacks`] kept, so that neither their process nor their container
-//! needs to be there any more. Containers choose what is in them: each is read by a process of its own ([`super::names`]), and one that is bad
-//! costs its own names and not the trace. What has no name is shown as file and offset in brackets, never as a guess.
+//! Files are read one after the other through the descriptors that [`super::stacks`] kept, so that neither their
+//! process nor their container needs to be there any more. Containers choose what is in them: each is read by a process
+//! of its own ([`super::names`]), and one that is bad costs its own names and not the trace. What has no name is shown
+//! as file and offset in brackets, never as a guess.
 //!
-//! **Shares.** All files together have a time and an amount of names. Each may take an equal part of what those before it have left, and those
-//! with the fewest frames come first: what a file does not need goes to those that need more, and no file takes what others need.
+//! **Shares.** All files together have a time and an amount of names. Each may take an equal part of what those before
+//! it have left, and those with the fewest frames come first: what a file does not need goes to those that need more,
+//! and no file takes what others need.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

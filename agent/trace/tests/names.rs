@@ -173,7 +173,8 @@ fn a_file_that_is_cut_while_it_is_mapped_has_no_names() {
     });
 }
 
-/// An ELF file of one segment, which would end beyond the largest offset: what `cargo xtask fuzz-parsers symbols` found in blazesym 0.2.7.
+/// An ELF file of one segment, which would end beyond the largest offset: what `cargo xtask fuzz-parsers symbols` found
+/// in blazesym 0.2.7.
 #[test]
 fn a_file_that_makes_the_reader_panic_has_no_names() {
     let mut elf = elf(&["main"]);

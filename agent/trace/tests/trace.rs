@@ -131,7 +131,8 @@ fn a_session_shows_the_selected_cgroup_and_no_other() {
             .all(|group| group["cgroup"] == busy.path.as_str() || group["samples"] == 0),
         "{summary}"
     );
-    // A shell that never rests, on a machine that may be busy: a part of what it had while the program ran, and not more than one CPU.
+    // A shell that never rests, on a machine that may be busy: a part of what it had while the program ran, and not
+    // more than one CPU.
     let cpu = Duration::from_nanos(groups[0]["cpuNs"].as_u64().unwrap());
     let is_right = cpu > ran / 100 && cpu <= took;
     assert!(is_right, "of {ran:?} in {took:?}: {summary}");

@@ -1,20 +1,22 @@
 //! The last line: what the agent leaves in the kernel so that a program there can end a pod when the agent cannot.
 //!
-//! Problem: a frozen or dead agent evicts no pod, and then the kernel's OOM killer chooses. Approach: the agent leaves the pods that it
-//! would evict ([`condemned`]) and two amounts of memory ([`line`](mod@line)) in a map; a program that runs where memory is allocated kills
-//! the task that allocates, if memory is short ([`shortage`]) and it is the turn of its pod ([`is_turn`]). These judgements are here,
-//! as functions of plain numbers, so that they are tested where tests run.
+//! Problem: a frozen or dead agent evicts no pod, and then the kernel's OOM killer chooses. Approach: the agent leaves
+//! the pods that it would evict ([`condemned`]) and two amounts of memory ([`line`](mod@line)) in a map; a program that
+//! runs where memory is allocated kills the task that allocates, if memory is short ([`shortage`]) and it is the turn
+//! of its pod ([`is_turn`]). These judgements are here, as functions of plain numbers, so that they are tested where
+//! tests run.
 //!
-//! The agent may have been gone for minutes, so the order is not taken from it: the program ranks the pods anew ([`goes_before`]), by
-//! what cannot change (tier, priority, request), and by what each holds as far as a program has seen it ([`pods`]). Pods without a process
-//! are passed over.
+//! The agent may have been gone for minutes, so the order is not taken from it: the program ranks the pods anew
+//! ([`goes_before`]), by what cannot change (tier, priority, request), and by what each holds as far as a program has
+//! seen it ([`pods`]). Pods without a process are passed over.
 //!
-//! What the agent leaves is one value in two slots. It writes the slot that is not in force, then the number of the newest
-//! ([`Generation`](in_force)). So there is no moment at which half an order is in force, whenever the agent is stopped.
+//! What the agent leaves is one value in two slots. It writes the slot that is not in force, then the number of the
+//! newest ([`Generation`](in_force)). So there is no moment at which half an order is in force, whenever the agent is
+//! stopped.
 //!
-//! Terms: *available* is the kernel's own MemAvailable plus free swap, in pages. The *line* is what the agent would have evicted for by
-//! now; the *critical* amount is less, and leaves no time to wait for any pod. A crossing is *acknowledged* by a sample that the agent
-//! took after it. A *shortage* lasts as long as memory is seen to be short.
+//! Terms: *available* is the kernel's own MemAvailable plus free swap, in pages. The *line* is what the agent would
+//! have evicted for by now; the *critical* amount is less, and leaves no time to wait for any pod. A crossing is
+//! *acknowledged* by a sample that the agent took after it. A *shortage* lasts as long as memory is seen to be short.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,11 +25,12 @@ use crate::{COMM_BYTES, Header, positive};
 /// Pods in the order, at most.
 pub const CONDEMNED_MAX: u32 = 32;
 
-/// How long those before a pod, and memory that is coming back from a kill, are waited for: each place behind the first gets its
-/// turn so much later.
+/// How long those before a pod, and memory that is coming back from a kill, are waited for: each place behind the first
+/// gets its turn so much later.
 pub const TURN_NS: u64 = 200_000_000;
 
-/// A process that was killed is not killed again within this time: a killed task may allocate a good deal on its way out.
+/// A process that was killed is not killed again within this time: a killed task may allocate a good deal on its way
+/// out.
 pub const AGAIN_AFTER_NS: u64 = 1_000_000_000;
 
 /// A shortage that was not seen for so long is over; the next one is a new one.
@@ -42,8 +45,9 @@ pub const UID_WORDS: usize = UID_BYTES / 8;
 /// Slots of the `LAST_LINE` map. The slot of a generation is its number modulo this.
 pub const SLOTS: u32 = 2;
 
-/// Levels of the hierarchy, from the root downwards, in which a pod's cgroup is looked for. A kubelet's are at the third at most, and four
-/// deeper where the node is a container itself. How deep a pod nests cgroups of its own does not matter.
+/// Levels of the hierarchy, from the root downwards, in which a pod's cgroup is looked for. A kubelet's are at the
+/// third at most, and four deeper where the node is a container itself. How deep a pod nests cgroups of its own does
+/// not matter.
 pub const POD_LEVELS: u32 = 16;
 
 /// The first words of a slot of the `LAST_LINE` map. The condemned pods follow ([`condemned`]).
@@ -58,7 +62,8 @@ pub mod line {
     pub const CRITICAL_PAGES: usize = 3;
     /// The time in which a crossing is to be acknowledged.
     pub const BUDGET_NS: usize = 4;
-    /// The total of charges ([`charges`](crate::charges)) before which charges cannot have brought memory down to the line.
+    /// The total of charges ([`charges`](crate::charges)) before which charges cannot have brought memory down to the
+    /// line.
     pub const CHECK_AT_PAGES: usize = 5;
     /// The sum of the zones' low watermarks: so much page cache does not count as available.
     pub const CACHE_KEPT_PAGES: usize = 6;
@@ -86,7 +91,8 @@ pub mod condemned {
     pub const HELD_BYTES: usize = 4;
     /// What it held by its cgroup's page counter at that time.
     pub const USAGE_BYTES: usize = 5;
-    /// Its place in the agent's order, from 0: that of the entry in the slot. (In memory, so that the verifier does not follow each by itself.)
+    /// Its place in the agent's order, from 0: that of the entry in the slot. (In memory, so that the verifier does not
+    /// follow each by itself.)
     pub const PLACE: usize = 6;
     /// The pod's UID, padded with NULs, from this word on.
     pub const UID: usize = 7;
@@ -124,8 +130,8 @@ pub mod seen {
     pub const WORDS: u32 = 7;
 }
 
-/// Value of the `LAST_LINE_PODS` map (key: id of the pod's memory cgroup): what programs know of a pod, and what was done to it, also for
-/// an agent that comes later. The agent adds and removes entries, the programs write them.
+/// Value of the `LAST_LINE_PODS` map (key: id of the pod's memory cgroup): what programs know of a pod, and what was
+/// done to it, also for an agent that comes later. The agent adds and removes entries, the programs write them.
 pub mod pods {
     /// The key. A program reads it after the rest: an entry may have been taken by another pod since it was found.
     pub const ID: usize = 0;
@@ -155,11 +161,13 @@ pub mod reason {
     pub const CRITICAL: u32 = 1;
     /// It is below the line, and the agent has not acknowledged a crossing within its budget.
     pub const UNACKNOWLEDGED: u32 = 2;
-    /// The page allocator finds that reclaiming all that can be reclaimed would not do: its next step is the OOM killer.
+    /// The page allocator finds that reclaiming all that can be reclaimed would not do: its next step is the OOM
+    /// killer.
     pub const EXHAUSTED: u32 = 3;
 }
 
-/// [`Kind::LastLineKill`](crate::Kind::LastLineKill). `cgroup_id` is the condemned pod's memory cgroup; the process may be in one below it.
+/// [`Kind::LastLineKill`](crate::Kind::LastLineKill). `cgroup_id` is the condemned pod's memory cgroup; the process may
+/// be in one below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LastLineKill {
@@ -228,7 +236,8 @@ pub struct Pages {
     pub swap: u64,
 }
 
-/// MemAvailable (`si_mem_available` in mm/show_mem.c) plus free swap, pages. A counter may be below zero for a moment and counts as 0.
+/// MemAvailable (`si_mem_available` in mm/show_mem.c) plus free swap, pages. A counter may be below zero for a moment
+/// and counts as 0.
 #[must_use]
 #[inline(always)]
 pub const fn available_pages(pages: Pages, cache_kept_pages: u64) -> u64 {
@@ -279,7 +288,8 @@ const fn is_overdue(line: &[u64; line::WORDS], crossed_ns: u64, now_ns: u64) -> 
         && now_ns - crossed_ns >= line[line::BUDGET_NS]
 }
 
-/// Whether memory is so short that somebody condemned may be killed: a [`reason`](mod@reason), or 0. `overdue_ns`: what [`unacknowledged`] said.
+/// Whether memory is so short that somebody condemned may be killed: a [`reason`](mod@reason), or 0. `overdue_ns`: what
+/// [`unacknowledged`] said.
 #[must_use]
 #[inline(always)]
 pub const fn shortage(line: &[u64; line::WORDS], overdue_ns: u64, available_pages: u64) -> u32 {
@@ -292,26 +302,27 @@ pub const fn shortage(line: &[u64; line::WORDS], overdue_ns: u64, available_page
     }
 }
 
-/// Retries without any progress after which the page allocator has no hope left, whatever the zone at hand looks like: half of its own
-/// `MAX_RECLAIM_RETRIES`.
+/// Retries without any progress after which the page allocator has no hope left, whatever the zone at hand looks like:
+/// half of its own `MAX_RECLAIM_RETRIES`.
 const HOPELESS_RETRIES: i32 = 8;
 
 /// Whether the page allocator is about to call the OOM killer, by what it says of a zone before it tries again
 /// (`should_reclaim_retry` in mm/page_alloc.c). `would_do`: this zone would do, if all that it can reclaim were free.
 ///
-/// A zone that would not do says nothing while reclaim makes progress: another one may. Nothing comes of an allocation of more than eight
-/// pages (`PAGE_ALLOC_COSTLY_ORDER`): the OOM killer is not called for one.
+/// A zone that would not do says nothing while reclaim makes progress: another one may. Nothing comes of an allocation
+/// of more than eight pages (`PAGE_ALLOC_COSTLY_ORDER`): the OOM killer is not called for one.
 #[must_use]
 #[inline(always)]
 pub const fn is_exhausted(order: i32, no_progress_loops: i32, would_do: bool) -> bool {
     order <= 3 && ((no_progress_loops > 0 && !would_do) || no_progress_loops >= HOPELESS_RETRIES)
 }
 
-/// The first `N` words of what is in force, and its generation. `None`: nothing is, or the agent has renewed it meanwhile.
+/// The first `N` words of what is in force, and its generation. `None`: nothing is, or the agent has renewed it
+/// meanwhile.
 ///
-/// `newest` reads the `LAST_LINE_NEWEST` map, and no read of a program is done before an earlier call of it is over; `word` reads a word of a
-/// slot. A slot is written only while another one is in force. So what was read is of one piece if `newest` says the same
-/// before and after.
+/// `newest` reads the `LAST_LINE_NEWEST` map, and no read of a program is done before an earlier call of it is over;
+/// `word` reads a word of a slot. A slot is written only while another one is in force. So what was read is of one
+/// piece if `newest` says the same before and after.
 #[inline(always)]
 pub fn in_force<const N: usize>(
     mut newest: impl FnMut() -> u64,
@@ -350,8 +361,8 @@ pub struct RankedPod {
     pub place: u64,
 }
 
-/// The pod at `place`. `word` reads a word of the slot. `seen`: what a program has seen of it; used if it is newer than the
-/// agent's newest sample.
+/// The pod at `place`. `word` reads a word of the slot. `seen`: what a program has seen of it; used if it is newer than
+/// the agent's newest sample.
 #[inline(always)]
 pub fn standing(
     place: usize,
@@ -398,8 +409,8 @@ impl Seen {
     }
 }
 
-/// Whether `a` goes before `b`: the order of eviction for memory (`Ranking::Memory` of the agent's core) without the comparators of namespaces, by what both hold
-/// now. Equals go in the agent's order.
+/// Whether `a` goes before `b`: the order of eviction for memory (`Ranking::Memory` of the agent's core) without the
+/// comparators of namespaces, by what both hold now. Equals go in the agent's order.
 #[must_use]
 #[inline(always)]
 pub const fn goes_before(a: &RankedPod, b: &RankedPod) -> bool {
@@ -428,9 +439,9 @@ pub const fn goes_before(a: &RankedPod, b: &RankedPod) -> bool {
 
 /// Whether it is the turn of a pod, in a shortage that began at `short_since_ns`.
 ///
-/// A pod that was struck in this shortage goes on: its other processes follow the first. The first of the others has its turn when memory
-/// has had time to come back from the last kill. Each further one waits for the `before` that go before it and were not struck: they
-/// may yet allocate.
+/// A pod that was struck in this shortage goes on: its other processes follow the first. The first of the others has
+/// its turn when memory has had time to come back from the last kill. Each further one waits for the `before` that go
+/// before it and were not struck: they may yet allocate.
 #[must_use]
 #[inline(always)]
 pub const fn is_turn(
@@ -627,7 +638,8 @@ mod tests {
         assert_eq!(held(101, 0), 0);
     }
 
-    /// The agent's stores, one word each, as a program on another CPU or one that was preempted may see them; and the program between them.
+    /// The agent's stores, one word each, as a program on another CPU or one that was preempted may see them; and the
+    /// program between them.
     struct Interleaved {
         slots: [[u64; MODEL_WORDS]; SLOTS as usize],
         newest: u64,

@@ -324,8 +324,8 @@ pub struct ChargesReached {
     pub node: NodePages,
 }
 
-/// The node's pages by the kernel's own counters, those that `/proc/meminfo` shows; all [`UNKNOWN_U64`] where the program does not read them
-/// ([`Config::memory_nodes`]).
+/// The node's pages by the kernel's own counters, those that `/proc/meminfo` shows; all [`UNKNOWN_U64`] where the
+/// program does not read them ([`Config::memory_nodes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NodePages {
@@ -343,7 +343,8 @@ pub struct NodePages {
     pub active_file: u64,
 }
 
-/// The kernel's counters, summed up over NUMA nodes, pages. One that has not heard of all CPUs yet can be below zero, in two's complement.
+/// The kernel's counters, summed up over NUMA nodes, pages. One that has not heard of all CPUs yet can be below zero,
+/// in two's complement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeSums {
     /// `NR_FREE_PAGES`.
@@ -367,7 +368,8 @@ pub struct NodeSums {
 }
 
 impl NodePages {
-    /// What `/proc/meminfo` makes of the counters: one below zero counts as 0, and `MemAvailable` is that of `si_mem_available` in mm/show_mem.c.
+    /// What `/proc/meminfo` makes of the counters: one below zero counts as 0, and `MemAvailable` is that of
+    /// `si_mem_available` in mm/show_mem.c.
     #[must_use]
     #[inline(always)]
     pub const fn of(sums: &NodeSums) -> Self {
@@ -404,10 +406,11 @@ impl NodePages {
 
 /// [`MemoryStall::cause`] numbers.
 pub mod stall_cause {
-    /// A task waited for memory, for whatever reason, by the kernel's own definition (`psi_memstall_enter` to `psi_memstall_leave`):
-    /// what PSI counts. `cgroup_id` is the task's. The other causes are parts of it.
+    /// A task waited for memory, for whatever reason, by the kernel's own definition (`psi_memstall_enter` to
+    /// `psi_memstall_leave`): what PSI counts. `cgroup_id` is the task's. The other causes are parts of it.
     pub const MEMORY: u32 = 1;
-    /// A task reclaimed because of a limit. `cgroup_id` owns the limit, or is the task's where the hook does not see the owner.
+    /// A task reclaimed because of a limit. `cgroup_id` owns the limit, or is the task's where the hook does not see
+    /// the owner.
     pub const LIMIT: u32 = 2;
     /// A task was put to sleep because `memory.high` is exceeded. `cgroup_id` is the task's.
     pub const HIGH: u32 = 3;
@@ -417,8 +420,8 @@ pub mod stall_cause {
     pub const ALL: [u32; 4] = [MEMORY, LIMIT, HIGH, NODE];
 }
 
-/// [`Kind::MemoryStall`]. At most one per cgroup, cause and window; the numbers are totals since the programs were attached, over
-/// all threads, so that two that wait at the same time count twice.
+/// [`Kind::MemoryStall`]. At most one per cgroup, cause and window; the numbers are totals since the programs were
+/// attached, over all threads, so that two that wait at the same time count twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryStall {
@@ -452,8 +455,8 @@ pub mod refault {
     pub const ALL: [u32; 3] = [ANON, FILE, SWAP_IN];
 }
 
-/// [`Kind::Refault`]. `cgroup_id` is the memory cgroup of the task that reads the pages back. At most one per cgroup, `what` and
-/// window; the numbers are totals since the programs were attached.
+/// [`Kind::Refault`]. `cgroup_id` is the memory cgroup of the task that reads the pages back. At most one per cgroup,
+/// `what` and window; the numbers are totals since the programs were attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Refault {
@@ -469,8 +472,8 @@ pub struct Refault {
     pub pad: u32,
 }
 
-/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, which [`Kind::CgroupAttach`] does not report. `cgroup_id` is the child's
-/// memory cgroup; only cgroups that the agent follows have such records.
+/// [`Kind::ProcessBirth`]: `clone3(CLONE_INTO_CGROUP)`, which [`Kind::CgroupAttach`] does not report. `cgroup_id` is
+/// the child's memory cgroup; only cgroups that the agent follows have such records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ProcessBirth {
@@ -495,14 +498,15 @@ pub(crate) const fn positive(counter: u64) -> u64 {
 
 /// The words of the `CHARGES` map.
 pub mod charges {
-    /// Pages charged to memory cgroups since the programs were attached: gross, so it never falls. Only the program writes it.
+    /// Pages charged to memory cgroups since the programs were attached: gross, so it never falls. Only the program
+    /// writes it.
     pub const TOTAL_PAGES: u32 = 0;
     /// The total at which to send a record; 0 when none is armed. Written by the agent, cleared by the program.
     pub const THRESHOLD_PAGES: u32 = 1;
-    /// The number of the newest arming, from 1; 0 when nothing was ever armed. Written by the agent, before the threshold that it
-    /// belongs to, and read by the program after it has taken a threshold. So the newest threshold is never reported under an
-    /// older number. An older threshold may be reported under the newest number, if it is crossed between the two writes: the
-    /// newest threshold is then armed all the same.
+    /// The number of the newest arming, from 1; 0 when nothing was ever armed. Written by the agent, before the
+    /// threshold that it belongs to, and read by the program after it has taken a threshold. So the newest threshold is
+    /// never reported under an older number. An older threshold may be reported under the newest number, if it is
+    /// crossed between the two writes: the newest threshold is then armed all the same.
     pub const GENERATION: u32 = 2;
     /// Length.
     pub const WORDS: u32 = 3;
@@ -512,8 +516,8 @@ const _: () = assert!(size_of::<Header>() == 24);
 const _: () = assert!(size_of::<CgroupMkdir>() == 296);
 const _: () = assert!(size_of::<OomKill>() == 80);
 
-/// What the agent decides once, before the programs are loaded. Lives in frozen read-only data, so nothing in it may depend on the
-/// agent's process: the programs outlive that.
+/// What the agent decides once, before the programs are loaded. Lives in frozen read-only data, so nothing in it may
+/// depend on the agent's process: the programs outlive that.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
@@ -530,8 +534,8 @@ pub struct Config {
     pub psi_is_on: u32,
     /// 1 when only what happens in pods is counted, under the ids in the `COUNTED` map; 0: each cgroup by itself.
     pub counts_pods_only: u32,
-    /// NUMA nodes that there can be: the counters of so many make [`NodePages`]. At most [`MEMORY_NODES_MAX`]; 0 when there are more, or a member that they are
-    /// found by is missing.
+    /// NUMA nodes that there can be: the counters of so many make [`NodePages`]. At most [`MEMORY_NODES_MAX`]; 0 when
+    /// there are more, or a member that they are found by is missing.
     pub memory_nodes: u32,
 }
 
@@ -540,8 +544,8 @@ const _: () = assert!(size_of::<Config>() == 32);
 /// The most of [`Config::memory_nodes`]: a bound that the verifier can walk.
 pub const MEMORY_NODES_MAX: u32 = 8;
 
-/// Cgroups of one hierarchy that have counts of their own, when only pods are counted. So many have room in every map of totals, with all their
-/// events and causes.
+/// Cgroups of one hierarchy that have counts of their own, when only pods are counted. So many have room in every map
+/// of totals, with all their events and causes.
 pub const COUNTED_MAX: u32 = 1024;
 
 /// Entries of the maps whose key is a cgroup id.
@@ -679,9 +683,11 @@ layout! {
     cfs_rq_tg: "cfs_rq.tg",
     /// The css embedded in a task group.
     tg_css: "task_group.css",
-    /// When a run queue was stopped for want of quota, by its CPU's clock; when it was not, 0, or before 6.6 what it last was.
+    /// When a run queue was stopped for want of quota, by its CPU's clock; when it was not, 0, or before 6.6 what it
+    /// last was.
     cfs_rq_throttled_clock: "cfs_rq.throttled_clock",
-    /// When the running throttle began for the group's own tasks. Came (6.6) with the change that sets both clocks back to 0 at the end.
+    /// When the running throttle began for the group's own tasks. Came (6.6) with the change that sets both clocks back
+    /// to 0 at the end.
     cfs_rq_throttled_clock_self: "cfs_rq.throttled_clock_self",
     /// The CPU that a run queue belongs to.
     cfs_rq_rq: "cfs_rq.rq",
@@ -709,14 +715,15 @@ pub const fn dropped(kind: Kind) -> u32 {
     3 * kind.number() as u32 + 1
 }
 
-/// Index of the counter of events of `kind` that got no record of their own, because their cgroup had its share: they are in
-/// that cgroup's totals instead. Not among those [`produced`].
+/// Index of the counter of events of `kind` that got no record of their own, because their cgroup had its share: they
+/// are in that cgroup's totals instead. Not among those [`produced`].
 #[must_use]
 pub const fn folded(kind: Kind) -> u32 {
     3 * kind.number() as u32 + 2
 }
 
-/// Key of the `OOM_KILLS` map for kills in no pod, when only pods are counted, and for those in cgroups that have been removed.
+/// Key of the `OOM_KILLS` map for kills in no pod, when only pods are counted, and for those in cgroups that have been
+/// removed.
 pub const NO_POD: u64 = 0;
 
 /// Value of the `OOM_KILLS` map (key: the victims' cgroup id, or [`NO_POD`]), by field.
@@ -733,27 +740,28 @@ pub mod oom_totals {
     pub const WORDS: usize = 4;
 }
 
-/// Records of OOM kills that one cgroup gets in a window. More than a container usually has processes, for one that is killed
-/// as a whole names each.
+/// Records of OOM kills that one cgroup gets in a window. More than a container usually has processes, for one that is
+/// killed as a whole names each.
 pub const OOM_RECORDS_PER_WINDOW: u64 = 128;
 
 /// Size of the ring for what leads to a decision at once.
 pub const CRITICAL_BYTES: u32 = 64 << 10;
 
-/// So much of that ring is kept for [`Kind::ChargesReached`], the only record that the agent asks for. It arms one at a time, after
-/// it has read up to 512 records; a full ring has about a thousand, so a handful can wait at most. The rest is for CPUs that found
-/// room for another record at the same moment.
+/// So much of that ring is kept for [`Kind::ChargesReached`], the only record that the agent asks for. It arms one at a
+/// time, after it has read up to 512 records; a full ring has about a thousand, so a handful can wait at most. The rest
+/// is for CPUs that found room for another record at the same moment.
 pub const CRITICAL_RESERVED_BYTES: u32 = 16 << 10;
 
 /// The rest of that ring: for records that processes without privileges can cause.
 pub const CRITICAL_SHARED_BYTES: u32 = CRITICAL_BYTES - CRITICAL_RESERVED_BYTES;
 
-/// Size of the ring for cgroups and processes that come and go: some 860 cgroups that are made with paths of any length, or 6,500 of the other
-/// records, between two reads. It is read when its first record comes; what a flood loses, the agent makes up for by a look at cgroupfs.
+/// Size of the ring for cgroups and processes that come and go: some 860 cgroups that are made with paths of any
+/// length, or 6,500 of the other records, between two reads. It is read when its first record comes; what a flood
+/// loses, the agent makes up for by a look at cgroupfs.
 pub const LIFECYCLE_BYTES: u32 = 256 << 10;
 
-/// Size of the ring for what is aggregated: some 3,200 records between two reads. The agent reads it every 5 s, so for 65 causes in cgroups that
-/// send one in each window of 100 ms; the totals in the maps have what it loses.
+/// Size of the ring for what is aggregated: some 3,200 records between two reads. The agent reads it every 5 s, so for
+/// 65 causes in cgroups that send one in each window of 100 ms; the totals in the maps have what it loses.
 pub const PRESSURE_BYTES: u32 = 256 << 10;
 
 /// What the kernel puts before each record of a ring.

@@ -1,7 +1,8 @@
 //! Samples of perf events: what the programs of a tracing session send.
 //!
-//! A sample has no fixed length: its [`Sample`] is followed by the return addresses of the kernel, innermost first, and then by those of
-//! user space. The programs are an object of their own (`plimsoll trace` loads it, the agent does not), with a ring of their own.
+//! A sample has no fixed length: its [`Sample`] is followed by the return addresses of the kernel, innermost first, and
+//! then by those of user space. The programs are an object of their own (`plimsoll trace` loads it, the agent does
+//! not), with a ring of their own.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -133,8 +134,8 @@ pub mod counts {
 pub struct SamplingConfig {
     /// 1 when only tasks of the cgroups in the map `WANTED` are sampled.
     pub selected_only: u32,
-    /// Where `bpf_perf_event_data.sample_period` is, in bytes: behind the registers of user space, of which each architecture has its own. One of
-    /// [`PERIOD_AT`].
+    /// Where `bpf_perf_event_data.sample_period` is, in bytes: behind the registers of user space, of which each
+    /// architecture has its own. One of [`PERIOD_AT`].
     pub period_at: u32,
 }
 

@@ -1,7 +1,8 @@
-//! The bare ring buffer, for `cargo xtask bench signals`: what a record costs when nothing is looked up, aggregated or filtered.
+//! The bare ring buffer, for `cargo xtask bench signals`: what a record costs when nothing is looked up, aggregated or
+//! filtered.
 //!
-//! Not part of the agent. Writing to one's own `oom_score_adj` sends a record that holds nothing but its time and wakes the reader: no
-//! signal can arrive sooner in the same guest.
+//! Not part of the agent. Writing to one's own `oom_score_adj` sends a record that holds nothing but its time and wakes
+//! the reader: no signal can arrive sooner in the same guest.
 #![no_std]
 #![no_main]
 

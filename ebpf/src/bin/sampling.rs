@@ -1,13 +1,13 @@
 //! Samples of perf events with their stacks: the programs of a tracing session.
 //!
-//! Problem: a session wants to see where tasks spend their time, fault and stop running, by cgroup, and the agent must not carry
-//! anything for it. Approach: an object of its own, so that the agent's has no program, map or byte more; it is loaded by
-//! `plimsoll trace` alone and goes with it. Tasks that are not selected are left out here: the ids of the cgroups from the task's own up to
-//! the root are looked up in a map. What is left is put together in memory of this CPU and event, and sent as one record
-//! of the length that its stacks have.
+//! Problem: a session wants to see where tasks spend their time, fault and stop running, by cgroup, and the agent must
+//! not carry anything for it. Approach: an object of its own, so that the agent's has no program, map or byte more; it
+//! is loaded by `plimsoll trace` alone and goes with it. Tasks that are not selected are left out here: the ids of the
+//! cgroups from the task's own up to the root are looked up in a map. What is left is put together in memory of this
+//! CPU and event, and sent as one record of the length that its stacks have.
 //!
-//! The kernel runs at most one program of this type on a CPU at a time, so nothing here is shared; each event has its own memory all
-//! the same.
+//! The kernel runs at most one program of this type on a CPU at a time, so nothing here is shared; each event has its
+//! own memory all the same.
 //!
 //! The idle task is left out: it belongs to no cgroup.
 #![no_std]
@@ -43,7 +43,8 @@ use plimsoll_abi::sampling::{
 
 use crate::layout::{cgroup_id, frozen, load_ptr, offset, task_memory_cgroup};
 
-/// Bytes of a stack, and one less than the power of two above: a length that is masked with it is one that the verifier can follow.
+/// Bytes of a stack, and one less than the power of two above: a length that is masked with it is one that the verifier
+/// can follow.
 const STACK_BYTES: usize = FRAMES_MAX * FRAME_BYTES;
 const STACK_MASK: u64 = 1023;
 const _: () = assert!(STACK_BYTES <= STACK_MASK as usize);
@@ -118,8 +119,8 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(u32::from(event.number())) else {
         return 0;
     };
-    // SAFETY: a map value of this CPU and event, that nothing else writes; a typed pointer; a field of the context that the verifier
-    // knows; helpers that write no more bytes than they are given room for.
+    // SAFETY: a map value of this CPU and event, that nothing else writes; a typed pointer; a field of the context that
+    // the verifier knows; helpers that write no more bytes than they are given room for.
     let sent = unsafe {
         let stacks = (&raw mut (*scratch).stacks).cast::<u8>();
         let kernel_bytes = length(bpf_get_stack(
@@ -163,9 +164,9 @@ fn sample(ctx: &PerfEventContext, event: SampleEvent) -> u32 {
     0
 }
 
-/// How many of what is sampled this sample stands for. Where the context has it depends on the architecture, and the object is one for all: each place
-/// is loaded at a fixed offset, in a branch of its own that the verifier leaves out on the other one. Hidden from LLVM, which would otherwise
-/// compute the offset.
+/// How many of what is sampled this sample stands for. Where the context has it depends on the architecture, and the
+/// object is one for all: each place is loaded at a fixed offset, in a branch of its own that the verifier leaves out
+/// on the other one. Hidden from LLVM, which would otherwise compute the offset.
 #[inline(always)]
 fn period(ctx: &PerfEventContext) -> u64 {
     let [x86_64, arm64] = PERIOD_AT;

@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their bytes: hand them to the code that reads such bytes on a node. A panic, an overflow, a lost address or
-//! a run without end is a find; what is refused is not.
+//! What the fuzz targets do with their bytes: hand them to the code that reads such bytes on a node. A panic, an
+//! overflow, a lost address or a run without end is a find; what is refused is not.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -421,8 +421,8 @@ fn serve() -> Server {
     Server::start(listener, answers, Bounds::default()).expect("a thread")
 }
 
-/// The agent's end of the socket to `plimsoll-cluster`, which has an eviction to report: what a client says after its greeting, a message on each line.
-/// Behind a zero byte: frames as they are.
+/// The agent's end of the socket to `plimsoll-cluster`, which has an eviction to report: what a client says after its
+/// greeting, a message on each line. Behind a zero byte: frames as they are.
 pub fn cluster_link(bytes: &[u8]) {
     static LINK: OnceLock<PathBuf> = OnceLock::new();
     let socket = LINK.get_or_init(listen);

@@ -1,5 +1,6 @@
-//! A bursty service under its CPU limit, without and with `cpuBurst`: throttled periods, latency, and what its neighbours get. One JSON row a run
-//! goes to `/out/burst.jsonl`, the table to standard output. `cargo xtask bench burst` runs it.
+//! A bursty service under its CPU limit, without and with `cpuBurst`: throttled periods, latency, and what its
+//! neighbours get. One JSON row a run goes to `/out/burst.jsonl`, the table to standard output.
+//! `cargo xtask bench burst` runs it.
 
 #![forbid(unsafe_code)]
 

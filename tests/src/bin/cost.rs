@@ -1,5 +1,5 @@
-//! What the agent costs a workload that does nothing but what it listens to: the same loops with the agent off and on, in turns.
-//! `cargo xtask bench cost` runs it with instruction-counted time.
+//! What the agent costs a workload that does nothing but what it listens to: the same loops with the agent off and on,
+//! in turns. `cargo xtask bench cost` runs it with instruction-counted time.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! The tests that need a kernel of their own: `guest_tests [FILTER…]`, `--list`. `cargo xtask test` asks for the guests to start with
-//! `--plan`, and runs `--on NAME` in each.
+//! The tests that need a kernel of their own: `guest_tests [FILTER…]`, `--list`. `cargo xtask test` asks for the guests
+//! to start with `--plan`, and runs `--on NAME` in each.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,8 @@ struct Arguments {
     /// The tests of this machine, by their declarations; `--plan` has the names.
     #[arg(long, value_name = "MACHINE")]
     on: Option<String>,
-    /// With --on and --plan: every test on every machine that fits it. Agents have every hook, also where a test does not depend on it.
+    /// With --on and --plan: every test on every machine that fits it. Agents have every hook, also where a test does
+    /// not depend on it.
     #[arg(long)]
     all: bool,
     /// Prints the machines to start, a line of JSON each.

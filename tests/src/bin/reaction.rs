@@ -1,8 +1,8 @@
 //! The ramp scenario, many times in one guest: how soon after the crossing does each system act?
 //!
 //! A hog first touches memory up to 350 MiB above the threshold, waits, then grows at a fixed rate. Per peer, rate and
-//! threshold it is run several times; in between everything is killed and the node comes to rest. One JSON row a run goes
-//! to `/out/reaction.jsonl`, the table to standard output. `cargo xtask bench reaction` runs it.
+//! threshold it is run several times; in between everything is killed and the node comes to rest. One JSON row a run
+//! goes to `/out/reaction.jsonl`, the table to standard output. `cargo xtask bench reaction` runs it.
 
 #![forbid(unsafe_code)]
 

@@ -3,8 +3,8 @@
 //! Problem: the full files are large; a sample has to have every kind, tag and shape of line. Approach: a line has
 //! *features*: which fields it has and of what type, the values of fields that take few values in the file, and the
 //! shape of its input text (`-9.9Gi`). Going from the shortest line to the longest, a line is taken if it brings a
-//! feature that no taken line has; then lines evenly spread over the shorter half of the file fill up, as far as the sample stays small.
-//! Taken lines are written unchanged, in their order. The same files always give the same samples.
+//! feature that no taken line has; then lines evenly spread over the shorter half of the file fill up, as far as the
+//! sample stays small. Taken lines are written unchanged, in their order. The same files always give the same samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -69,7 +69,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The indexes of the lines taken, ascending, with so many bytes at most; of those of admission first what they are about.
+/// The indexes of the lines taken, ascending, with so many bytes at most; of those of admission first what they are
+/// about.
 fn sample(lines: &[&str], bytes_max: usize, is_admission: bool) -> Result<BTreeSet<usize>> {
     let parsed = lines
         .iter()

@@ -1,8 +1,9 @@
-//! A service for measurements: requests come at fixed times, however long the ones before them take, and cost CPU time on a few threads.
+//! A service for measurements: requests come at fixed times, however long the ones before them take, and cost CPU time
+//! on a few threads.
 //!
-//! At each interval comes the next burst of the pattern: so many requests at once. What a request waited, from when it came until it was done, is its
-//! latency. After the warm-up it says `full` to its log, after the measurement it writes one JSON object to `--result` and goes on, so that nobody
-//! gets its CPU time while others are still measured.
+//! At each interval comes the next burst of the pattern: so many requests at once. What a request waited, from when it
+//! came until it was done, is its latency. After the warm-up it says `full` to its log, after the measurement it writes
+//! one JSON object to `--result` and goes on, so that nobody gets its CPU time while others are still measured.
 
 #![forbid(unsafe_code)]
 
@@ -107,7 +108,8 @@ fn answer(requests: &Mutex<Receiver<u64>>, done: &Sender<(u64, u64)>, cost_ns: u
         let Ok(came_ns) = request else { return };
         let until_ns = thread_ns() + cost_ns;
         while thread_ns() < until_ns {
-            // Not `spin_loop`: an emulator leaves its loop at each `pause`, a microsecond for the nanosecond that the guest's clock counts.
+            // Not `spin_loop`: an emulator leaves its loop at each `pause`, a microsecond for the nanosecond that the
+            // guest's clock counts.
             for index in 0..2000_u32 {
                 black_box(index);
             }

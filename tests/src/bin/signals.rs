@@ -1,5 +1,5 @@
-//! What each signal costs and how soon it is seen. `cargo xtask bench signals` runs it with instruction-counted time; one JSON row a
-//! measurement goes to `/out/signals.jsonl`.
+//! What each signal costs and how soon it is seen. `cargo xtask bench signals` runs it with instruction-counted time;
+//! one JSON row a measurement goes to `/out/signals.jsonl`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The demo: pods of real processes, one that leaks, and what becomes of them with and without the agent.
 //!
-//! `cargo xtask demo` runs it in a guest. Exit status 1 when a wrong pod died, the kernel's OOM killer fired first, a record
-//! was lost or nothing was evicted; with `--without` only when the story could not be told.
+//! `cargo xtask demo` runs it in a guest. Exit status 1 when a wrong pod died, the kernel's OOM killer fired first, a
+//! record was lost or nothing was evicted; with `--without` only when the story could not be told.
 
 #![forbid(unsafe_code)]
 

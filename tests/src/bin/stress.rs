@@ -1,4 +1,5 @@
-//! Each memory stressor of `stress-ng` as a pod, one after the other, beside pods that mean no harm. `cargo xtask stress` runs it.
+//! Each memory stressor of `stress-ng` as a pod, one after the other, beside pods that mean no harm.
+//! `cargo xtask stress` runs it.
 
 #![forbid(unsafe_code)]
 

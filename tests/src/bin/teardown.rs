@@ -1,5 +1,5 @@
-//! From the decision to memory back, for pods of several sizes and kinds of memory, beside a process that unmaps as much by itself.
-//! `cargo xtask bench teardown` runs it with instruction-counted time.
+//! From the decision to memory back, for pods of several sizes and kinds of memory, beside a process that unmaps as
+//! much by itself. `cargo xtask bench teardown` runs it with instruction-counted time.
 
 #![forbid(unsafe_code)]
 

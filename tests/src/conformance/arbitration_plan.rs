@@ -1,7 +1,7 @@
 //! `arbitration_plan`: a whole cycle of the arbitrator, from nodes, Consumers, pods and budgets to amounts and a plan.
 //!
-//! Where the first preemption takes other victims than expected, and the vector lists both sets as acceptable, the vector is counted apart. Later steps then
-//! say nothing, as they depend on it.
+//! Where the first preemption takes other victims than expected, and the vector lists both sets as acceptable, the
+//! vector is counted apart. Later steps then say nothing, as they depend on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -421,8 +421,9 @@ fn tiers(vector: TiersVector) -> Result<Verdict, String> {
     }
 }
 
-/// Upstream adds up the pods for each setting anew (`UpdateCgroups`): for the shares those that are Burstable, for protection and for
-/// the reserve both classes. Each time overhead is added to decimals that are shared, which may change a pod's class, too.
+/// Upstream adds up the pods for each setting anew (`UpdateCgroups`): for the shares those that are Burstable, for
+/// protection and for the reserve both classes. Each time overhead is added to decimals that are shared, which may
+/// change a pod's class, too.
 fn tiers_one_by_one(
     mut pods: Vec<Pod>,
     settings: &QosSettings,

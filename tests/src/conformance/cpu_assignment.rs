@@ -1,9 +1,9 @@
 //! `cpu_assignment`: which CPUs are taken for one request.
 //!
-//! The set has to be the kubelet's, CPU by CPU. Where the kubelet errs (a best combination overwritten, CPUs that were not free,
-//! an endless loop) ours has to be valid, and at least as good by the kubelet's own measure as what is recorded: no more NUMA
-//! nodes, and for a distributed request of as many nodes no worse a balance. Such a line counts as a known upstream defect
-//! only if the record shows that defect.
+//! The set has to be the kubelet's, CPU by CPU. Where the kubelet errs (a best combination overwritten, CPUs that were
+//! not free, an endless loop) ours has to be valid, and at least as good by the kubelet's own measure as what is
+//! recorded: no more NUMA nodes, and for a distributed request of as many nodes no worse a balance. Such a line counts
+//! as a known upstream defect only if the record shows that defect.
 
 use std::collections::BTreeMap;
 

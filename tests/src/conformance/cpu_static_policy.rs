@@ -1,10 +1,10 @@
 //! `cpu_static_policy`: sequences of starts and ends of containers under the static CPU policy.
 //!
-//! Each step has to give what the kubelet gave, until the record shows one of its defects: CPUs that were not free (sockets and
-//! cores of unlike size), CPUs of an init container that another container of the pod has, or, in a sequence with that tag, a best
-//! combination of NUMA nodes that was overwritten. From there on the
-//! kubelet's books are not ours any more, and each step has to keep what must always hold: the requested number, from CPUs that are
-//! free or the pod's own, nothing shared that is exclusive, nothing lost.
+//! Each step has to give what the kubelet gave, until the record shows one of its defects: CPUs that were not free
+//! (sockets and cores of unlike size), CPUs of an init container that another container of the pod has, or, in a
+//! sequence with that tag, a best combination of NUMA nodes that was overwritten. From there on the kubelet's books are
+//! not ours any more, and each step has to keep what must always hold: the requested number, from CPUs that are free or
+//! the pod's own, nothing shared that is exclusive, nothing lost.
 
 use std::collections::BTreeMap;
 
@@ -148,7 +148,8 @@ fn compare(vector: Vector) -> Result<Option<String>, String> {
         .map(|record| Ok((record.uid.clone(), pod(record)?)))
         .collect::<Result<BTreeMap<String, Pod>, String>>()?;
     let cpus = match CpuSet::parse(&vector.reserved_cpus) {
-        // No machine has that CPU, and none of the vectors the last one that a set can have: options are judged before it is.
+        // No machine has that CPU, and none of the vectors the last one that a set can have: options are judged before
+        // it is.
         Err(CpuSetError::TooHigh { .. }) if !vector.reserved_cpus.contains([',', '-']) => {
             Ok(CpuSet::of(CPUS_MAX - 1))
         }
@@ -306,9 +307,10 @@ impl Sequence {
         self.reusable = Some((uid, reusable));
     }
 
-    /// The books as the kubelet reads them for this pod where it would give some CPUs twice; `None` where it would not. An init container
-    /// that is asked for once more makes its CPUs reusable again (`Allocate` calls `updateCPUsToReuse` for what it has), though an app
-    /// container of the pod has taken them over: to the kubelet they are an init container's alone.
+    /// The books as the kubelet reads them for this pod where it would give some CPUs twice; `None` where it would not.
+    /// An init container that is asked for once more makes its CPUs reusable again (`Allocate` calls
+    /// `updateCPUsToReuse` for what it has), though an app container of the pod has taken them over: to the kubelet
+    /// they are an init container's alone.
     fn with_doubled_cpus(
         &self,
         books: &StaticCpus,
@@ -400,8 +402,8 @@ impl Sequence {
         self.judge_books(before, error, expect)
     }
 
-    /// Each CPU that was not free must be in a core or socket that is larger than the average, that looked whole because an
-    /// average number of its CPUs was free, and that was taken whole.
+    /// Each CPU that was not free must be in a core or socket that is larger than the average, that looked whole
+    /// because an average number of its CPUs was free, and that was taken whole.
     fn shows_average_sizes(&self, taken: &CpuSet, free: &CpuSet) -> Result<(), String> {
         let topology = self.cpus.policy().topology();
         let counts = topology.counts();
@@ -466,7 +468,8 @@ impl Sequence {
         same("hints", &hints, expect)
     }
 
-    /// No CPU is lost or shared that is exclusive; none has two owners, unless one of them is an init container of the same pod.
+    /// No CPU is lost or shared that is exclusive; none has two owners, unless one of them is an init container of the
+    /// same pod.
     fn keeps_invariants(&self) -> Result<(), String> {
         let state = self.cpus.state();
         let mut all = state.shared;
@@ -626,8 +629,8 @@ fn pod(record: &PodRecord) -> Result<Pod, String> {
 mod tests {
     use super::*;
 
-    /// Eight cores, of which the first is reserved, and a pod whose init container is asked for again when `a` has its CPUs. The
-    /// kubelet's static policy of 1.36.2 then gives them to `b` as well.
+    /// Eight cores, of which the first is reserved, and a pod whose init container is asked for again when `a` has its
+    /// CPUs. The kubelet's static policy of 1.36.2 then gives them to `b` as well.
     fn sequence(of_b: &str, shared: &str) -> Value {
         let container = |name: &str, kind: &str| {
             json!({

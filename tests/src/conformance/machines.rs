@@ -1,7 +1,8 @@
 //! The machines that vectors refer to by name: `topologies.jsonl` beside the vector file.
 //!
-//! A vector `{"topology": "t10", …}` gets the machine itself in place of its name before it is checked. A file with more after its
-//! stem may have machines of its own: `cpu_assignment-more.jsonl` looks into `topologies.jsonl`, then `topologies-more.jsonl`.
+//! A vector `{"topology": "t10", …}` gets the machine itself in place of its name before it is checked. A file with
+//! more after its stem may have machines of its own: `cpu_assignment-more.jsonl` looks into `topologies.jsonl`, then
+//! `topologies-more.jsonl`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +19,8 @@ const STEM: &str = "topologies";
 pub struct Machines(BTreeMap<String, Value>);
 
 impl Machines {
-    /// Those beside a vector file with this stem; none if there is no such file, which only matters to a vector that names one.
+    /// Those beside a vector file with this stem; none if there is no such file, which only matters to a vector that
+    /// names one.
     ///
     /// # Errors
     /// If a file of machines is there and cannot be read: the path, and the system's reason.

@@ -2,8 +2,9 @@
 //!
 //! After every step the whole state is compared with the one before, so that what should not change is checked as well.
 //!
-//! A defect of upstream is not copied (see `plimsoll_core::placement::memory`): bytes that stay promised on a node where no container is. No vector known so far
-//! shows it. Where one does, the steps after it say nothing, and the vector counts as a known upstream defect.
+//! A defect of upstream is not copied (see `plimsoll_core::placement::memory`): bytes that stay promised on a node
+//! where no container is. No vector known so far shows it. Where one does, the steps after it say nothing, and the
+//! vector counts as a known upstream defect.
 
 use std::collections::BTreeMap;
 

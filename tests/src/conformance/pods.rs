@@ -133,8 +133,9 @@ pub(super) fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
     }
 }
 
-/// What a call of upstream's `PodRequests` leaves in the pod. A pod-level request that is a big decimal is shared with the result, and
-/// overhead is added to it in place (`reqs[resourceName] = quantity` and then `value.Add` in helpers.go): each call adds it once more.
+/// What a call of upstream's `PodRequests` leaves in the pod. A pod-level request that is a big decimal is shared with
+/// the result, and overhead is added to it in place (`reqs[resourceName] = quantity` and then `value.Add` in
+/// helpers.go): each call adds it once more.
 pub(super) fn add_overhead_to_shared_requests(pod: &mut Pod) {
     if pod.pod_level_resources().is_some()
         && let Some(level) = &mut pod.spec.resources

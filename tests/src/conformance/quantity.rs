@@ -1,8 +1,9 @@
 //! `quantity`: parsing, arithmetic and printing.
 //!
 //! Where a value does not fit 64 bits upstream wraps around or returns zero, and it rounds negative big decimals the
-//! wrong way; from 10²¹ it loses the decimal suffix. Ours are clamped, exact and complete. Such a line counts as a known upstream defect only if our number follows from
-//! the printed text *and* upstream's is what that defect makes of it; anything unexplained is a failure.
+//! wrong way; from 10²¹ it loses the decimal suffix. Ours are clamped, exact and complete. Such a line counts as a
+//! known upstream defect only if our number follows from the printed text *and* upstream's is what that defect makes of
+//! it; anything unexplained is a failure.
 
 use plimsoll_core::kube::quantity::{Format, Quantity, QuantityError};
 use serde::Deserialize;

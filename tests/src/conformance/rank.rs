@@ -1,7 +1,7 @@
 //! `eviction_rank`: the order in which pods are evicted.
 //!
-//! The kubelet leaves pods that its comparators call equal in no defined order (`tie_groups`). Ours is the order of their
-//! UIDs; what is compared is the order modulo ties, and that the ties are the same.
+//! The kubelet leaves pods that its comparators call equal in no defined order (`tie_groups`). Ours is the order of
+//! their UIDs; what is compared is the order modulo ties, and that the ties are the same.
 
 use std::collections::BTreeMap;
 

@@ -88,8 +88,8 @@ pub(super) fn sorted<'a>(
     sorted
 }
 
-/// The same as keys of a map, which the kubelet makes of thresholds that are met: of two that are equal it has one, unless pointers in them
-/// differ, as those to a quantity or to a minimum reclaim do (`thresholdsObservedAt`).
+/// The same as keys of a map, which the kubelet makes of thresholds that are met: of two that are equal it has one,
+/// unless pointers in them differ, as those to a quantity or to a minimum reclaim do (`thresholdsObservedAt`).
 pub(super) fn as_keys<'a>(
     thresholds: impl IntoIterator<Item = &'a Threshold>,
 ) -> Vec<ExpectedThreshold> {
@@ -119,8 +119,8 @@ pub(super) fn lasting(thresholds: &[Threshold]) -> impl Iterator<Item = &Thresho
         .filter(|threshold| threshold.passes != Passes::First)
 }
 
-/// The file systems of a vector. `None`: a combination that the kubelet's own detection never gives, and for which it copies
-/// nothing.
+/// The file systems of a vector. `None`: a combination that the kubelet's own detection never gives, and for which it
+/// copies nothing.
 pub(super) fn layout(dedicated: bool, split: bool) -> Option<ImageFsLayout> {
     match (dedicated, split) {
         (false, false) => Some(ImageFsLayout::Shared),

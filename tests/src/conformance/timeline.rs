@@ -1,7 +1,7 @@
 //! `eviction_timeline`: the kubelet's `synchronize`, step by step.
 //!
-//! The engine gets what the kubelet got: the same observations at the same times. A pod that it evicts leaves at once and is
-//! back in the next step, as in the vectors.
+//! The engine gets what the kubelet got: the same observations at the same times. A pod that it evicts leaves at once
+//! and is back in the next step, as in the vectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

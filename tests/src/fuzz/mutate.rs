@@ -18,7 +18,8 @@ const ODD: [u64; 10] = [
     u64::MAX,
 ];
 
-/// The event with some of its numbers replaced; `None` if that is no event any more (a figure that does not fit its field).
+/// The event with some of its numbers replaced; `None` if that is no event any more (a figure that does not fit its
+/// field).
 pub(super) fn figures(random: &mut Random, event: &Event) -> Option<Event> {
     let mut value = serde_json::to_value(event).ok()?;
     replace(random, &mut value);

@@ -190,8 +190,9 @@ impl Options {
             .flag("--eviction-pressure-transition-period", "1s")
     }
 
-    /// Without hooks of functions (fentry), for a test of what is decided, and not of how it comes to be known. They are three fifths of what an
-    /// agent's start costs in a guest, because the kernel goes through all 40,000 functions that it can trace for each hook. With `--all` they are there.
+    /// Without hooks of functions (fentry), for a test of what is decided, and not of how it comes to be known. They
+    /// are three fifths of what an agent's start costs in a guest, because the kernel goes through all 40,000 functions
+    /// that it can trace for each hook. With `--all` they are there.
     #[must_use]
     pub fn on_tracepoints(self) -> Self {
         if every_hook() {
@@ -362,7 +363,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until the agent has taken `count` more samples, and takes in what it has said: what has not happened by then does not happen.
+    /// Waits until the agent has taken `count` more samples, and takes in what it has said: what has not happened by
+    /// then does not happen.
     ///
     /// # Errors
     /// It takes none, or does not answer.

@@ -11,7 +11,8 @@ const PAGE_MIB: u64 = 2;
 /// What the kernel may hand out beside the wanted amount: huge pages are whole, and others allocate meanwhile.
 const TOLERANCE_MIB: u64 = 64;
 
-/// Huge pages, until they are dropped. They count as used to the kernel, not to the kubelet, and to no process's or cgroup's figures.
+/// Huge pages, until they are dropped. They count as used to the kernel, not to the kubelet, and to no process's or
+/// cgroup's figures.
 #[derive(Debug)]
 pub struct Ballast {
     before: String,

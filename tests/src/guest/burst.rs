@@ -1,8 +1,9 @@
 //! What the `burst` program does.
 //!
-//! The known case: a service that uses four fifths of its CPU limit over any second, in bursts, so that a third of its 100 ms periods is throttled. Beside
-//! it run two pods without limits that answer requests at a steady rate. The agent runs both times, with `cpuBurst` off and on, so that its own
-//! cost is on both sides. After a warm-up, in which the agent finds out, it is measured for as long.
+//! The known case: a service that uses four fifths of its CPU limit over any second, in bursts, so that a third of its
+//! 100 ms periods is throttled. Beside it run two pods without limits that answer requests at a steady rate. The agent
+//! runs both times, with `cpuBurst` off and on, so that its own cost is on both sides. After a warm-up, in which the
+//! agent finds out, it is measured for as long.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,8 @@ use super::table::{aligned, duration};
 const OUT: &str = "/out/burst.jsonl";
 /// 30 ms of CPU time in each period.
 const LIMIT: &str = "300m";
-/// Requests of 1 ms each, and milliseconds between bursts: every other burst needs more than one and a half quotas, both together four fifths. Not a
-/// multiple of the period, so that bursts come at all times within it.
+/// Requests of 1 ms each, and milliseconds between bursts: every other burst needs more than one and a half quotas,
+/// both together four fifths. Not a multiple of the period, so that bursts come at all times within it.
 const PATTERN: (&str, &str) = ("4,48", "107");
 /// A tenth of a CPU, evenly.
 const NEIGHBOUR: (&str, &str) = ("1", "10");

@@ -107,8 +107,8 @@ pub fn remove(root: &Path) -> bool {
     })
 }
 
-/// Every writable control file of a tree with its contents, to compare before and after. Counters and lists that change by
-/// themselves are left out.
+/// Every writable control file of a tree with its contents, to compare before and after. Counters and lists that change
+/// by themselves are left out.
 #[must_use]
 pub fn knobs(root: &Path) -> BTreeMap<PathBuf, String> {
     const MOVING: &[&str] = &[

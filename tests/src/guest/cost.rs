@@ -1,10 +1,12 @@
-//! What the `cost` program does: loops that do nothing but what the agent's programs are attached to, off and on in turns.
+//! What the `cost` program does: loops that do nothing but what the agent's programs are attached to, off and on in
+//! turns.
 //!
-//! [`Loop::Faults`] maps 64 MiB, touches each page once and unmaps, so that the memory controller charges 64 pages at a time as fast as the
-//! machine can. Huge pages are off: they would charge 512 pages at a time and hide the cost. [`Loop::Forks`] is a shell that forks a
-//! child that ends at once, without an exec, which would cost much more than what is looked for. [`Loop::Switches`] are two threads that
-//! wake each other through pipes. [`Loop::Compute`] computes, which only a tracing session sees. Each runs as a pod's container, three
-//! cgroups deep. The cases ([`Attached`]) take turns, so that a drift of the machine hits all; with the agent, `plimsoll events` or
+//! [`Loop::Faults`] maps 64 MiB, touches each page once and unmaps, so that the memory controller charges 64 pages at a
+//! time as fast as the machine can. Huge pages are off: they would charge 512 pages at a time and hide the cost.
+//! [`Loop::Forks`] is a shell that forks a child that ends at once, without an exec, which would cost much more than
+//! what is looked for. [`Loop::Switches`] are two threads that wake each other through pipes. [`Loop::Compute`]
+//! computes, which only a tracing session sees. Each runs as a pod's container, three cgroups deep. The cases
+//! ([`Attached`]) take turns, so that a drift of the machine hits all; with the agent, `plimsoll events` or
 //! `plimsoll trace`, its own CPU time is in the wall-clock time.
 
 use std::fs::{self, File};

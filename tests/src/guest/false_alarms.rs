@@ -1,7 +1,8 @@
 //! Crossings that are no shortage, again and again: how long does each take until it is judged, and how long the worst?
 //!
-//! A pod takes memory and gives it back, a little above the threshold, so that what is charged since the last sample reaches what was left of it. The
-//! agent counts its own reactions (`plimsoll_reaction_seconds`), and keeps the longest.
+//! A pod takes memory and gives it back, a little above the threshold, so that what is charged since the last sample
+//! reaches what was left of it. The agent counts its own reactions (`plimsoll_reaction_seconds`), and keeps the
+//! longest.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Figures of a measurement, one a line in `/out/figures.jsonl`: `cargo xtask bench all` puts them into its report and compares them with those before.
+//! Figures of a measurement, one a line in `/out/figures.jsonl`: `cargo xtask bench all` puts them into its report and
+//! compares them with those before.
 //!
-//! A figure is less the better. Which ones are *judged* is decided where they are made: those of this project that repeat where time is counted
-//! instructions. Others are shown.
+//! A figure is less the better. Which ones are *judged* is decided where they are made: those of this project that
+//! repeat where time is counted instructions. Others are shown.
 
 use std::fs;
 

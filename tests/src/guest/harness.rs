@@ -1,7 +1,7 @@
 //! A list of tests, run one after the other in a guest, reported as cargo's own test runner does.
 //!
-//! Each test is a process of its own, leader of a process group: a panic (which aborts in this profile), a hang or a lost
-//! child stays its own affair. The next scene clears away what it left in `kubepods`.
+//! Each test is a process of its own, leader of a process group: a panic (which aborts in this profile), a hang or a
+//! lost child stays its own affair. The next scene clears away what it left in `kubepods`.
 
 use std::fs;
 use std::io::Read as _;
@@ -16,8 +16,8 @@ use super::clock::wait_until;
 use super::kernel_oom::KernelLog;
 use super::on::On;
 
-/// A test that takes longer hangs. By the guest's clock, which counts instructions under `cargo xtask test`: how busy the host is makes no
-/// difference.
+/// A test that takes longer hangs. By the guest's clock, which counts instructions under `cargo xtask test`: how busy
+/// the host is makes no difference.
 const TEST_TIME_MAX: Duration = Duration::from_secs(600);
 /// Another limit than that, in seconds: for a test that was asked to do more than usual.
 const TEST_TIME_VARIABLE: &str = "PLIMSOLL_TEST_SECONDS";

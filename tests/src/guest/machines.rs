@@ -1,14 +1,16 @@
 //! On which machines each guest test runs.
 //!
-//! Problem: a test that depends on the kernel has to run on each kernel, one that does not has to run once, and some need NUMA nodes or a
-//! kernel that was booted with certain parameters. Approach: a test declares where it runs ([`On`], in the `TESTS` of its theme), and
-//! the machines are rows of one table ([`MACHINES`]). `cargo xtask test` asks `guest_tests --plan` for the machines, starts a guest for
-//! each, and each guest runs `guest_tests --on NAME`, which picks its tests by their declarations. What a test without a guest shows as well, and what
-//! takes minutes and finds little, runs with `--all` only ([`On::WithAll`], [`On::Weekly`]).
+//! Problem: a test that depends on the kernel has to run on each kernel, one that does not has to run once, and some
+//! need NUMA nodes or a kernel that was booted with certain parameters. Approach: a test declares where it runs
+//! ([`On`], in the `TESTS` of its theme), and the machines are rows of one table ([`MACHINES`]). `cargo xtask test`
+//! asks `guest_tests --plan` for the machines, starts a guest for each, and each guest runs `guest_tests --on NAME`,
+//! which picks its tests by their declarations. What a test without a guest shows as well, and what takes minutes and
+//! finds little, runs with `--all` only ([`On::WithAll`], [`On::Weekly`]).
 //!
-//! With `--all`, a machine runs every test that fits it: a machine without NUMA nodes all tests that some such machine runs, a machine that
-//! was booted with parameters all tests that are about parameters. There a test may be skipped for what the machine lacks. Without
-//! `--all` it may not: a test declared for a machine on which it cannot run is a failure.
+//! With `--all`, a machine runs every test that fits it: a machine without NUMA nodes all tests that some such machine
+//! runs, a machine that was booted with parameters all tests that are about parameters. There a test may be skipped for
+//! what the machine lacks. Without `--all` it may not: a test declared for a machine on which it cannot run is a
+//! failure.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +36,8 @@ enum Kind {
     Arm64Old,
 }
 
-/// The themes whose tests load programs into the kernel, read what these say, or act on it by system calls: a processor has a part in nothing else.
+/// The themes whose tests load programs into the kernel, read what these say, or act on it by system calls: a processor
+/// has a part in nothing else.
 const ARM64_THEMES: &[&str] = &["eviction", "ladder", "last_line", "records", "trace"];
 /// Those that need no fentry.
 const ARM64_OLD_THEMES: &[&str] = &["eviction", "ladder"];

@@ -1,8 +1,10 @@
 //! The node's memory as the different systems measure it, all from one read of `/proc/meminfo`.
 //!
-//! - *working set*: the kubelet 1.36 on cgroup v2 (`opencontainers/cgroups` `fs2/memory.go`, `rootStatsFromMeminfo`): the
-//!   root's usage is anon + file, the working set that minus inactive file pages; available is capacity minus working set.
-//! - *used*: what the same kubelet saw on cgroup v1, where kernel memory counts too: MemTotal - MemFree - inactive file.
+//! - *working set*: the kubelet 1.36 on cgroup v2 (`opencontainers/cgroups` `fs2/memory.go`, `rootStatsFromMeminfo`):
+//!   the root's usage is anon + file, the working set that minus inactive file pages; available is capacity minus
+//!   working set.
+//! - *used*: what the same kubelet saw on cgroup v1, where kernel memory counts too: MemTotal - MemFree - inactive
+//!   file.
 //! - *MemAvailable*: the kernel's own estimate, which earlyoom goes by.
 
 use std::fs::File;

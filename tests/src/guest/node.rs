@@ -115,7 +115,8 @@ impl Node {
         fs::rename(&new, self.manifests().join(name)).context("writing a manifest")
     }
 
-    /// Writes the node's configuration file, which pods that are started from now on take. Returns where it is, for the agent.
+    /// Writes the node's configuration file, which pods that are started from now on take. Returns where it is, for the
+    /// agent.
     ///
     /// # Errors
     /// As `write(2)`.

@@ -36,14 +36,16 @@ pub enum On {
     EachKernel,
     /// The same, and with memory on cgroup v1.
     EachKernelAndHybrid,
-    /// On the first of these; on all of them with `--all`. The kernel or the hierarchy has a small part in it, and what is shown by other tests on the others
-    /// each time is most of that.
+    /// On the first of these; on all of them with `--all`. The kernel or the hierarchy has a small part in it, and what
+    /// is shown by other tests on the others each time is most of that.
     First(&'static [Machine]),
     /// On these.
     These(&'static [Machine]),
-    /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides it, each time. `FILE::FUNCTION`.
+    /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides
+    /// it, each time. `FILE::FUNCTION`.
     WithAll(Machine, &'static str),
-    /// Here, with `--all` only: it takes an emulated machine long, by its size or because it waits for a time to pass, and finds what changes seldom.
+    /// Here, with `--all` only: it takes an emulated machine long, by its size or because it waits for a time to pass,
+    /// and finds what changes seldom.
     Weekly(Machine),
 }
 

@@ -1,8 +1,9 @@
 //! What `plimsoll place` says of this machine, and where processes really are: two things that must be the same.
 //!
-//! The plan is made as a person makes it: `plimsoll topology --output json` describes the machine, and `plimsoll place` reads that file, the
-//! configuration of the scene and the manifests. Where a process is, is the kernel's word: `Cpus_allowed_list` and `Mems_allowed_list` of
-//! `/proc/PID/status`, and for the pages that it has got `/proc/PID/numa_maps`.
+//! The plan is made as a person makes it: `plimsoll topology --output json` describes the machine, and `plimsoll place`
+//! reads that file, the configuration of the scene and the manifests. Where a process is, is the kernel's word:
+//! `Cpus_allowed_list` and `Mems_allowed_list` of `/proc/PID/status`, and for the pages that it has got
+//! `/proc/PID/numa_maps`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -146,7 +147,8 @@ pub fn pages(running: &Running) -> anyhow::Result<BTreeMap<u32, u64>> {
     Ok(count(&text))
 }
 
-/// `7f12a4000000 default anon=4096 dirty=4096 N0=4000 N3=96 kernelpagesize_kB=4`: `N` is in pages of the base size, also for huge ones.
+/// `7f12a4000000 default anon=4096 dirty=4096 N0=4000 N3=96 kernelpagesize_kB=4`: `N` is in pages of the base size,
+/// also for huge ones.
 fn count(numa_maps: &str) -> BTreeMap<u32, u64> {
     let mut pages = BTreeMap::new();
     for line in numa_maps.lines() {

@@ -1,8 +1,9 @@
 //! Watches one memory crossing from outside of every system under test.
 //!
 //! Sends SIGUSR1 to the hog, then samples `/proc/meminfo` at a fixed pace and notes when each measure falls below the
-//! threshold, when the hog is gone (pidfd), when the kernel killed somebody, and when memory is back. Works while memory
-//! is exhausted: everything is opened and allocated before, and locked. The resolution of the crossing is one interval.
+//! threshold, when the hog is gone (pidfd), when the kernel killed somebody, and when memory is back. Works while
+//! memory is exhausted: everything is opened and allocated before, and locked. The resolution of the crossing is one
+//! interval.
 
 use std::io;
 

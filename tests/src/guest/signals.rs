@@ -1,11 +1,13 @@
 //! What the `signals` program does: what each signal costs and how soon it is seen, on the kernel that it runs on.
 //!
-//! Six parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time per event. [`latency`]:
-//! from the event to userspace, by kind of record, beside a bare ring buffer and beside polling; and how many records a second arrive
-//! without one being dropped. [`super::cost`]: loops that do nothing but what is hooked, attached against detached. [`footprint`]: the
-//! agent's CPU time and memory with many cgroups. [`resident`]: of what that memory is. [`scrape`]: what it takes to read its HTTP listener then.
+//! Six parts, each with its own rows and table. [`hooks`]: every program with its verified instructions and run time
+//! per event. [`latency`]: from the event to userspace, by kind of record, beside a bare ring buffer and beside
+//! polling; and how many records a second arrive without one being dropped. [`super::cost`]: loops that do nothing but
+//! what is hooked, attached against detached. [`footprint`]: the agent's CPU time and memory with many cgroups.
+//! [`resident`]: of what that memory is. [`scrape`]: what it takes to read its HTTP listener then.
 //!
-//! Nothing here lists the signals: programs come from the loader, kinds of records from the ABI, and what they serve from the ladder.
+//! Nothing here lists the signals: programs come from the loader, kinds of records from the ABI, and what they serve
+//! from the ladder.
 
 pub mod footprint;
 pub mod hooks;

@@ -1,9 +1,9 @@
 //! The demo's story: set the scene, let one pod leak, watch, judge.
 //!
-//! Five pods. `web` (Guaranteed), `database` (Burstable, high priority) and `cache` (Burstable) stay within their requests;
-//! `batch` (BestEffort) requests nothing and uses little; `leaky` (Burstable) grows far over its request. By the kubelet's
-//! order `leaky` is the one to go. Without an agent nothing happens until memory has run out; then the kernel's OOM killer goes
-//! by size and `oom_score_adj`.
+//! Five pods. `web` (Guaranteed), `database` (Burstable, high priority) and `cache` (Burstable) stay within their
+//! requests; `batch` (BestEffort) requests nothing and uses little; `leaky` (Burstable) grows far over its request. By
+//! the kubelet's order `leaky` is the one to go. Without an agent nothing happens until memory has run out; then the
+//! kernel's OOM killer goes by size and `oom_score_adj`.
 
 mod evidence;
 mod narrate;

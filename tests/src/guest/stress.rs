@@ -1,9 +1,10 @@
 //! What the `stress` program does.
 //!
-//! Problem: tests show the leaks that their authors thought of. Approach: `stress-ng` has some hundred ways to use memory, which others
-//! thought of. Each of its stressors of the classes `memory` and `vm` runs as a pod, two workers with four fifths of the node's memory
-//! between them where it takes a size, beside two pods that use less than they request. The same agent sees all of them come and go. Whatever they do,
-//! the innocent pods live, the kernel's OOM killer has nothing to do, the agent runs, and every record is accounted for.
+//! Problem: tests show the leaks that their authors thought of. Approach: `stress-ng` has some hundred ways to use
+//! memory, which others thought of. Each of its stressors of the classes `memory` and `vm` runs as a pod, two workers
+//! with four fifths of the node's memory between them where it takes a size, beside two pods that use less than they
+//! request. The same agent sees all of them come and go. Whatever they do, the innocent pods live, the kernel's OOM
+//! killer has nothing to do, the agent runs, and every record is accounted for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -116,7 +117,8 @@ pub fn run(plan: &Plan) -> anyhow::Result<bool> {
 }
 
 impl Tally {
-    /// Whether the kernel killed nobody, and that says something: not all were refused here, and of all that there are one has to go at least.
+    /// Whether the kernel killed nobody, and that says something: not all were refused here, and of all that there are
+    /// one has to go at least.
     fn shows_something(&self, is_whole: bool) -> bool {
         let &Self {
             ran,

@@ -1,8 +1,11 @@
-//! What the `teardown` program does: how long the kernel takes to give back the memory of an evicted pod, beside the best that the machine can do.
+//! What the `teardown` program does: how long the kernel takes to give back the memory of an evicted pod, beside the
+//! best that the machine can do.
 //!
-//! The best is a process of a pod that unmaps as much by itself, without a signal, an exit or an agent in between: its time for a MiB is 1. An
-//! eviction is everything from the decision until the agent has seen 95 % of the bytes back. Between the two is what the kernel takes when such a pod is
-//! killed and no agent runs. The kinds of memory differ in what has to be undone for each byte: page tables of one process or of two hundred, huge pages, pages of a file in memory.
+//! The best is a process of a pod that unmaps as much by itself, without a signal, an exit or an agent in between: its
+//! time for a MiB is 1. An eviction is everything from the decision until the agent has seen 95 % of the bytes back.
+//! Between the two is what the kernel takes when such a pod is killed and no agent runs. The kinds of memory differ in
+//! what has to be undone for each byte: page tables of one process or of two hundred, huge pages, pages of a file in
+//! memory.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -206,7 +209,8 @@ fn unmap(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<FreedIn> {
     Ok(unmapped)
 }
 
-/// A pod is killed while no agent runs: how much memory it had, and how long until the kernel, which nobody helps, has given 95 % of it back.
+/// A pod is killed while no agent runs: how much memory it had, and how long until the kernel, which nobody helps, has
+/// given 95 % of it back.
 fn kill(node: &Node, kind: Kind, mb: u64) -> anyhow::Result<FreedIn> {
     let pod = Pod::burstable("killed", "8Mi");
     let hog = node.hog(&pod, &kind.grows(mb))?;

@@ -23,7 +23,8 @@ fn below(random: &mut Random, bound: u32) -> u32 {
     u32::try_from(random.below(bound.into())).unwrap()
 }
 
-/// NUMA nodes (with gaps in their numbers, without memory, without CPUs), sockets, caches and cores of equal or unlike size; some CPUs are offline.
+/// NUMA nodes (with gaps in their numbers, without memory, without CPUs), sockets, caches and cores of equal or unlike
+/// size; some CPUs are offline.
 pub(crate) fn parts(random: &mut Random) -> Parts {
     let many = random.one_in(40);
     let nodes = 1 + below(random, if many { 32 } else { 8 });
@@ -134,7 +135,8 @@ fn devices(random: &mut Random, nodes: NumaMask) -> DeviceSettings {
     DeviceSettings(all)
 }
 
-/// Policies, scopes, options and reservations; many of them cannot be together, or not on this machine. Devices are those of `before`.
+/// Policies, scopes, options and reservations; many of them cannot be together, or not on this machine. Devices are
+/// those of `before`.
 pub(crate) fn settings(
     random: &mut Random,
     machine: &Machine,
@@ -184,7 +186,8 @@ pub(crate) fn settings(
     settings
 }
 
-/// Guaranteed most of the time, with init containers, sidecars and containers that want whole CPUs, memory, huge pages and devices.
+/// Guaranteed most of the time, with init containers, sidecars and containers that want whole CPUs, memory, huge pages
+/// and devices.
 pub(crate) fn pod(random: &mut Random, uid: u64, cpus: u32) -> Pod {
     let guaranteed = !random.one_in(8);
     let largest = u64::from(cpus / 2).max(2);

@@ -1,12 +1,13 @@
 //! Random pods on random machines under all policies together: CPUs, memory, devices and the topology manager.
 //!
-//! Operations: a pod is admitted, or refused and tried again later; its init containers end; it is resized, or not; it is removed; the agent is restarted from what it saved; and everything is
-//! planned anew, because settings, the reservation or the CPUs that are online have changed. After each of them [`Node::check`] must hold: nothing has two
-//! owners, nothing is lost, the shared pool is never empty, and a refused or removed pod leaves everything as it was. A pod that is resized moves nobody, and keeps what it had as far
-//! as it requests it.
+//! Operations: a pod is admitted, or refused and tried again later; its init containers end; it is resized, or not; it
+//! is removed; the agent is restarted from what it saved; and everything is planned anew, because settings, the
+//! reservation or the CPUs that are online have changed. After each of them [`Node::check`] must hold: nothing has two
+//! owners, nothing is lost, the shared pool is never empty, and a refused or removed pod leaves everything as it was. A
+//! pod that is resized moves nobody, and keeps what it had as far as it requests it.
 //!
-//! `PLIMSOLL_PLACEMENT_OPS=1000000 cargo test --profile fuzz -p tests --no-default-features --test placed_pods` makes a million operations; without
-//! it a few thousand are made. A failure names the seed of its machine.
+//! `PLIMSOLL_PLACEMENT_OPS=1000000 cargo test --profile fuzz -p tests --no-default-features --test placed_pods` makes a
+//! million operations; without it a few thousand are made. A failure names the seed of its machine.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 

@@ -492,7 +492,8 @@ impl Node {
     }
 }
 
-/// Each container that has CPUs or memory before and after has more of the same or less of the same; after a refusal never more.
+/// Each container that has CPUs or memory before and after has more of the same or less of the same; after a refusal
+/// never more.
 fn keeps_resized(
     before: &BTreeMap<String, Assignment>,
     now: &BTreeMap<String, Assignment>,

@@ -1,9 +1,11 @@
-//! The rooms of the agent and of its decision core (ARCHITECTURE.md), and which of them may import which: read from the paths in the source.
+//! The rooms of the agent and of its decision core (ARCHITECTURE.md), and which of them may import which: read from the
+//! paths in the source.
 //!
-//! Imports go downwards only. A room of the agent may use the rooms in its row of [`ROOMS`] and no other; an arrow that no file uses any more has to
-//! leave the table, so that the table says what is, not what once was. A room of the core may use all rooms after it in [`CORE_ROOMS`]: so a rule can be
-//! read, tested and changed without what stands above it. `placement` stands below `model` there: it is a library about CPUs, memory and devices, which
-//! knows neither events nor decisions; those carry its results. Nor do the files and folders of a room import each other in a circle.
+//! Imports go downwards only. A room of the agent may use the rooms in its row of [`ROOMS`] and no other; an arrow that
+//! no file uses any more has to leave the table, so that the table says what is, not what once was. A room of the core
+//! may use all rooms after it in [`CORE_ROOMS`]: so a rule can be read, tested and changed without what stands above
+//! it. `placement` stands below `model` there: it is a library about CPUs, memory and devices, which knows neither
+//! events nor decisions; those carry its results. Nor do the files and folders of a room import each other in a circle.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod source;
@@ -78,7 +80,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Of `plimsoll-trace`, as [`ROOMS`].
-const TRACE_ROOMS: [(&str, &[&str]); 12] = [
+const TRACE_ROOMS: [(&str, &[&str]); 13] = [
     (
         "main",
         &[
@@ -87,6 +89,7 @@ const TRACE_ROOMS: [(&str, &[&str]); 12] = [
             "perfetto",
             "flame",
             "recording",
+            "names",
             "groups",
             "selection",
             "file",
@@ -98,7 +101,8 @@ const TRACE_ROOMS: [(&str, &[&str]); 12] = [
     ("flame", &["recording", "file"]),
     ("recording", &["spans", "symbols", "stacks", "groups"]),
     ("spans", &["groups"]),
-    ("symbols", &["stacks"]),
+    ("symbols", &["names", "stacks"]),
+    ("names", &[]),
     ("stacks", &[]),
     ("groups", &[]),
     ("selection", &[]),
@@ -210,7 +214,8 @@ fn arrows(of: &Crate, rooms: &Table) -> BTreeMap<(String, String), String> {
     let mut arrows = BTreeMap::new();
     for module in of.modules() {
         for import in &module.imports {
-            // What is no room is a name of the crate's root, or a path that an inline module of tests takes through `super`.
+            // What is no room is a name of the crate's root, or a path that an inline module of tests takes through
+            // `super`.
             let is_room = |target: &&String| rooms.iter().any(|(room, _)| room == target);
             let target = import.first().filter(is_room);
             let Some(target) = target.filter(|target| *target != module.room()) else {
@@ -271,7 +276,8 @@ fn import_only_what_is_below(of: &Crate, rooms: &Table) {
     }
 }
 
-/// What several of them share is in a room below, but the command line itself, what exit statuses mean and words of errors.
+/// What several of them share is in a room below, but the command line itself, what exit statuses mean and words of
+/// errors.
 #[test]
 fn no_command_imports_another() {
     const SHARED: [&str; 3] = ["cli", "error", "exit_status"];
@@ -489,7 +495,8 @@ fn no_file_of_the_vocabulary_or_the_policies_is_in_a_circle() {
     }
 }
 
-/// A file and those in its folder are one thing in parts: what the parts share is in the file, and it puts them together.
+/// A file and those in its folder are one thing in parts: what the parts share is in the file, and it puts them
+/// together.
 #[test]
 fn files_are_in_no_circle_but_with_those_of_their_folder() {
     let mut wrong = Vec::new();

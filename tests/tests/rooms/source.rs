@@ -90,8 +90,8 @@ impl Crate {
             .collect()
     }
 
-    /// Every path of the crate that the text names, in `use` lines and within code: `crate::…`, the crate's own name, `self::…`, `super::…` and
-    /// modules that the text declares.
+    /// Every path of the crate that the text names, in `use` lines and within code: `crate::…`, the crate's own name,
+    /// `self::…`, `super::…` and modules that the text declares.
     pub(crate) fn imports(&self, text: &str, importer: &[String]) -> Vec<Vec<String>> {
         let code = code(text, self.with_tests);
         let tokens = tokens(&code);
@@ -234,7 +234,8 @@ fn source_files(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// Without comments and the content of strings, without what only the documentation uses and, unless `with_tests`, without tests.
+/// Without comments and the content of strings, without what only the documentation uses and, unless `with_tests`,
+/// without tests.
 pub(crate) fn code(text: &str, with_tests: bool) -> String {
     let text = without_text(text);
     let (mut rest, mut code) = (text.as_str(), String::new());

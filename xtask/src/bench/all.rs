@@ -1,4 +1,5 @@
-//! `cargo xtask bench all`: every measurement of the report, one after the other, compared with the report or put in its place.
+//! `cargo xtask bench all`: every measurement of the report, one after the other, compared with the report or put in
+//! its place.
 //!
 //! A measurement is a row of [`MEASUREMENTS`]: the same command that a person types, so that the page can say it.
 

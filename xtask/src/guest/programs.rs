@@ -1,5 +1,5 @@
-//! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a guest
-//! has no libraries.
+//! The project's own programs for a guest: the agent and the bins of package `tests`, linked statically, because a
+//! guest has no libraries.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ use crate::{ebpf, paths, process, setup};
 const PROFILE: &str = "guest";
 /// What decides is built as in a release.
 const MEASURED: &str = "measured";
-/// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is built together.
+/// The packages whose programs run in guests. All of them in each build: features of what they share depend on what is
+/// built together.
 const PACKAGES: [&str; 6] = [
     "--package",
     "plimsoll",
@@ -73,8 +74,8 @@ pub(crate) fn cluster_tests() -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all of them.
-/// Once per xtask process, so that guests started later run the same build.
+/// Builds (when something changed) and returns the programs' paths, the agent with its BPF object inside: these, or all
+/// of them. Once per xtask process, so that guests started later run the same build.
 pub(crate) fn build(
     only: Option<&'static [&'static str]>,
     architecture: Architecture,

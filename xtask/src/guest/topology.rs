@@ -46,7 +46,8 @@ pub(crate) struct Machine {
 const CPU_WITH_THREADS: &str = "Icelake-Server";
 
 impl Topology {
-    /// Whether a guest of this architecture can be so: QEMU's machine for Arm shows neither dies nor, to the kernel, threads.
+    /// Whether a guest of this architecture can be so: QEMU's machine for Arm shows neither dies nor, to the kernel,
+    /// threads.
     pub(crate) fn fits(self, architecture: Architecture) -> bool {
         architecture == Architecture::Amd64 || matches!(self, Self::Flat(_) | Self::Numa2Flat(_))
     }

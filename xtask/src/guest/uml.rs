@@ -1,12 +1,15 @@
-//! A guest whose kernel is a process: Debian's user-mode Linux (architecture `um`), which runs programs at nearly this machine's speed.
+//! A guest whose kernel is a process: Debian's user-mode Linux (architecture `um`), which runs programs at nearly this
+//! machine's speed.
 //!
-//! Problem: a node of a cluster with its runtime, kubelet and API server needs minutes under an emulator for what takes a second. Approach: a kernel that is
-//! an ordinary process, with its root file system in one file. It has one CPU, cgroup v2 without `cpuset`, no PSI, no BTF and no tracing: right for what
-//! happens one after the other, and wrong for kernel signals, placement and figures. It needs no root.
+//! Problem: a node of a cluster with its runtime, kubelet and API server needs minutes under an emulator for what takes
+//! a second. Approach: a kernel that is an ordinary process, with its root file system in one file. It has one CPU,
+//! cgroup v2 without `cpuset`, no PSI, no BTF and no tracing: right for what happens one after the other, and wrong for
+//! kernel signals, placement and figures. It needs no root.
 //!
-//! Debian sid's is taken: that of bookworm (6.1) ends on CPUs whose registers take more than 2.7 kB (AMX), as it gives the host back fewer than the host
-//! asks for. It needs a newer C library than this machine may have. The one of sid lies beside it, and its program names the loader by a path that is relative to
-//! its folder: started by the loader, it would take the loader's heap for its own.
+//! Debian sid's is taken: that of bookworm (6.1) ends on CPUs whose registers take more than 2.7 kB (AMX), as it gives
+//! the host back fewer than the host asks for. It needs a newer C library than this machine may have. The one of sid
+//! lies beside it, and its program names the loader by a path that is relative to its folder: started by the loader, it
+//! would take the loader's heap for its own.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -52,8 +55,8 @@ pub(crate) struct UmlGuest {
 }
 
 impl UmlGuest {
-    /// Boots, runs the command, and gives each console line to `on_line` as it comes. It is ended when no line `moves` it on for `patience`, not counting time
-    /// that the host had for others.
+    /// Boots, runs the command, and gives each console line to `on_line` as it comes. It is ended when no line `moves`
+    /// it on for `patience`, not counting time that the host had for others.
     pub(crate) fn run(
         &self,
         patience: Duration,
@@ -64,7 +67,8 @@ impl UmlGuest {
         let folder = Folder::new()?;
         let work = folder.path();
         let disk = self.disk(&kernel, work)?;
-        // Ends with an xtask that was killed. The variable is for the kernel alone: other programs have this machine's C library.
+        // Ends with an xtask that was killed. The variable is for the kernel alone: other programs have this machine's
+        // C library.
         let mut command = match in_path("setpriv") {
             Some(setpriv) => {
                 let mut command = Command::new(setpriv);
@@ -217,8 +221,9 @@ fn name_the_loader_here(program: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// The object that this kernel gives each process has no `__vdso_getcpu`, and rustix panics where there is an object without it. One of another ABI
-/// version is none to rustix, which then asks the kernel; the C library does not look at the version.
+/// The object that this kernel gives each process has no `__vdso_getcpu`, and rustix panics where there is an object
+/// without it. One of another ABI version is none to rustix, which then asks the kernel; the C library does not look at
+/// the version.
 fn hide_the_vdso(kernel: &mut [u8]) -> Result<()> {
     const MAGIC: &[u8] = b"\x7fELF\x02\x01\x01\x00\x00";
     let symbol = b"__vdso_clock_gettime";

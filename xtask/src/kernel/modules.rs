@@ -1,8 +1,9 @@
 //! Modules that guest tests load: Debian builds zram (swap in compressed memory) and the files of disk quotas as such.
 //!
-//! Problem: Debian's packages hold thousands of modules, partly compressed, and no list of what depends on what (`depmod` makes it
-//! on the machine). Approach: the few that are wanted and what their own `.modinfo` says they depend on, uncompressed, are kept
-//! under names that sort in the order in which they are to be loaded: `00-zsmalloc.ko`, `01-zram.ko`.
+//! Problem: Debian's packages hold thousands of modules, partly compressed, and no list of what depends on what
+//! (`depmod` makes it on the machine). Approach: the few that are wanted and what their own `.modinfo` says they depend
+//! on, uncompressed, are kept under names that sort in the order in which they are to be loaded: `00-zsmalloc.ko`,
+//! `01-zram.ko`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +15,8 @@ use object::{Object as _, ObjectSection as _};
 
 use crate::interrupt::{self, Folder};
 
-/// The compressor that zram of 6.1 takes by default, a module of its own that nothing depends on: the kernel asks for it when a
-/// device is made. Newer ones have compressors inside.
+/// The compressor that zram of 6.1 takes by default, a module of its own that nothing depends on: the kernel asks for
+/// it when a device is made. Newer ones have compressors inside.
 const COMPRESSOR: &str = "lzo_rle";
 /// What tests ask for: zram, and the format of the quotas of ext4.
 const WANTED: [&str; 2] = ["zram", "quota_v2"];
@@ -23,7 +24,8 @@ const WANTED: [&str; 2] = ["zram", "quota_v2"];
 /// Below the root of an unpacked package. Debian moved it with 7.x.
 const FOLDERS: [&str; 2] = ["lib/modules", "usr/lib/modules"];
 
-/// Puts the wanted modules of kernel `release`, unpacked below `root`, into the folder `into`, which appears when it is whole.
+/// Puts the wanted modules of kernel `release`, unpacked below `root`, into the folder `into`, which appears when it is
+/// whole.
 pub(super) fn keep(root: &Path, release: &str, into: &Path, busybox: &Path) -> Result<()> {
     let mut package = Package {
         busybox,
@@ -60,7 +62,8 @@ pub(super) fn keep(root: &Path, release: &str, into: &Path, busybox: &Path) -> R
     fs::rename(&whole, into).with_context(|| format!("cannot write {}", into.display()))
 }
 
-/// The modules that [`keep`] put there, in the order in which they are to be loaded; of an older xtask perhaps not all ([`are_all`]).
+/// The modules that [`keep`] put there, in the order in which they are to be loaded; of an older xtask perhaps not all
+/// ([`are_all`]).
 pub(super) fn kept(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();

@@ -1,8 +1,11 @@
-//! Kubernetes 1.20.2 from Debian's source, and Debian's etcd: the newest *server* that Debian has, and the oldest that Plimsoll works with.
+//! Kubernetes 1.20.2 from Debian's source, and Debian's etcd: the newest *server* that Debian has, and the oldest that
+//! Plimsoll works with.
 //!
-//! Go's compiler optimizes nothing here: that is where its time goes, and tests wait for etcd and for the network. Two repairs: the file with the OpenAPI definitions is generated, not
-//! shipped; and the vendored `reflect2` calls `reflect.mapiterinit` in the form before Go 1.18, so that every map that is written as JSON would crash at
-//! random. The tags `providerless` and `dockerless` leave out the clients of clouds and of docker. What was built when it is interrupted is built on.
+//! Go's compiler optimizes nothing here: that is where its time goes, and tests wait for etcd and for the network. Two
+//! repairs: the file with the OpenAPI definitions is generated, not shipped; and the vendored `reflect2` calls
+//! `reflect.mapiterinit` in the form before Go 1.18, so that every map that is written as JSON would crash at random.
+//! The tags `providerless` and `dockerless` leave out the clients of clouds and of docker. What was built when it is
+//! interrupted is built on.
 
 use std::collections::BTreeSet;
 use std::fs;

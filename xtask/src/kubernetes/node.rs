@@ -1,8 +1,9 @@
-//! `cargo xtask kubernetes node`, and `cargo xtask test --cluster`: a node with containerd, a kubelet and an API server, and beside them `plimsoll-agent` and
-//! `plimsoll-cluster`.
+//! `cargo xtask kubernetes node`, and `cargo xtask test --cluster`: a node with containerd, a kubelet and an API
+//! server, and beside them `plimsoll-agent` and `plimsoll-cluster`.
 //!
-//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone with them. runc and systemd are
-//! Debian bookworm's, and containerd too (1.6) for a kubelet that is as old; one of 1.26 or later talks to containerd 2, which comes from Debian sid.
+//! The tests are agent/cluster/tests/node: they start all of it themselves, in a guest that this boots and that is gone
+//! with them. runc and systemd are Debian bookworm's, and containerd too (1.6) for a kubelet that is as old; one of
+//! 1.26 or later talks to containerd 2, which comes from Debian sid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,10 +37,12 @@ pub(crate) struct NodeArgs {
     /// Who makes the pods' cgroups: the kubelet and runc themselves, or systemd, which is PID 1 then
     #[arg(long, value_enum, default_value_t)]
     cgroup_driver: CgroupDriver,
-    /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them; also plimsoll-cluster and node (its tests) where it has both
+    /// Take plimsoll, plimsoll-agent and hog from this folder instead of building them; also plimsoll-cluster and node
+    /// (its tests) where it has both
     #[arg(long, value_name = "DIR")]
     programs: Option<PathBuf>,
-    /// Where the programs on the node write: a folder that is empty or made [default: target/cluster-logs, which is emptied]
+    /// Where the programs on the node write: a folder that is empty or made
+    /// [default: target/cluster-logs, which is emptied]
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 }

@@ -1,6 +1,8 @@
-//! `cargo xtask package --try`: the package in a Debian guest whose PID 1 is systemd: installed, started, killed, upgraded, removed and purged.
+//! `cargo xtask package --try`: the package in a Debian guest whose PID 1 is systemd: installed, started, killed,
+//! upgraded, removed and purged.
 //!
-//! What is done, and what has to be so after each step, is in `trial.sh`. The guest is user-mode Linux: no BPF there, so the agent samples.
+//! What is done, and what has to be so after each step, is in `trial.sh`. The guest is user-mode Linux: no BPF there,
+//! so the agent samples.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +15,8 @@ use crate::interrupt::Folder;
 use crate::progress::{minutes, print, say};
 
 const SCRIPT: &str = include_str!("trial.sh");
-/// What the script takes. libc-bin has `ldconfig`, without which dpkg does nothing; libgcc-s1 is for programs that were not built for everybody.
+/// What the script takes. libc-bin has `ldconfig`, without which dpkg does nothing; libgcc-s1 is for programs that were
+/// not built for everybody.
 const PACKAGES: [&str; 5] = ["systemd", "dpkg", "tar", "libc-bin", "libgcc-s1"];
 const MEMORY_MB: u64 = 1024;
 /// Without a line of the script.

@@ -51,7 +51,8 @@ struct Line {
 }
 
 impl ProcessOutput {
-    /// Runs it, gives each line to `on_line`, those of progress bars as well, and ends it and all that it has started when it hangs.
+    /// Runs it, gives each line to `on_line`, those of progress bars as well, and ends it and all that it has started
+    /// when it hangs.
     pub(crate) fn run(command: &mut Command, on_line: impl FnMut(&str)) -> Result<Self> {
         Self::run_with(command, PATIENCE, on_line)
     }

@@ -1,7 +1,7 @@
 //! The bill of materials: what the programs and the BPF objects are made of, in CycloneDX 1.5 JSON.
 //!
-//! `cargo tree` says which crates take part in a build of these packages, with the features that this build has; the lock files have their checksums.
-//! Same sources and compilers, same bytes: no time, no random serial number.
+//! `cargo tree` says which crates take part in a build of these packages, with the features that this build has; the
+//! lock files have their checksums. Same sources and compilers, same bytes: no time, no random serial number.
 
 use std::collections::{BTreeMap, BTreeSet};
 

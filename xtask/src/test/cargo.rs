@@ -26,7 +26,8 @@ const IN_MEMORY: &str = "/dev/shm";
 /// More than all tests together have there at a time, in bytes.
 const ROOM_IN_MEMORY: u64 = 2 << 30;
 
-/// Builds everything that is for this machine, with lints, and runs its tests; those that need an API server are a stage of their own.
+/// Builds everything that is for this machine, with lints, and runs its tests; those that need an API server are a
+/// stage of their own.
 pub(super) fn test(step: &Step) -> Outcome {
     let tests = Tests {
         which: &[],
@@ -39,7 +40,8 @@ pub(super) fn test(step: &Step) -> Outcome {
     tested.unwrap_or_else(|error| Err(error).into())
 }
 
-/// The tests that need an API server, which is built first where there is none; with `--all`, a scheduler and controllers are, too.
+/// The tests that need an API server, which is built first where there is none; with `--all`, a scheduler and
+/// controllers are, too.
 pub(super) fn with_api_server(step: &Step, all: bool) -> Outcome {
     let found = if all {
         kubernetes::found(None)
@@ -69,8 +71,8 @@ fn cargo(verb: &str, clippy: &Clippy) -> Command {
     command
 }
 
-/// A warning is an error, and ends the stage before its tests, but not before all other packages are read. Programs are built because tests run
-/// them.
+/// A warning is an error, and ends the stage before its tests, but not before all other packages are read. Programs are
+/// built because tests run them.
 fn build(clippy: &Clippy, step: &Step) -> Result<()> {
     let mut command = cargo("build", clippy);
     command.args(["--keep-going", "--tests"]);
@@ -122,8 +124,8 @@ impl Tests<'_> {
         let programs = programs::built(&built.stdout())?;
         let folder = Folder::new()?;
         let notes = folder.path().join("notes");
-        // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a machine's own one it is for
-        // every user: tests start programs of others.
+        // A test that is ended half-way removes nothing and unmounts nothing: this folder goes with all of that. As a
+        // machine's own one it is for every user: tests start programs of others.
         let temporary = temporary()?;
         fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o1777))
             .with_context(|| format!("cannot open {} to all", temporary.path().display()))?;
@@ -148,8 +150,8 @@ impl Tests<'_> {
     }
 }
 
-/// Where tests have their files: in memory, where this machine has room for them there. Tests that make thousands of directories spend most
-/// of their time in the journal of a disk: those of the agent's library took four times as long.
+/// Where tests have their files: in memory, where this machine has room for them there. Tests that make thousands of
+/// directories spend most of their time in the journal of a disk: those of the agent's library took four times as long.
 fn temporary() -> Result<Folder> {
     let in_memory = Path::new(IN_MEMORY);
     let runs_programs = rustix::fs::statvfs(in_memory)

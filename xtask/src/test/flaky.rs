@@ -1,7 +1,7 @@
 //! The ledger of guest and host tests that fail at times.
 //!
-//! A test that fails at times has a fault, or shows one. It has no second chance: a failure fails the run, in the ledger or not. The ledger
-//! is what is known of it, and is printed at the end of every run until it is empty.
+//! A test that fails at times has a fault, or shows one. It has no second chance: a failure fails the run, in the
+//! ledger or not. The ledger is what is known of it, and is printed at the end of every run until it is empty.
 
 use crate::progress::say;
 

@@ -1,6 +1,7 @@
 //! The guests of the plan: each runs its tests, and what it says becomes an [`Outcome`].
 //!
-//! The plan is the tests' own (tests/src/guest/machines.rs): `guest_tests --plan`, a static program, runs on this machine as well.
+//! The plan is the tests' own (tests/src/guest/machines.rs): `guest_tests --plan`, a static program, runs on this
+//! machine as well.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,16 +21,17 @@ use crate::progress::{Progress, Step, minutes};
 
 /// What a guest of the tests is booted with, so that the emulator has less to do. With `--all` guests are as nodes are.
 ///
-/// Nothing in these guests reads what a CPU speculates, and the kernel's mitigations take a quarter of what the emulator does. And 112 is
-/// `X86_FEATURE_REP_GOOD`: without it the kernel clears and copies pages in loops of eight words. When the emulator counts instructions, each word of a
-/// `rep stos` is a jump of its own, and tests that fill memory take a seventh longer.
+/// Nothing in these guests reads what a CPU speculates, and the kernel's mitigations take a quarter of what the
+/// emulator does. And 112 is `X86_FEATURE_REP_GOOD`: without it the kernel clears and copies pages in loops of eight
+/// words. When the emulator counts instructions, each word of a `rep stos` is a jump of its own, and tests that fill
+/// memory take a seventh longer.
 const QUICKLY_EMULATED: &str = "mitigations=off clearcpuid=112";
 
 /// The program that runs in the guests (tests/src/bin/guest_tests.rs).
 const GUEST_TESTS: &str = "guest_tests";
 
-/// A guest in which no test begins or ends for so long, without counting time that this machine had for others, hangs. A test that hangs is
-/// over much earlier: its limit counts the guest's instructions.
+/// A guest in which no test begins or ends for so long, without counting time that this machine had for others, hangs.
+/// A test that hangs is over much earlier: its limit counts the guest's instructions.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
 
 /// Tests named for the time that they took.
@@ -145,7 +147,8 @@ pub(super) fn run(planned: &PlannedGuest, step: &Step) -> Outcome {
     }
 }
 
-/// The tests that took longest on this machine's clock, for whoever balances the guests: the guest's clock skips idle time.
+/// The tests that took longest on this machine's clock, for whoever balances the guests: the guest's clock skips idle
+/// time.
 fn slowest(mut times: Vec<(Duration, String)>) -> Option<String> {
     times.sort_by(|one, other| other.cmp(one));
     let slowest: Vec<String> = times
@@ -156,8 +159,8 @@ fn slowest(mut times: Vec<(Duration, String)>) -> Option<String> {
     (!slowest.is_empty()).then(|| format!("slowest: {}", slowest.join(", ")))
 }
 
-/// Kernel 6.1 waits for ever for its second CPU when the emulator counts instructions. And on eight NUMA nodes `exec` is then so much faster than
-/// the agent that a pod may start before its manifest has been read.
+/// Kernel 6.1 waits for ever for its second CPU when the emulator counts instructions. And on eight NUMA nodes `exec`
+/// is then so much faster than the agent that a pod may start before its manifest has been read.
 fn clock(kernel: &str, topology: &str) -> Clock {
     let is_slow_to_boot = kernel == "6.1" && topology != "flat:1";
     if is_slow_to_boot || topology == "numa8" {

@@ -1,8 +1,8 @@
 //! The programs of tests that cargo has built: some at a time.
 //!
-//! Problem: cargo runs one after the other, and most of them wait for most of their time, for a runtime or for a clock: all tests of the workspace
-//! took 13 minutes of which they could run for 7. Approach: cargo builds them and says where they are, and each is run as cargo does it, in its
-//! package's directory.
+//! Problem: cargo runs one after the other, and most of them wait for most of their time, for a runtime or for a clock:
+//! all tests of the workspace took 13 minutes of which they could run for 7. Approach: cargo builds them and says where
+//! they are, and each is run as cargo does it, in its package's directory.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;

@@ -171,8 +171,8 @@ pub(crate) fn notable(lines: &[String]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What the host's tests wrote into the file that `PLIMSOLL_TEST_NOTES` names: what was left out, and what is worth a line
-/// (agent/tests/notes/mod.rs).
+/// What the host's tests wrote into the file that `PLIMSOLL_TEST_NOTES` names: what was left out, and what is worth a
+/// line (agent/tests/notes/mod.rs).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Notes {
     /// Tests that said that they cannot run here.

@@ -1,6 +1,8 @@
-//! Takes apart what the API server streams, without holding it: the items of a list, the lines of a watch. Pure; bounded whatever comes.
+//! Takes apart what the API server streams, without holding it: the items of a list, the lines of a watch. Pure;
+//! bounded whatever comes.
 
-/// Bytes of one object at most: etcd takes 1.5 MiB of the API server's own encoding, and JSON has six bytes for some of its characters.
+/// Bytes of one object at most: etcd takes 1.5 MiB of the API server's own encoding, and JSON has six bytes for some of
+/// its characters.
 pub const OBJECT_BYTES_MAX: usize = 10 << 20;
 /// Bytes of a list outside of its items.
 const REST_BYTES_MAX: usize = 64 << 10;

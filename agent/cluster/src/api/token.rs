@@ -1,5 +1,5 @@
-//! The token in a file, which a kubeconfig or a service account names. kube-rs sends such a file as it is, and refuses one that ends in a newline; client-go
-//! trims white space, so that what kubectl takes is taken here.
+//! The token in a file, which a kubeconfig or a service account names. kube-rs sends such a file as it is, and refuses
+//! one that ends in a newline; client-go trims white space, so that what kubectl takes is taken here.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -34,7 +34,8 @@ impl TokenFile {
         })
     }
 
-    /// What `Authorization` says. The file is read again after a minute; while that fails the token is the one that was read last, as in client-go.
+    /// What `Authorization` says. The file is read again after a minute; while that fails the token is the one that was
+    /// read last, as in client-go.
     pub(super) fn header(&mut self) -> HeaderValue {
         if self.read.elapsed() >= READ_EVERY {
             self.read = Instant::now();

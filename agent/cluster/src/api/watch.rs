@@ -1,8 +1,9 @@
 //! List and watch of one resource, for ever: bookmarks, 410, resets, back-off.
 //!
-//! A list is streamed, so that its size does not matter. The first one may be any version that the API server has (a thousand nodes that start together would
-//! read etcd otherwise); each later one is at least as new as what was seen, so that nothing goes back in time. A list of one node's objects that is wanted again is
-//! the most recent one: who asks wants to know what is gone, and a cache that lags has not heard of what is new.
+//! A list is streamed, so that its size does not matter. The first one may be any version that the API server has (a
+//! thousand nodes that start together would read etcd otherwise); each later one is at least as new as what was seen,
+//! so that nothing goes back in time. A list of one node's objects that is wanted again is the most recent one: who
+//! asks wants to know what is gone, and a cache that lags has not heard of what is new.
 
 use std::time::Duration;
 
@@ -23,9 +24,11 @@ use crate::watch_event::WatchEvent;
 const LIST_TIMEOUT: Duration = Duration::from_secs(120);
 /// A list that says nothing for so long has broken off.
 const SILENT_LIST: Duration = Duration::from_secs(20);
-/// The server sends a bookmark every minute: a watch that is silent for so long may be one whose connection leads nowhere any more.
+/// The server sends a bookmark every minute: a watch that is silent for so long may be one whose connection leads
+/// nowhere any more.
 pub const SILENT_WATCH: Duration = Duration::from_secs(90);
-/// How long the server is to keep a watch open, seconds: half an hour where bookmarks show that it lives, else five minutes.
+/// How long the server is to keep a watch open, seconds: half an hour where bookmarks show that it lives, else five
+/// minutes.
 const WATCH_S: u64 = 1_700;
 const WATCH_WITHOUT_BOOKMARKS_S: u64 = 280;
 /// So much longer by chance, in parts of it.
@@ -36,7 +39,8 @@ const OVERDUE: Duration = Duration::from_secs(30);
 const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that lived so long has worked: the next failure is the first.
 const STEADY_WATCH: Duration = Duration::from_secs(5);
-/// After a watch that the server ends sooner: it is not asked again at once, and not too late either, for nothing is missed.
+/// After a watch that the server ends sooner: it is not asked again at once, and not too late either, for nothing is
+/// missed.
 const SHORT_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Lists that were asked for here are at least so far apart.
 const LISTS_APART: Duration = Duration::from_secs(2);
@@ -72,7 +76,8 @@ impl Watched {
             .map_or(From::MostRecent, From::NotOlderThan)
     }
 
-    /// How long a list has until its first byte. Servers before 1.33 encode all of it before that: of a whole cluster, that is a gigabyte.
+    /// How long a list has until its first byte. Servers before 1.33 encode all of it before that: of a whole cluster,
+    /// that is a gigabyte.
     const fn head_timeout(&self) -> Duration {
         if self.fields.is_empty() {
             LIST_TIMEOUT
@@ -128,7 +133,8 @@ enum Bookmarks {
     Unknown,
     /// It sends them.
     Sent,
-    /// A whole watch was silent for longer than it can be with them, as of a server before 1.21 where nothing happens: that stays so.
+    /// A whole watch was silent for longer than it can be with them, as of a server before 1.21 where nothing happens:
+    /// that stays so.
     None,
 }
 
@@ -385,12 +391,14 @@ async fn watch(
             // Its end tells within some minutes whether the connection leads anywhere.
             Err(End::Silent) if *bookmarks == Bookmarks::None => continue,
             Err(End::Silent) => {
-                // The silence of a connection that leads nowhere, and of a server without bookmarks where nothing happens, are the same.
+                // The silence of a connection that leads nowhere, and of a server without bookmarks where nothing
+                // happens, are the same.
                 if !is_there(api).await {
                     return silent_for(silence);
                 }
                 return match (*bookmarks, is_silent) {
-                    // It sends them each minute: a watch of a version that it does not have yet (etcd was restored from a backup) is silent until it has. A list says so.
+                    // It sends them each minute: a watch of a version that it does not have yet (etcd was restored from
+                    // a backup) is silent until it has. A list says so.
                     (Bookmarks::Sent, true) => {
                         *bookmarks = Bookmarks::Unknown;
                         End::Expired
@@ -619,7 +627,8 @@ mod tests {
         assert_eq!(fake.asked.lists.load(Ordering::SeqCst), 1);
     }
 
-    /// As after etcd was restored from a backup: a watch waits for a version that is far ahead. A connection that falls silent later leads nowhere, and costs no list.
+    /// As after etcd was restored from a backup: a watch waits for a version that is far ahead. A connection that falls
+    /// silent later leads nowhere, and costs no list.
     #[tokio::test]
     async fn a_watch_that_says_nothing_where_bookmarks_were_sent_is_followed_by_a_list() {
         let line =

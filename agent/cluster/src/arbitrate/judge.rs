@@ -1,7 +1,8 @@
-//! From what is known to what should be: the shares of all Consumers, and which pods make room for which. Pure, and without memory of its own: what only time can
-//! tell comes in as [`Memory`].
+//! From what is known to what should be: the shares of all Consumers, and which pods make room for which. Pure, and
+//! without memory of its own: what only time can tell comes in as [`Memory`].
 //!
-//! Only a namespace with a Consumer is arbitrated. Pods of the others count, as they use the cluster, but none of them is evicted and none is evicted for them.
+//! Only a namespace with a Consumer is arbitrated. Pods of the others count, as they use the cluster, but none of them
+//! is evicted and none is evicted for them.
 
 mod nodes;
 mod objects;
@@ -239,7 +240,8 @@ impl Judgement {
     }
 }
 
-/// Takes the steps of the plan. `begins_long`: the namespace of a victim with a long grace whose notice would begin now.
+/// Takes the steps of the plan. `begins_long`: the namespace of a victim with a long grace whose notice would begin
+/// now.
 fn note_steps<'a>(
     judgement: &mut Judgement,
     cluster: &Cluster,

@@ -1,10 +1,12 @@
-//! Which of the arbitrators acts: a Lease (`docs/reference/arbitrator.md`, "In a cluster"). Pure: what is heard and the time go in, the next call comes out.
+//! Which of the arbitrators acts: a Lease (`docs/reference/arbitrator.md`, "In a cluster"). Pure: what is heard and the
+//! time go in, the next call comes out.
 //!
-//! Problem: two that act at once could each evict within a budget and together beyond what one of them would. Approach, as client-go's `leaderelection`: the holder writes every
-//! 2 s. Another one takes over when the record has not changed for 15 s by its clock that never jumps; times in the record are never compared.
+//! Problem: two that act at once could each evict within a budget and together beyond what one of them would. Approach,
+//! as client-go's `leaderelection`: the holder writes every 2 s. Another one takes over when the record has not changed
+//! for 15 s by its clock that never jumps; times in the record are never compared.
 //!
-//! The holder counts from when it *sent* the write that succeeded, and acts for 5 s after that. A call takes 10 s at most, so what it sent last is answered or
-//! given up before another can have the Lease.
+//! The holder counts from when it *sent* the write that succeeded, and acts for 5 s after that. A call takes 10 s at
+//! most, so what it sent last is answered or given up before another can have the Lease.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -101,7 +103,8 @@ impl Election {
         !self.is_contested && self.is_within(now, ACTS_MS)
     }
 
-    /// Whether it had the Lease and no other one can have had it since. It may be late with a write: then it does not act, and forgets nothing.
+    /// Whether it had the Lease and no other one can have had it since. It may be late with a write: then it does not
+    /// act, and forgets nothing.
     #[must_use]
     pub fn holds(&self, now: Now) -> bool {
         self.is_within(now, DURATION_MS)

@@ -1,4 +1,5 @@
-//! Warnings of pods that count otherwise than their owners may think. They are many and come and go, so that each says nothing by itself: their Consumer says how many there are.
+//! Warnings of pods that count otherwise than their owners may think. They are many and come and go, so that each says
+//! nothing by itself: their Consumer says how many there are.
 
 use plimsoll_core::arbitration::census::PodUse;
 use plimsoll_core::arbitration::requests::is_nothing;

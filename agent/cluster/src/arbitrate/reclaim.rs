@@ -1,10 +1,13 @@
 //! From plan to eviction (`docs/reference/arbitrator.md`, "In a cluster"): notices, evictions, and what is left alone.
 //!
-//! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that names others for a moment ends no notice. When all victims of a
-//! hole have had their notice, and its annotation was seen in the API, they are evicted, one after the other, and of several each is tried before: the refusal of one must not have cost another. What an answer leaves open counts as done until it is clear that it was not.
+//! Each cycle brings a plan. A victim that it names has notice from then on, as long as further plans name it; one that
+//! names others for a moment ends no notice. When all victims of a hole have had their notice, and its annotation was
+//! seen in the API, they are evicted, one after the other, and of several each is tried before: the refusal of one must
+//! not have cost another. What an answer leaves open counts as done until it is clear that it was not.
 //!
-//! The owner of a victim makes another pod at once, and the scheduler would give it the hole before the pod for which it was made has had its turn again. So the hole is kept:
-//! `status.nominatedNodeName` of that pod names the node before the first victim goes, until the pod has started or a minute after the last victim has gone.
+//! The owner of a victim makes another pod at once, and the scheduler would give it the hole before the pod for which
+//! it was made has had its turn again. So the hole is kept: `status.nominatedNodeName` of that pod names the node
+//! before the first victim goes, until the pod has started or a minute after the last victim has gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +34,8 @@ const CLAIM_MAX_MS: u64 = GRACE_MAX_S * 1000 + 60_000;
 const KEPT_MAX_MS: u64 = 30 * 60_000;
 /// A victim that no plan names for so long has no notice any more.
 const GAP_MS: u64 = 10_000;
-/// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget first.
+/// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget
+/// first.
 const CONFLICTS_MAX: u32 = 3;
 /// So often in a row the API server may answer a pod's eviction with 500.
 const ERRORS_MAX: u32 = 3;
@@ -95,7 +99,8 @@ struct Asked {
     begun_before_ms: Option<u64>,
 }
 
-/// An eviction that changes nothing, of a victim of a hole of several: the refusal of a later one must not cost the first.
+/// An eviction that changes nothing, of a victim of a hole of several: the refusal of a later one must not cost the
+/// first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Trial {
     for_pod: String,
@@ -288,7 +293,8 @@ impl Reclaims {
         self.notices.contains_key(uid) || self.gaps.contains_key(uid)
     }
 
-    /// The API has this notice, or it takes no annotation on the pod because of what its owner has written there: then its Event is the notice.
+    /// The API has this notice, or it takes no annotation on the pod because of what its owner has written there: then
+    /// its Event is the notice.
     pub fn note_read(&mut self, victim: &str) {
         if let Some(notice) = self.notices.get_mut(victim) {
             notice.was_read = true;
@@ -302,7 +308,8 @@ impl Reclaims {
         }
     }
 
-    /// How many versions of the pod, one after the other, were old when it was to go. A watch that is late shows the same one again, and says nothing new.
+    /// How many versions of the pod, one after the other, were old when it was to go. A watch that is late shows the
+    /// same one again, and says nothing new.
     #[must_use]
     pub fn old_versions(&self, victim: &str) -> u32 {
         let conflicts = self.conflicts.get(victim);
@@ -323,7 +330,8 @@ impl Reclaims {
         overdue.map(|(uid, _)| uid.as_str())
     }
 
-    /// Looks at what was seen: `leaves` of pods that leave or are gone, `is_gone` of the latter, `pending` of pods that still wait.
+    /// Looks at what was seen: `leaves` of pods that leave or are gone, `is_gone` of the latter, `pending` of pods that
+    /// still wait.
     pub fn look(
         &mut self,
         mono_ms: u64,
@@ -382,8 +390,8 @@ impl Reclaims {
         }
     }
 
-    /// A hole that an earlier leader made: the API shows that it is kept. Only at the beginning of a leader's time, so that no owner can keep room by what he writes on a pod. `victims`: the
-    /// pods that leave that node.
+    /// A hole that an earlier leader made: the API shows that it is kept. Only at the beginning of a leader's time, so
+    /// that no owner can keep room by what he writes on a pod. `victims`: the pods that leave that node.
     pub fn adopt(&mut self, pod: &str, node: &str, victims: BTreeSet<String>, mono_ms: u64) {
         let claim = self.claims.entry(pod.to_owned()).or_default();
         claim.node = node.to_owned();
@@ -430,7 +438,8 @@ impl Reclaims {
         })
     }
 
-    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan, so many that are not begun at most.
+    /// Holes that are kept now, by the pod for which they are: those that were made, and the next ones of the plan, so
+    /// many that are not begun at most.
     #[must_use]
     pub fn holes(&self, mono_ms: u64, begins: Option<usize>) -> BTreeMap<&str, &str> {
         let claims = self.claims.iter();
@@ -516,7 +525,8 @@ impl Reclaims {
         begun
     }
 
-    /// The next victim to be evicted, and the hole. `begins`: how many holes may be begun. `is_kept`: whether the API has it that the hole on this node is kept for this pod.
+    /// The next victim to be evicted, and the hole. `begins`: how many holes may be begun. `is_kept`: whether the API
+    /// has it that the hole on this node is kept for this pod.
     #[must_use]
     pub fn next(
         &self,
@@ -537,7 +547,8 @@ impl Reclaims {
         Some((reclaim.victims.first()?.clone(), reclaim.clone()))
     }
 
-    /// The next victim whose eviction is to be tried before one of its hole goes, and the pod that waits. Parameters as of [`Reclaims::next`].
+    /// The next victim whose eviction is to be tried before one of its hole goes, and the pod that waits. Parameters as
+    /// of [`Reclaims::next`].
     #[must_use]
     pub fn next_trial(
         &self,
@@ -554,7 +565,8 @@ impl Reclaims {
         })
     }
 
-    /// The first victim of a hole of several, not yet begun, of which it is not known that the API server would take its eviction.
+    /// The first victim of a hole of several, not yet begun, of which it is not known that the API server would take
+    /// its eviction.
     fn untried<'a>(&self, reclaim: &'a Reclaim, mono_ms: u64) -> Option<&'a String> {
         let is_known = |victim: &String| {
             let trial = self.tried.get(victim);
@@ -660,7 +672,8 @@ impl Reclaims {
         (outcome, for_pod)
     }
 
-    /// What follows of an eviction, or a trial of one, that the API server did not take: a pause for all, or another victim.
+    /// What follows of an eviction, or a trial of one, that the API server did not take: a pause for all, or another
+    /// victim.
     fn not_done(
         &mut self,
         victim: &str,
@@ -676,7 +689,8 @@ impl Reclaims {
             Outcome::Unclear => {
                 let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
                 let errors = is_error.then(|| self.note_error(victim, mono_ms)).flatten();
-                // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away for its namespace.
+                // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away
+                // for its namespace.
                 if errors.is_none_or(|errors| errors < 2) {
                     let wait_ms = self.backoff.wait_ms();
                     self.pause_until(mono_ms + wait_ms);
@@ -709,7 +723,8 @@ impl Reclaims {
         }
     }
 
-    /// Counts an answer of 500, but one in [`UNCLEAR_MS`]: one hiccup is no row. Returns how many there are, if this one counts.
+    /// Counts an answer of 500, but one in [`UNCLEAR_MS`]: one hiccup is no row. Returns how many there are, if this
+    /// one counts.
     fn note_error(&mut self, victim: &str, mono_ms: u64) -> Option<u32> {
         let (errors, at_ms) = self.errors.entry(victim.to_owned()).or_default();
         let counts = *errors == 0 || mono_ms >= *at_ms + UNCLEAR_MS;
@@ -725,7 +740,8 @@ impl Reclaims {
         self.pause_until_ms = self.pause_until_ms.max(until_ms);
     }
 
-    /// The API server does not take this pod's eviction, or the notice on it: others are looked for, for a while that doubles each time.
+    /// The API server does not take this pod's eviction, or the notice on it: others are looked for, for a while that
+    /// doubles each time.
     pub fn leave_alone(&mut self, victim: &str, mono_ms: u64) {
         let wait_ms = self
             .alone
@@ -738,7 +754,8 @@ impl Reclaims {
         self.alone.insert(victim.to_owned(), alone);
     }
 
-    /// Forgets the plan and its notices: what is known is old. What is left alone stays so, and so do holes that were made.
+    /// Forgets the plan and its notices: what is known is old. What is left alone stays so, and so do holes that were
+    /// made.
     pub fn pause(&mut self) {
         self.plan.clear();
         self.notices.clear();

@@ -1,8 +1,9 @@
 //! Whether a Consumer may be as it is wanted: what the webhook answers. Pure.
 //!
-//! Problem: a Consumer that is wrong is counted as something else and has a condition that says so, which its author sees late or never. Approach: it is refused when it is
-//! written. Whatever is in doubt is allowed: the arbitrator judges each Consumer again in each cycle, so that a webhook that does not answer costs nothing but the early word.
-//! A reason that held before, in the same words, refuses nothing: what is wrong can be mended step by step.
+//! Problem: a Consumer that is wrong is counted as something else and has a condition that says so, which its author
+//! sees late or never. Approach: it is refused when it is written. Whatever is in doubt is allowed: the arbitrator
+//! judges each Consumer again in each cycle, so that a webhook that does not answer costs nothing but the early word. A
+//! reason that held before, in the same words, refuses nothing: what is wrong can be mended step by step.
 //!
 //! What is refused: `docs/reference/arbitrator.md`, "Refused when it is written".
 
@@ -62,7 +63,8 @@ pub struct Question {
     before: Option<SeenConsumer>,
 }
 
-/// A Consumer, without its status: who asks need not be an API server that has checked it, and a question that waits holds what it has.
+/// A Consumer, without its status: who asks need not be an API server that has checked it, and a question that waits
+/// holds what it has.
 fn bounded_consumer(text: &str) -> Result<(String, SeenConsumer), String> {
     let (name, mut consumer) = SeenConsumer::read(text.as_bytes())?;
     consumer.status = Value::Null;
@@ -418,7 +420,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// All that is reserved is within the cluster. A cluster may shrink: what does not raise the sum is not refused for it.
+    /// All that is reserved is within the cluster. A cluster may shrink: what does not raise the sum is not refused for
+    /// it.
     fn check_root(&self, before: Option<&ConsumerSpec>, refused: &mut Vec<String>) {
         if self.spec.reserved.is_empty() && before.is_none() {
             return;

@@ -1,19 +1,23 @@
 //! Whether anybody places pods. Room that is made while the scheduler is away is room for nobody.
 //!
-//! Problem: the arbitrator sees a pod that does not start, and not why. After a minute it would take the hole for missed, and make another one: with a scheduler that has died a pod is
-//! evicted for each pod that waits, twice.
+//! Problem: the arbitrator sees a pod that does not start, and not why. After a minute it would take the hole for
+//! missed, and make another one: with a scheduler that has died a pod is evicted for each pod that waits, twice.
 //!
-//! Approach: a scheduler that lives is seen to. It places pods, says of new ones why it cannot, and takes back a nomination that was of no use. A hole that is free makes it try the
-//! pod for which it is, within its longest wait of 10 s. So a hole that stays free without any sign from the scheduler is doubt, which ends with the next sign. A scheduler of
-//! an early release may try and say nothing, so the doubt has an end, which comes later each time; and while there was no sign for long, holes are made one after the other.
+//! Approach: a scheduler that lives is seen to. It places pods, says of new ones why it cannot, and takes back a
+//! nomination that was of no use. A hole that is free makes it try the pod for which it is, within its longest wait of
+//! 10 s. So a hole that stays free without any sign from the scheduler is doubt, which ends with the next sign. A
+//! scheduler of an early release may try and say nothing, so the doubt has an end, which comes later each time; and
+//! while there was no sign for long, holes are made one after the other.
 
-/// A hole that is free for so long without a sign is doubt: twice the longest time after which the scheduler tries a pod again (`podMaxBackoffSeconds`).
+/// A hole that is free for so long without a sign is doubt: twice the longest time after which the scheduler tries a
+/// pod again (`podMaxBackoffSeconds`).
 const ANSWERS_MS: u64 = 20_000;
 /// What happens together is seen so far apart at most: what was free with a sign just before was seen to be taken.
 const TOGETHER_MS: u64 = 5_000;
 /// A sign is worth so much: it says nothing any more about holes that are made later.
 const LIVES_MS: u64 = 120_000;
-/// Without a sign the next hole is begun so long after the one before: most victims have gone by then, and whether the scheduler answers is known.
+/// Without a sign the next hole is begun so long after the one before: most victims have gone by then, and whether the
+/// scheduler answers is known.
 const ALONE_MS: u64 = 120_000;
 /// So long the doubt lasts at most, the first one after a sign.
 const DOUBT_MS: u64 = 600_000;

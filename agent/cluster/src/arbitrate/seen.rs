@@ -1,4 +1,5 @@
-//! Objects of the API, reduced to what the arbitrator reads of them. Each is read once, from its bytes; what cannot be read is an error with a reason.
+//! Objects of the API, reduced to what the arbitrator reads of them. Each is read once, from its bytes; what cannot be
+//! read is an error with a reason.
 
 pub mod budget;
 pub mod consumer;

@@ -1,7 +1,9 @@
-//! `status` of Consumers and Allocations: what it should be, and whether the difference to what is there is worth a write.
+//! `status` of Consumers and Allocations: what it should be, and whether the difference to what is there is worth a
+//! write.
 //!
-//! A changed condition is written at once, an amount when it differs by more than 1 % of the cluster, anything else after a minute at another value
-//! (`docs/reference/arbitrator.md`, "In a cluster"): figures that change with every pod must not fill etcd.
+//! A changed condition is written at once, an amount when it differs by more than 1 % of the cluster, anything else
+//! after a minute at another value (`docs/reference/arbitrator.md`, "In a cluster"): figures that change with every pod
+//! must not fill etcd.
 
 use std::collections::BTreeMap;
 

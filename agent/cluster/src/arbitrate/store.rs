@@ -1,6 +1,8 @@
-//! The objects of the cluster, as watches show them. Nothing is gone before a list is complete, everything is bounded, and what was missed is known.
+//! The objects of the cluster, as watches show them. Nothing is gone before a list is complete, everything is bounded,
+//! and what was missed is known.
 //!
-//! Of what a tenant can make without an end each namespace [bears](bounded::Borne) its own part (docs/decisions/0067-bounds-of-namespaces.md).
+//! Of what a tenant can make without an end each namespace [bears](bounded::Borne) its own part
+//! (docs/decisions/0067-bounds-of-namespaces.md).
 
 mod bounded;
 
@@ -19,14 +21,16 @@ use super::seen::quota::SeenQuota;
 use super::seen::{SeenNamespace, uid_of};
 use crate::watch_event::WatchEvent;
 
-/// Disruption budgets, resource quotas, and Allocations, of a namespace. Where there are more, no pod of it is evicted, none for it, or its Allocation is not written.
+/// Disruption budgets, resource quotas, and Allocations, of a namespace. Where there are more, no pod of it is evicted,
+/// none for it, or its Allocation is not written.
 pub use plimsoll_core::kube::budget::OF_A_NAMESPACE_MAX;
 
 /// Pending pods of a namespace. Those beyond are not known, and so not asked for.
 const PENDING_MAX: usize = 100_000;
 /// For each so many bytes that its owner has written, a pod counts once more: people write some hundred.
 const POD_BYTES: usize = 1024;
-/// Without doubt about all, a kind is listed for what was left out only so often, milliseconds: each list holds evictions back for some seconds.
+/// Without doubt about all, a kind is listed for what was left out only so often, milliseconds: each list holds
+/// evictions back for some seconds.
 const LIST_FOR_ONE_EVERY_MS: u64 = 600_000;
 /// With doubt about all.
 const LIST_EVERY_MS: u64 = 60_000;
@@ -76,7 +80,8 @@ impl Kind {
         }
     }
 
-    /// Objects that are kept. Beyond what all have together the cluster is too large for this program, and no pod is evicted.
+    /// Objects that are kept. Beyond what all have together the cluster is too large for this program, and no pod is
+    /// evicted.
     const fn most(self) -> Most {
         let (in_all, of_each) = match self {
             Self::Pods => (300_000, PENDING_MAX),
@@ -166,7 +171,8 @@ impl Store {
         })
     }
 
-    /// How long after the last list another one would find objects that were left out and have room now, milliseconds; nothing: there are none.
+    /// How long after the last list another one would find objects that were left out and have room now, milliseconds;
+    /// nothing: there are none.
     #[must_use]
     pub fn wants_list(&self, kind: Kind) -> Option<u64> {
         let watch = self.watch(kind);
@@ -234,7 +240,8 @@ impl Store {
         has_many(&self.quotas, namespace)
     }
 
-    /// What all nodes have together. Kept until a node changes: a review asks for it, and there can be a hundred of them in a second.
+    /// What all nodes have together. Kept until a node changes: a review asks for it, and there can be a hundred of
+    /// them in a second.
     pub fn allocatable(&self) -> &Named {
         self.allocatable.get_or_init(|| {
             let mut total = Named::new();
@@ -384,8 +391,8 @@ fn has_many<V: PartialEq + Borne<(String, String)>>(
     kept.borne_by(namespace) > OF_A_NAMESPACE_MAX || kept.left_out_of(namespace) > 0
 }
 
-/// What a tenant can make is borne by its namespace, and a pod until a kubelet has taken it (`status.startTime`), on whatever node it says that it is: one that runs takes room on a node from
-/// others.
+/// What a tenant can make is borne by its namespace, and a pod until a kubelet has taken it (`status.startTime`), on
+/// whatever node it says that it is: one that runs takes room on a node from others.
 impl Borne<String> for SeenPod {
     fn bearer<'a>(&'a self, _: &'a String) -> Option<&'a str> {
         let runs = self.node.is_some() && self.started_unix_ms.is_some();

@@ -1,9 +1,11 @@
-//! The webhook's two objects: the Secret with its certificate, and the configuration by which the API server trusts it. Pure: what was read comes in, the next step goes out.
+//! The webhook's two objects: the Secret with its certificate, and the configuration by which the API server trusts it.
+//! Pure: what was read comes in, the next step goes out.
 //!
-//! Problem: the API server calls a webhook only over TLS, and trusts the authority that the configuration names. A third party that issues certificates would be one
-//! more thing to install. Approach: who has the Lease makes both, writes the certificate into the Secret and the authority into the configuration. The Secret names the new
-//! authority and the one before it, and a process serves a certificate only when the configuration names its authority: while the two processes go over to a new one, the API
-//! server trusts both.
+//! Problem: the API server calls a webhook only over TLS, and trusts the authority that the configuration names. A
+//! third party that issues certificates would be one more thing to install. Approach: who has the Lease makes both,
+//! writes the certificate into the Secret and the authority into the configuration. The Secret names the new authority
+//! and the one before it, and a process serves a certificate only when the configuration names its authority: while the
+//! two processes go over to a new one, the API server trusts both.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -12,7 +14,8 @@ use serde_json::json;
 use crate::call::{Call, Content, Verb};
 use crate::report::body::escaped;
 
-/// The Secret. `deploy/` makes it empty, so that no right to create Secrets is needed: with one any token of the namespace could be had.
+/// The Secret. `deploy/` makes it empty, so that no right to create Secrets is needed: with one any token of the
+/// namespace could be had.
 const SECRET: &str = "plimsoll-arbitrator-webhook";
 /// The ValidatingWebhookConfiguration.
 const CONFIGURATION: &str = "plimsoll-arbitrator";

@@ -30,7 +30,8 @@ const OF_A_CLASS_MAX: usize = 200;
 /// How long after its wait the failures of a write are remembered.
 const FORGOTTEN_MS: u64 = 120_000;
 
-/// Of this pod and no other, and only as it was seen unless `is_any_version`. `version`: group and version that the API server takes.
+/// Of this pod and no other, and only as it was seen unless `is_any_version`. `version`: group and version that the API
+/// server takes.
 pub(super) fn eviction(
     uid: &str,
     pod: &SeenPod,
@@ -65,13 +66,15 @@ pub(super) fn eviction(
     )
 }
 
-/// The notice on a pod; none takes it away. The status subresource lets annotations through, so that no right to change pods is needed.
+/// The notice on a pod; none takes it away. The status subresource lets annotations through, so that no right to change
+/// pods is needed.
 fn notice(uid: &str, pod: &SeenPod, value: Option<String>) -> Call {
     let body = json!({"metadata": {"uid": uid, "annotations": {EVICT_AFTER: value}}});
     status_patch(pod, &body)
 }
 
-/// The hole that is kept for a pod. The scheduler gives room on the node that it names to no other pod whose priority is not greater.
+/// The hole that is kept for a pod. The scheduler gives room on the node that it names to no other pod whose priority
+/// is not greater.
 fn hole(uid: &str, pod: &SeenPod, node: &str) -> Call {
     let body = json!({
         "metadata": {"uid": uid, "annotations": {ROOM_ON: node}},
@@ -118,7 +121,8 @@ impl Arbiter {
         !self.on_their_way.contains(target) && ms >= until
     }
 
-    /// The write that matters most: notices, then by turns the greatest difference of a status, lists for nodes, and notices that are over.
+    /// The write that matters most: notices, then by turns the greatest difference of a status, lists for nodes, and
+    /// notices that are over.
     pub(super) fn next_write(&mut self, now: Now) -> Option<(Target, Call)> {
         if now.mono_ms >= self.next_queue_ms {
             self.next_queue_ms = now.mono_ms + QUEUE_EVERY_MS;
@@ -149,7 +153,8 @@ impl Arbiter {
         }
     }
 
-    /// Notices that are not shown as they are, and those on pods that have none: of an earlier leader, or an earlier plan.
+    /// Notices that are not shown as they are, and those on pods that have none: of an earlier leader, or an earlier
+    /// plan.
     fn due_notices(&self, ms: u64) -> (Vec<Due>, Vec<Due>) {
         let is_dry = self.settings.is_dry;
         let due = |uid: &String, pod: &SeenPod, value: Option<String>| {
@@ -180,8 +185,8 @@ impl Arbiter {
         self.reclaims.holes(ms, begins)
     }
 
-    /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and other pods are faster from then on: it is written before all else, as
-    /// soon as that is seen.
+    /// A hole that the API does not show as kept. The scheduler takes it back when it has tried the pod in vain, and
+    /// other pods are faster from then on: it is written before all else, as soon as that is seen.
     pub(super) fn next_hole(&mut self, ms: u64) -> Option<Due> {
         if !self.hole_writes.allows(ms) {
             return None;
@@ -191,7 +196,8 @@ impl Arbiter {
                 return false;
             };
             let is_kept = self.is_kept(uid, pod, node);
-            // What was written and is not shown yet, or was written just now: scheduler and arbitrator must not write by turns without end.
+            // What was written and is not shown yet, or was written just now: scheduler and arbitrator must not write
+            // by turns without end.
             let is_written = self.holes_at.get(*uid).is_some_and(|(version, at)| {
                 let is_seen = *version != pod.resource_version;
                 ms < at
@@ -236,7 +242,8 @@ impl Arbiter {
         due.take(OF_A_CLASS_MAX).collect()
     }
 
-    /// Whether the pod's nominated node is a word of this process, whatever became of the annotation beside it, which its owner can take off.
+    /// Whether the pod's nominated node is a word of this process, whatever became of the annotation beside it, which
+    /// its owner can take off.
     fn has_nominated(&self, uid: &str, pod: &SeenPod) -> bool {
         let ours = self.nominated.get(uid);
         pod.node.is_none() && ours.is_some() && ours == pod.nominated.as_ref()
@@ -373,8 +380,8 @@ impl Arbiter {
         }
     }
 
-    /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute. A dry run sends no list: nodes
-    /// would evict other pods for it.
+    /// Nodes under pressure hear which namespaces are overused, again and again, as the list is void after a minute. A
+    /// dry run sends no list: nodes would evict other pods for it.
     fn due_overused(&mut self, now: Now) -> Vec<Due> {
         let ms = now.mono_ms;
         let nodes = &self.store.nodes;

@@ -64,13 +64,16 @@ pub(super) struct Arbitrate {
     /// Serve /metrics, /healthz and /readyz on this address
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Check Consumers when they are written: the port of the webhook of deploy/components/arbitrator. The leader makes its certificate
+    /// Check Consumers when they are written: the port of the webhook of deploy/components/arbitrator. The leader makes
+    /// its certificate
     #[arg(long, value_name = "ADDRESS:PORT")]
     webhook: Option<SocketAddr>,
-    /// DNS name in the webhook's certificate, by which the API server calls it [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
+    /// DNS name in the webhook's certificate, by which the API server calls it
+    /// [default: plimsoll-arbitrator.NAMESPACE.svc, of the Lease's namespace]
     #[arg(long, value_name = "NAME", requires = "webhook", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     webhook_name: Option<String>,
-    /// File of CA certificates (PEM): accept only webhook clients whose certificate one of them signed; read again when it changes
+    /// File of CA certificates (PEM): accept only webhook clients whose certificate one of them signed; read again when
+    /// it changes
     #[arg(long, value_name = "PATH", requires = "webhook")]
     webhook_client_ca: Option<PathBuf>,
     /// Read the cluster, print shares and plan, then exit

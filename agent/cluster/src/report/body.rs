@@ -10,7 +10,8 @@ use crate::report::eviction::{Eviction, Purpose};
 /// The reason of the condition `DisruptionTarget`; the kubelet's is `TerminationByKubelet`.
 pub const DISRUPTION_REASON: &str = "TerminationByPlimsoll";
 
-/// `/api/v1/namespaces/NS/pods/P`. Names come from the API, which allows no character that a path would have to escape; others are escaped all the same.
+/// `/api/v1/namespaces/NS/pods/P`. Names come from the API, which allows no character that a path would have to escape;
+/// others are escaped all the same.
 #[must_use]
 pub fn pod_path(namespace: &str, name: &str) -> String {
     format!(
@@ -96,8 +97,8 @@ pub fn delete(pod: &SeenPod, grace_s: Option<u32>, dry_run: bool) -> Call {
     Call::write(Verb::Delete, "pods", &path, Content::Json, &body, dry_run)
 }
 
-/// Status and annotation in one: the status subresource lets annotations through (`podStatusStrategy.PrepareForUpdate`), and only both together reach
-/// the kubelet's `UpdatePod` at once.
+/// Status and annotation in one: the status subresource lets annotations through
+/// (`podStatusStrategy.PrepareForUpdate`), and only both together reach the kubelet's `UpdatePod` at once.
 fn status(eviction: &Eviction, pod: &SeenPod) -> Value {
     let intent = &eviction.intent;
     json!({

@@ -1,9 +1,11 @@
-//! Events of the API (`events.k8s.io/v1`, served since 1.19): one object for what happens once, a series for what repeats.
+//! Events of the API (`events.k8s.io/v1`, served since 1.19): one object for what happens once, a series for what
+//! repeats.
 //!
-//! **Problem.** Events are what people read first, and what fills etcd. **Approach.** client-go's rules (`EventSourceObjectSpamFilter`,
-//! `tools/events`): 25 new names in a burst, then one in 6 s; a repetition within ten minutes is a count on the same object, written at most
-//! once in 6 s. What is beyond is dropped and counted. A refusal that no waiting mends (a namespace that is being deleted, a missing right)
-//! drops the Event, too. The name is made of what the Event is about, so that a process that starts again writes no second one.
+//! **Problem.** Events are what people read first, and what fills etcd. **Approach.** client-go's rules
+//! (`EventSourceObjectSpamFilter`, `tools/events`): 25 new names in a burst, then one in 6 s; a repetition within ten
+//! minutes is a count on the same object, written at most once in 6 s. What is beyond is dropped and counted. A refusal
+//! that no waiting mends (a namespace that is being deleted, a missing right) drops the Event, too. The name is made of
+//! what the Event is about, so that a process that starts again writes no second one.
 
 use std::collections::BTreeMap;
 

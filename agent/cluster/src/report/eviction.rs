@@ -1,11 +1,13 @@
-//! One eviction on its way into the API: which call comes next, from the intent, the pod as watched, the answers so far and the time.
+//! One eviction on its way into the API: which call comes next, from the intent, the pod as watched, the answers so far
+//! and the time.
 //!
-//! **Problem.** The pod is dead already; the API has to show it as `Failed`/`Evicted`, and the kubelet takes a status that it did not write back
-//! unless an annotation changes with it. It drops the reason at its first look and takes it again at its last one; while it is busy starting something it
-//! writes `Running` back (seen with 1.36.2). **Approach.** Level-triggered: as long as the API does not
-//! show the end and the pod's cgroup is there, the same PATCH is sent again, with another annotation value; not faster than the kubelet can
-//! look, and not for ever. Every call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version,
-//! so that `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.
+//! **Problem.** The pod is dead already; the API has to show it as `Failed`/`Evicted`, and the kubelet takes a status
+//! that it did not write back unless an annotation changes with it. It drops the reason at its first look and takes it
+//! again at its last one; while it is busy starting something it writes `Running` back (seen with 1.36.2).
+//! **Approach.** Level-triggered: as long as the API does not show the end and the pod's cgroup is there, the same
+//! PATCH is sent again, with another annotation value; not faster than the kubelet can look, and not for ever. Every
+//! call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version, so that
+//! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.
 
 use plimsoll_core::kube::cluster_link::{EvictionIntent, Settled};
 
@@ -17,19 +19,21 @@ use crate::report::policy::{EvictBy, EvictedPods, Policy};
 
 /// How often the status is written at most.
 pub const REPORTS_MAX: u32 = 5;
-/// The least time between two of them, milliseconds: the kubelet's own writer comes every 10 s, a container's end makes it look within 1 s.
+/// The least time between two of them, milliseconds: the kubelet's own writer comes every 10 s, a container's end makes
+/// it look within 1 s.
 const REPORT_EVERY_MS: u64 = 2_000;
 /// How long what the API shows has to stand where nothing says that the kubelet has finished, milliseconds.
 const STANDS_MS: u64 = 30_000;
 /// How long the kubelet may take to show the end after the cgroup has gone, milliseconds.
 const LAST_LOOK_MS: u64 = 60_000;
-/// Refusals that no waiting mends, before the eviction is given up: some two minutes. RBAC and admission policies take effect some seconds after they are
-/// written, and an API server that has just started refuses until it has read them.
+/// Refusals that no waiting mends, before the eviction is given up: some two minutes. RBAC and admission policies take
+/// effect some seconds after they are written, and an API server that has just started refuses until it has read them.
 const REFUSALS_MAX: u32 = 9;
-/// How long the API server may answer that it cannot take the report of a pod that is held, milliseconds: as long as a hold lasts where it does not answer.
-/// A webhook that is away answers 500 for as long as it is.
+/// How long the API server may answer that it cannot take the report of a pod that is held, milliseconds: as long as a
+/// hold lasts where it does not answer. A webhook that is away answers 500 for as long as it is.
 const UNTAKEN_MAX_MS: u64 = 600_000;
-/// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on doing so.
+/// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on
+/// doing so.
 const CONFLICTS_AT_ONCE: u32 = 3;
 /// How soon a budget is asked again, milliseconds.
 const BUDGET_EVERY_MS: u64 = 5_000;
@@ -196,7 +200,8 @@ impl Eviction {
         was_said
     }
 
-    /// How often it was told; what an earlier process told counts until this one has. Whoever may change the pod can write any number: at least one report follows.
+    /// How often it was told; what an earlier process told counts until this one has. Whoever may change the pod can
+    /// write any number: at least one report follows.
     fn reports(&self, pod: &SeenPod) -> u32 {
         let rest = self.annotation_rest(pod).filter(|_| self.reports == 0);
         let Some(rest) = rest else {
@@ -303,8 +308,8 @@ impl Eviction {
         }
     }
 
-    /// Whether the pod has been held for long enough for an API server that answers and takes nothing. A pod with a grace is held when nobody has acknowledged
-    /// its eviction for some seconds.
+    /// Whether the pod has been held for long enough for an API server that answers and takes nothing. A pod with a
+    /// grace is held when nobody has acknowledged its eviction for some seconds.
     fn is_untaken(&self, now: Now) -> bool {
         let is_held = self.intent.is_held || self.intent.grace_s > 0;
         let since_ms = self.untaken_since_ms.filter(|_| is_held);
@@ -465,7 +470,8 @@ fn wait_or(until_ms: u64, step: Step, now: Now) -> Step {
     }
 }
 
-/// A budget's refusal: 429 with its cause, or 500 where two budgets select the pod. 429 without the cause is flow control.
+/// A budget's refusal: 429 with its cause, or 500 where two budgets select the pod. 429 without the cause is flow
+/// control.
 fn is_budget(refusal: &Refusal) -> bool {
     (refusal.code == 429 && refusal.has_cause("DisruptionBudget"))
         || (refusal.code == 500

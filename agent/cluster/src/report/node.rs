@@ -1,7 +1,8 @@
 //! What is said about the node itself: conditions beside the kubelet's, and a taint where the option asks for it.
 //!
-//! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic list: it is read, and a JSON patch adds to
-//! it, or removes what is found where it was read. So a write of anything else of the node, however often it comes, does not get in the way.
+//! Conditions are a strategic merge by `type`, so that those of the kubelet and of others stay. Taints are one atomic
+//! list: it is read, and a JSON patch adds to it, or removes what is found where it was read. So a write of anything
+//! else of the node, however often it comes, does not get in the way.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +16,11 @@ use crate::clock::{Now, rfc3339_s};
 use crate::report::body::escaped;
 use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, WITHHELD, withheld_value};
 
-/// Unchanged conditions are written so often, milliseconds: half as often as the kubelet's (`nodeStatusReportFrequency`), for each write goes to all who watch nodes.
+/// Unchanged conditions are written so often, milliseconds: half as often as the kubelet's
+/// (`nodeStatusReportFrequency`), for each write goes to all who watch nodes.
 const HEARTBEAT_MS: u64 = 600_000;
-/// An agent that is gone for longer does not only start anew, milliseconds: what it said is not known any more. As long as a kubelet may be silent
-/// (`--node-monitor-grace-period` of kube-controller-manager from 1.32 on).
+/// An agent that is gone for longer does not only start anew, milliseconds: what it said is not known any more. As long
+/// as a kubelet may be silent (`--node-monitor-grace-period` of kube-controller-manager from 1.32 on).
 const LOST_AFTER_MS: u64 = 50_000;
 /// Key of the taint.
 pub const TAINT_KEY: &str = "plimsoll.dev/memory-pressure";
@@ -205,8 +207,8 @@ impl NodeReports {
         self.is_dirty |= !self.wanted.is_empty();
     }
 
-    /// Takes all conditions of the agent, each once. Returns those that have just begun. `taints`: whether pressure is to be a taint; without, one that is there from
-    /// before goes.
+    /// Takes all conditions of the agent, each once. Returns those that have just begun. `taints`: whether pressure is
+    /// to be a taint; without, one that is there from before goes.
     pub fn want(
         &mut self,
         conditions: Vec<NodeConditionReport>,
@@ -250,8 +252,8 @@ impl NodeReports {
         self.lost.get_or_insert(now);
     }
 
-    /// Takes over the conditions and the taint that an earlier agent has left on the node, where no agent has connected for [`LOST_AFTER_MS`] since this
-    /// process began: the conditions become `Unknown`, and the taint goes.
+    /// Takes over the conditions and the taint that an earlier agent has left on the node, where no agent has connected
+    /// for [`LOST_AFTER_MS`] since this process began: the conditions become `Unknown`, and the taint goes.
     pub fn take_over(&mut self, node: Option<&SeenNode>, now: Now) {
         if !self.wanted.is_empty() {
             return;
@@ -279,7 +281,8 @@ impl NodeReports {
             .is_some_and(|lost| now.mono_ms >= lost.mono_ms.saturating_add(LOST_AFTER_MS))
     }
 
-    /// Whether the taint is to be there; nothing: it is let be. As with the kubelet's, whose taints go when its conditions are unknown.
+    /// Whether the taint is to be there; nothing: it is let be. As with the kubelet's, whose taints go when its
+    /// conditions are unknown.
     fn taint_wanted(&self, now: Now) -> Option<bool> {
         let is_lost = self.is_lost(now);
         self.wants_taint.map(|wants| wants && !is_lost)

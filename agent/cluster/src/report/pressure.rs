@@ -1,8 +1,9 @@
 //! What a node under pressure and the arbitrator say to each other: two annotations of the Node.
 //!
-//! Problem: an annotation stays when its writer has gone, and each side would go by what was true an hour ago. Approach: each has the time at which it was
-//! written, is written again every 25 s while it holds, and is void a minute after its time. The clocks of two machines differ: what is dated further ahead
-//! than it would hold is void, too.
+//! Problem: an annotation stays when its writer has gone, and each side would go by what was true an hour ago.
+//! Approach: each has the time at which it was written, is written again every 25 s while it holds, and is void a
+//! minute after its time. The clocks of two machines differ: what is dated further ahead than it would hold is void,
+//! too.
 //!
 //! What the arbitrator does with it: `docs/reference/arbitrator.md`, "Nodes under pressure".
 

@@ -383,7 +383,8 @@ fn the_agent_hears_whether_the_api_server_answers() {
     assert_eq!(reporter.greeting(now(0)).len(), 3);
 }
 
-/// The agent lifts its holds when the API server has not answered for ten minutes: who does not take the token hears nothing.
+/// The agent lifts its holds when the API server has not answered for ten minutes: who does not take the token hears
+/// nothing.
 #[test]
 fn a_token_that_is_not_taken_is_no_answer() {
     let (mut reporter, mut pods) = (reporter(Policy::default()), store(1));

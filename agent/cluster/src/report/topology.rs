@@ -1,11 +1,14 @@
 //! What this node's NUMA nodes have left, as its NodeResourceTopology object (`topology.node.k8s.io/v1alpha2`).
 //!
-//! **Problem.** A scheduler reads one object of each node, and others write such objects too (node-feature-discovery, the resource topology exporter): two
-//! writers undo each other, and the scheduler believes either. **Approach.** Server-side apply without `force`: the API server itself refuses what another manager
-//! has set (409), in the same step as the write, so nothing is read before and no moment is between. Such an object is left alone, and looked at again every
-//! [`FOREIGN_AGAIN_MS`]. Where the resource is not installed (404) it is tried again every [`ABSENT_AGAIN_MS`].
+//! **Problem.** A scheduler reads one object of each node, and others write such objects too (node-feature-discovery,
+//! the resource topology exporter): two writers undo each other, and the scheduler believes either. **Approach.**
+//! Server-side apply without `force`: the API server itself refuses what another manager has set (409), in the same
+//! step as the write, so nothing is read before and no moment is between. Such an object is left alone, and looked at
+//! again every [`FOREIGN_AGAIN_MS`]. Where the resource is not installed (404) it is tried again every
+//! [`ABSENT_AGAIN_MS`].
 //!
-//! A change is written at once, but no two writes are closer than [`WRITE_EVERY_MS`]; what has not changed every [`HEARTBEAT_MS`], for the object may have been deleted.
+//! A change is written at once, but no two writes are closer than [`WRITE_EVERY_MS`]; what has not changed every
+//! [`HEARTBEAT_MS`], for the object may have been deleted.
 
 use std::collections::BTreeMap;
 

@@ -27,7 +27,8 @@ use crate::serve::webhook::{Slot, serve};
 
 /// Reviews that the loop has not looked at yet.
 pub(super) const ASKED_MAX: usize = 16;
-/// Reviews in any second, and as many again for peers that ask seldom. Each compares with all Consumers, and anyone who reaches the port can ask.
+/// Reviews in any second, and as many again for peers that ask seldom. Each compares with all Consumers, and anyone who
+/// reaches the port can ask.
 const REVIEWS_PER_SECOND: usize = 100;
 /// The API server waits for three seconds (`timeoutSeconds` in `deploy/`).
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(2_500);
@@ -240,7 +241,8 @@ impl Keeper {
     }
 }
 
-/// What the API server answered; nothing: the object has changed since it was read, so that nothing was written, and the next step goes by what is there now.
+/// What the API server answered; nothing: the object has changed since it was read, so that nothing was written, and
+/// the next step goes by what is there now.
 fn done(answer: Answer, what: &str) -> Result<Option<Vec<u8>>, String> {
     match answer {
         Answer::Done(body) => Ok(Some(body)),
@@ -273,7 +275,8 @@ mod tests {
         let peer = Peer::of(std::net::IpAddr::from([10, 0, 0, 1]));
         let garbage = || desk.clone().answered(peer, Bytes::from_static(b"{"));
         assert_eq!(garbage().await, Err(StatusCode::BAD_REQUEST));
-        // The clock moves on while the test runs: a pace that has just allowed one allows no other within a second of it.
+        // The clock moves on while the test runs: a pace that has just allowed one allows no other within a second of
+        // it.
         let again = garbage().await;
         let took = desk.began.elapsed();
         assert!(

@@ -1,6 +1,8 @@
-//! Who calls, and what is left for others: places and time are few, and whoever reaches the port can ask for all of them. Pure.
+//! Who calls, and what is left for others: places and time are few, and whoever reaches the port can ask for all of
+//! them. Pure.
 //!
-//! Approach: peers are told apart by their addresses, so one of them can have all that nobody else wants, and no more than its part of what others want too.
+//! Approach: peers are told apart by their addresses, so one of them can have all that nobody else wants, and no more
+//! than its part of what others want too.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -25,7 +27,8 @@ impl Peer {
     }
 }
 
-/// At most so many in any second, for whoever comes first; beyond, as many again for peers that have had less than their part.
+/// At most so many in any second, for whoever comes first; beyond, as many again for peers that have had less than
+/// their part.
 #[derive(Debug)]
 pub struct FairPace {
     most: usize,
@@ -94,8 +97,9 @@ impl<H> Default for Seats<H> {
 }
 
 impl<H> Seats<H> {
-    /// A new connection: its number, and what ends another one that makes place for it. That is one of the peer with the most connections, the oldest of them that is not being answered.
-    /// Nothing: the peer itself has the most, and there is no place for one more.
+    /// A new connection: its number, and what ends another one that makes place for it. That is one of the peer with
+    /// the most connections, the oldest of them that is not being answered. Nothing: the peer itself has the most, and
+    /// there is no place for one more.
     pub fn take(&mut self, peer: Peer, end: H, mono_ms: u64) -> Option<(u64, Option<H>)> {
         let mut ended = None;
         if self.all.len() >= CONNECTIONS_MAX {

@@ -1,5 +1,5 @@
-//! The listener of the webhook: HTTPS, one path, bodies that are bounded before they are read. Whoever reaches the port may ask, so everything has a bound and a time, and no peer
-//! can have all of it ([`peer`]).
+//! The listener of the webhook: HTTPS, one path, bodies that are bounded before they are read. Whoever reaches the port
+//! may ask, so everything has a bound and a time, and no peer can have all of it ([`peer`]).
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,9 +26,11 @@ use crate::certificate::Served;
 pub const PATH: &str = "/consumers";
 /// New connections in any second. Each costs a handshake.
 const CONNECTIONS_PER_SECOND: usize = 100;
-/// Bytes of a review: a Consumer as it is and as it was. One object has at most 1.5 MiB in the API server's store, and a Consumer some kilobytes.
+/// Bytes of a review: a Consumer as it is and as it was. One object has at most 1.5 MiB in the API server's store, and
+/// a Consumer some kilobytes.
 pub const BODY_BYTES_MAX: usize = 2 << 20;
-/// A client that does not end its handshake, its head or its body in this time is left. The API server has three seconds for all.
+/// A client that does not end its handshake, its head or its body in this time is left. The API server has three
+/// seconds for all.
 const PART_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection is ended after this: then a new certificate is seen, and others have their turn.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,8 +55,9 @@ impl Slot {
     }
 }
 
-/// Answers reviews until the program ends. `review` takes a body that is whole and who sent it, and gives the body of the answer, or a code. `left_out` hears of each connection that is not
-/// taken, or is ended, because there are too many.
+/// Answers reviews until the program ends. `review` takes a body that is whole and who sent it, and gives the body of
+/// the answer, or a code. `left_out` hears of each connection that is not taken, or is ended, because there are too
+/// many.
 pub async fn serve<F, A>(
     listener: TcpListener,
     slot: Slot,

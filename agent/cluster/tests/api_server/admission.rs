@@ -1,10 +1,12 @@
 //! The admission that the core computes beside that of a real API server: same objects, same answers, letter by letter.
 //!
-//! Each case is a namespace with LimitRanges and quotas, and objects that are created in it one after the other, on both sides; some are then changed ([`updates`]). There is no controller of
-//! quotas here: their status is set once through the subresource, and from then on the admission plugin alone keeps `status.used`, as [`World`] does.
+//! Each case is a namespace with LimitRanges and quotas, and objects that are created in it one after the other, on
+//! both sides; some are then changed ([`updates`]). There is no controller of quotas here: their status is set once
+//! through the subresource, and from then on the admission plugin alone keeps `status.used`, as [`World`] does.
 //!
-//! The plugins look at caches. A namespace for probes is asked until it has the last of the deciding objects: a cache gets them in their order. It is asked
-//! before, too: a plugin that has nothing of a namespace lists it, and remembers the empty list longer than the cache needs.
+//! The plugins look at caches. A namespace for probes is asked until it has the last of the deciding objects: a cache
+//! gets them in their order. It is asked before, too: a plugin that has nothing of a namespace lists it, and remembers
+//! the empty list longer than the cache needs.
 
 mod cases;
 mod chance;
@@ -99,7 +101,8 @@ impl Status {
     }
 }
 
-/// The message before its list, and the list's pieces, sorted. Where a piece has a comma, both sides are cut in the same places.
+/// The message before its list, and the list's pieces, sorted. Where a piece has a comma, both sides are cut in the
+/// same places.
 fn parts(message: &str) -> (&str, Vec<&str>) {
     let list = message
         .split_once(": [")
@@ -115,7 +118,8 @@ fn parts(message: &str) -> (&str, Vec<&str>) {
 /// The server's side, with whole answers.
 struct Client(kube::Client);
 
-/// Whether a server says that it cannot answer now. With 500 it also refuses what it cannot make sense of, and that is an answer.
+/// Whether a server says that it cannot answer now. With 500 it also refuses what it cannot make sense of, and that is
+/// an answer.
 fn is_trouble(code: u16, body: &Value) -> bool {
     let message = body["message"].as_str().unwrap_or_default();
     let of_storage = [
@@ -135,7 +139,8 @@ impl Client {
         Self(kube::Client::try_from(config.await.unwrap()).unwrap())
     }
 
-    /// Asks until there is an answer. What was made and is made again as the first answer was lost is answered as it is.
+    /// Asks until there is an answer. What was made and is made again as the first answer was lost is answered as it
+    /// is.
     async fn send(&self, method: &str, path: &str, mime: &str, body: &Value) -> (u16, Value) {
         let was_lost = AtomicBool::new(false);
         let (code, answer) = until(&format!("an answer to {method} {path}"), async || {
@@ -385,7 +390,8 @@ async fn probe(client: &Client, class: &str) -> bool {
     }
 }
 
-/// What every cache is to have before objects are asked for: a class, then a LimitRange, then a quota, each the last of its kind.
+/// What every cache is to have before objects are asked for: a class, then a LimitRange, then a quota, each the last of
+/// its kind.
 async fn wait_for_caches(client: &Client) {
     let class = json!({"metadata": {"name": "probe"}, "value": 1});
     client

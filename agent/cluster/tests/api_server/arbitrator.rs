@@ -1,5 +1,5 @@
-//! `plimsoll-cluster arbitrate` against a real API server. Nodes are objects; a stand-in binds pods where there is room, takes evicted ones away as a kubelet does, and makes
-//! another pod for each as an owner does.
+//! `plimsoll-cluster arbitrate` against a real API server. Nodes are objects; a stand-in binds pods where there is
+//! room, takes evicted ones away as a kubelet does, and makes another pod for each as an owner does.
 
 mod troubles;
 
@@ -108,7 +108,8 @@ pub(super) async fn node(server: &Server, name: &str, cpus: u64) {
     server.must(&call).await;
 }
 
-/// It may take ten minutes to end: past its time it would be no room any more, and here nobody ends it, or a stand-in that a busy machine keeps waiting.
+/// It may take ten minutes to end: past its time it would be no room any more, and here nobody ends it, or a stand-in
+/// that a busy machine keeps waiting.
 fn pod_body(name: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"app": "app"}}, "spec": {"terminationGracePeriodSeconds": 600,
         "containers": [{"name": "app", "image": "i", "resources": {"requests": {"cpu": "1"}}}]}})
@@ -311,8 +312,9 @@ async fn turn(
             *free = free.saturating_sub(1);
         }
     }
-    // Those that wait longest first, as the scheduler's queue has it. Where the machine is slow a test is so as well: a successor can be older than the last pods for which room is made, and takes
-    // its own hole again, for which another pod goes. That is told elsewhere, with a real scheduler.
+    // Those that wait longest first, as the scheduler's queue has it. Where the machine is slow a test is so as well: a
+    // successor can be older than the last pods for which room is made, and takes its own hole again, for which another
+    // pod goes. That is told elsewhere, with a real scheduler.
     pending.sort();
     if how.is_scheduler_away.load(Relaxed) {
         pending.clear();
@@ -334,7 +336,8 @@ async fn turn(
     changed
 }
 
-/// What a kubelet says of a pod that it has started. It may have been deleted meanwhile, and without an answer it is said in the next turn.
+/// What a kubelet says of a pod that it has started. It may have been deleted meanwhile, and without an answer it is
+/// said in the next turn.
 async fn starts(server: &Server, namespace: &str, name: &str) {
     let status = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}/status");
@@ -534,7 +537,8 @@ async fn allow(server: &Server, budgets: &str, allowed: u32) {
         .await;
 }
 
-/// The API server sees a configuration of webhooks a moment after it is stored: waits until an eviction is answered with this code.
+/// The API server sees a configuration of webhooks a moment after it is stored: waits until an eviction is answered
+/// with this code.
 async fn until_evictions_get(server: &Server, namespace: &str, code: u16) {
     let version = budgets_version(server).await;
     until(
@@ -756,7 +760,8 @@ async fn leaving(server: &Server, path: &str) -> usize {
         .count()
 }
 
-/// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it to make the objects.
+/// Nodes here have no kubelet at all: evicted pods stay, as leaving ones. 41 s of CPU time with the servers, most of it
+/// to make the objects.
 #[test]
 fn five_hundred_nodes_with_five_thousand_pods() {
     run(async {

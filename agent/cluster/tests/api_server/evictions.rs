@@ -334,7 +334,8 @@ fn beside_an_old_kubelet_the_object_is_deleted() {
     });
 }
 
-/// What the kubelet does to the status (seen with 1.36.2): the reason is dropped at its first look, and `Running` comes back while it is busy.
+/// What the kubelet does to the status (seen with 1.36.2): the reason is dropped at its first look, and `Running` comes
+/// back while it is busy.
 #[test]
 fn what_the_kubelet_takes_back_is_told_again() {
     run(async {
@@ -359,7 +360,8 @@ fn what_the_kubelet_takes_back_is_told_again() {
     });
 }
 
-/// Takes a report back twice, and waits each time until it is told again. `false`: what stands for half a minute is settled, and that was too fast for this machine.
+/// Takes a report back twice, and waits each time until it is told again. `false`: what stands for half a minute is
+/// settled, and that was too fast for this machine.
 async fn is_told_again(server: &Server, agent: &mut Agent, uid: &str, name: &str) -> bool {
     let status = format!("{}/status", pod_path(name));
     // Which one it is; where answers are lost there are more.

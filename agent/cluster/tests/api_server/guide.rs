@@ -1,5 +1,6 @@
-//! The commands of docs/guide/cluster.md that need a cluster, as an operator gives them: kubectl and helm, a real API server, and no node. What the controllers of DaemonSets and of
-//! namespaces do then is a few lines, so that servers without a kube-controller-manager will do.
+//! The commands of docs/guide/cluster.md that need a cluster, as an operator gives them: kubectl and helm, a real API
+//! server, and no node. What the controllers of DaemonSets and of namespaces do then is a few lines, so that servers
+//! without a kube-controller-manager will do.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,7 +20,8 @@ use fences::{PAGES, Way, Where};
 const PAGE: &str = "docs/guide/cluster.md";
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
-/// A program of this name that calls `tool` for this API server. Not every build of a server has the description by which kubectl judges what it sends: the server judges.
+/// A program of this name that calls `tool` for this API server. Not every build of a server has the description by
+/// which kubectl judges what it sends: the server judges.
 fn put(folder: &Path, name: &str, tool: &Path, kubeconfig: &Path) {
     let text = format!(
         "#!/bin/sh
@@ -38,7 +40,8 @@ exec '{}' --kubeconfig '{}' \"$command\" \"$@\"
     fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Whether kubectl can judge an object by the server's own description; one that has just started may need some seconds.
+/// Whether kubectl can judge an object by the server's own description; one that has just started may need some
+/// seconds.
 fn describes_itself(kubectl: &Path, server: &Server) -> bool {
     (0..TRIED_MAX).any(|_| {
         let mut tried = Command::new(kubectl);
@@ -54,7 +57,8 @@ const TRIED_MAX: u32 = 20;
 
 const SET: &str = "/apis/apps/v1/namespaces/plimsoll/daemonsets/plimsoll";
 
-/// What the controllers do with a DaemonSet that no node wants, and with a namespace that is to go, as long as it is polled.
+/// What the controllers do with a DaemonSet that no node wants, and with a namespace that is to go, as long as it is
+/// polled.
 async fn controllers(server: &Server) {
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -154,7 +154,8 @@ async fn events(server: &Server, uid: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Scenarios 2, 6, 7 and a part of 12: the API server goes away, evictions are decided meanwhile, both programs start anew, and the API server comes back.
+/// Scenarios 2, 6, 7 and a part of 12: the API server goes away, evictions are decided meanwhile, both programs start
+/// anew, and the API server comes back.
 #[test]
 fn an_outage_delays_what_is_told_and_changes_nothing_of_it() {
     run(async {
@@ -235,7 +236,8 @@ fn an_outage_delays_what_is_told_and_changes_nothing_of_it() {
         // Nothing was said to be gone while the API server was.
         agent.until("the list", |known| known.is_listed).await;
         assert_eq!((agent.known.pods.len(), agent.known.gone), (4, 0));
-        // Away once more, without a restart of the program: what changed meanwhile is known afterwards, from the version on that was seen.
+        // Away once more, without a restart of the program: what changed meanwhile is known afterwards, from the
+        // version on that was seen.
         server.stop();
         agent
             .until("the outage", |known| known.is_reachable == Some(false))

@@ -46,7 +46,8 @@ impl Written {
     }
 }
 
-/// Another writer of a node, who writes all the time and heeds resource versions as everybody should: it alone writes the condition `Other` and the taint `other`, and finds each as it left it.
+/// Another writer of a node, who writes all the time and heeds resource versions as everybody should: it alone writes
+/// the condition `Other` and the taint `other`, and finds each as it left it.
 struct Rival<'a> {
     server: &'a Server,
     path: &'a str,
@@ -224,8 +225,8 @@ fn each_right(rules: &Value) -> BTreeSet<[String; 3]> {
     all
 }
 
-/// Scenario 12: the installed rights suffice, and no call is made that they do not allow; without them the call is refused and the eviction given up; a token that has expired is replaced by
-/// the one in its file.
+/// Scenario 12: the installed rights suffice, and no call is made that they do not allow; without them the call is
+/// refused and the eviction given up; a token that has expired is replaced by the one in its file.
 #[test]
 fn rights_and_tokens() {
     run(async {

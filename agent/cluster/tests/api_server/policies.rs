@@ -1,7 +1,8 @@
-//! What the token of a node may change: the policies of `deploy/base/admission-policy.yaml`, asked with a token as the pod of the DaemonSet has it, which
-//! names its node.
+//! What the token of a node may change: the policies of `deploy/base/admission-policy.yaml`, asked with a token as the
+//! pod of the DaemonSet has it, which names its node.
 //!
-//! A call that is to be refused is first made by the administrator, as a dry run: one that the API server takes for no change, or refuses by itself, would show nothing.
+//! A call that is to be refused is first made by the administrator, as a dry run: one that the API server takes for no
+//! change, or refuses by itself, would show nothing.
 
 use plimsoll_cluster::api::{Api, Source};
 use plimsoll_cluster::call::Answer;
@@ -190,7 +191,8 @@ async fn is_refused(
     );
 }
 
-/// The role and the account of `deploy/base`, with what components add, and the policies. `false`: this server knows none.
+/// The role and the account of `deploy/base`, with what components add, and the policies. `false`: this server knows
+/// none.
 async fn install(server: &Server) -> bool {
     let policies = format!("{GROUP}/validatingadmissionpolicies");
     if server.get(&policies).await.is_none() {

@@ -1,5 +1,6 @@
-//! The arbitrator beside the real scheduler and controllers: Deployments make pods, the scheduler places them, the disruption controller counts. Nodes are objects; a stand-in for their
-//! kubelets starts pods that are bound, and ends those that leave after their grace.
+//! The arbitrator beside the real scheduler and controllers: Deployments make pods, the scheduler places them, the
+//! disruption controller counts. Nodes are objects; a stand-in for their kubelets starts pods that are bound, and ends
+//! those that leave after their grace.
 
 use std::time::Duration;
 
@@ -175,8 +176,10 @@ async fn still(cluster: &Cluster, arbitrator: &Arbitrator, evicted: f64) {
     assert_eq!(arbitrator.evicted().await, evicted, "no further eviction");
 }
 
-/// Waits for these pods, and that they stay; returns how many were evicted by then. Since there were `before` that is no less than `least` and no more than three times that. The scheduler takes some holes back, many where
-/// they come free together, and until the arbitrator has seen that and kept them again a successor can be faster: then another pod goes. But it ends.
+/// Waits for these pods, and that they stay; returns how many were evicted by then. Since there were `before` that is
+/// no less than `least` and no more than three times that. The scheduler takes some holes back, many where they come
+/// free together, and until the arbitrator has seen that and kept them again a successor can be faster: then another
+/// pod goes. But it ends.
 async fn settled(
     cluster: &Cluster,
     arbitrator: &Arbitrator,
@@ -236,7 +239,8 @@ fn a_lender_gets_its_place_back_and_no_successor_takes_it_again() {
         until_condition(server, "lender", "Underserved", "True", "Blocked").await;
         still(&cluster, &arbitrator, 0.0).await;
 
-        // It allows six: these go, and each place is taken by a pod of the lender, while the borrower's Deployment makes another one for each.
+        // It allows six: these go, and each place is taken by a pod of the lender, while the borrower's Deployment
+        // makes another one for each.
         server
             .merge(&path, &json!({"spec": {"minAvailable": 6}}))
             .await;
@@ -291,8 +295,9 @@ async fn deleted_in_the_middle(cluster: &Cluster, arbitrator: &Arbitrator) {
     still(cluster, arbitrator, before).await;
 }
 
-/// The example of the paper on dominant resource fairness: 9 CPUs and 18 GiB, a's pods of 1 and 4, b's of 3 and 1. It gives three to a and two to b, where asset fairness (2.5 and 2.2) and
-/// competitive equilibrium (4.1 and 1.6) give others.
+/// The example of the paper on dominant resource fairness: 9 CPUs and 18 GiB, a's pods of 1 and 4, b's of 3 and 1. It
+/// gives three to a and two to b, where asset fairness (2.5 and 2.2) and competitive equilibrium (4.1 and 1.6) give
+/// others.
 #[test]
 fn the_papers_example_comes_out_of_two_deployments() {
     run(async {
@@ -313,7 +318,8 @@ fn the_papers_example_comes_out_of_two_deployments() {
     });
 }
 
-/// The loop of volcano#4947: one queue deserves 3 CPUs and has a pod of 4, the other deserves 5, has one and waits with 4. The evicted pod's successor would fit into its own hole.
+/// The loop of volcano#4947: one queue deserves 3 CPUs and has a pod of 4, the other deserves 5, has one and waits with
+/// 4. The evicted pod's successor would fit into its own hole.
 #[test]
 fn a_successor_as_great_as_the_hole_does_not_take_it() {
     run(async {

@@ -1,4 +1,5 @@
-//! NodeResourceTopology against a real API server: written where the resource is installed, and never over another writer's.
+//! NodeResourceTopology against a real API server: written where the resource is installed, and never over another
+//! writer's.
 
 use std::time::{Duration, Instant};
 

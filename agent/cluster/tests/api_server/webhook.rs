@@ -1,4 +1,5 @@
-//! The arbitrator's webhook, called by a real API server. It is called by a URL: without kube-proxy no Service leads anywhere.
+//! The arbitrator's webhook, called by a real API server. It is called by a URL: without kube-proxy no Service leads
+//! anywhere.
 
 use plimsoll_cluster::arbitrate::webhook::SeenSecret;
 use plimsoll_cluster::call::{Call, Content, Refusal, Verb};
@@ -48,7 +49,8 @@ async fn tried(server: &Server, name: &str, spec: &Value) -> Result<Vec<u8>, Ref
     server.answer(&new(name, spec, true)).await
 }
 
-/// Makes a Consumer of others that were made just before. The webhook waits for a second until it sees them, and where the machine is slower it refuses it.
+/// Makes a Consumer of others that were made just before. The webhook waits for a second until it sees them, and where
+/// the machine is slower it refuses it.
 async fn until_taken(server: &Server, name: &str, spec: &Value) {
     let call = new(name, spec, false);
     until(&format!("{name} to be taken: {spec}"), async || {

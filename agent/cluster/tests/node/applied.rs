@@ -1,5 +1,6 @@
-//! `kubectl apply -k deploy/base` on a node with the controllers and the scheduler of its version, as docs/guide/cluster.md says it. Nothing of it is changed: neither the
-//! image's name, nor the threshold of 500Mi, nor where the API server is.
+//! `kubectl apply -k deploy/base` on a node with the controllers and the scheduler of its version, as
+//! docs/guide/cluster.md says it. Nothing of it is changed: neither the image's name, nor the threshold of 500Mi, nor
+//! where the API server is.
 
 use std::fs;
 

@@ -1,5 +1,6 @@
-//! The programs as `deploy/base` installs them: an image in containerd, started by the kubelet, with a token and the rights of the manifests. The DaemonSet's
-//! controller is this test, which makes the pod of its template: `applied` is the same where Kubernetes has its own.
+//! The programs as `deploy/base` installs them: an image in containerd, started by the kubelet, with a token and the
+//! rights of the manifests. The DaemonSet's controller is this test, which makes the pod of its template: `applied` is
+//! the same where Kubernetes has its own.
 
 use std::fs;
 use std::path::Path;
@@ -92,7 +93,8 @@ async fn install(machine: &Machine) -> Value {
     template
 }
 
-/// The pod that the DaemonSet's controller makes. There is no service network here, so the API server's address is given.
+/// The pod that the DaemonSet's controller makes. There is no service network here, so the API server's address is
+/// given.
 fn pod_of(machine: &Machine, template: &Value, name: &str) -> Value {
     let mut pod = json!({"metadata": template["metadata"], "spec": template["spec"]});
     pod["metadata"]["name"] = json!(name);
@@ -199,11 +201,13 @@ pub(super) fn say_conditions(machine: &Machine, ours: &[Value]) {
     }
 }
 
-/// An agent that ended without `--keep-on-exit` has put all settings back, and holds nothing; `plimsoll uninstall` takes away the files that are left, and finds nothing to restore.
+/// An agent that ended without `--keep-on-exit` has put all settings back, and holds nothing; `plimsoll uninstall`
+/// takes away the files that are left, and finds nothing to restore.
 pub(super) fn nothing_is_left(machine: &Machine) {
     let held = machine.held();
     assert!(held.is_empty(), "{held:?}");
-    // All that are there, so that none can be forgotten here. Holds are of evicted pods, and went with their cgroups; evictions that are to be told are no settings.
+    // All that are there, so that none can be forgotten here. Holds are of evicted pods, and went with their cgroups;
+    // evictions that are to be told are no settings.
     let mut ledgers = 0;
     for entry in fs::read_dir(STATE).unwrap() {
         let path = entry.unwrap().path();

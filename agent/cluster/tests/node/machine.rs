@@ -1,4 +1,5 @@
-//! A node: containerd, kubelet, API server, `plimsoll-agent` and `plimsoll-cluster`, all as they are installed, in a guest that is only there for this.
+//! A node: containerd, kubelet, API server, `plimsoll-agent` and `plimsoll-cluster`, all as they are installed, in a
+//! guest that is only there for this.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -28,9 +29,11 @@ pub(crate) const CLUSTER_METRICS: &str = "/run/cluster-metrics.sock";
 /// What the kubelet's CPU manager has given.
 pub(crate) const CPU_MANAGER_STATE: &str = "/var/lib/kubelet/cpu_manager_state";
 const CONTAINERD: &str = "/run/containerd/containerd.sock";
-/// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest without an emulator.
+/// The node falls below the agent's threshold when pods have taken so much, MiB. Page faults are slow in a guest
+/// without an emulator.
 const HEADROOM_MIB: u64 = 200;
-/// How long after the cgroup's end the API may be without the reason, before it is taken for lost: the kubelet has had its last word then.
+/// How long after the cgroup's end the API may be without the reason, before it is taken for lost: the kubelet has had
+/// its last word then.
 pub(crate) const LAST_WORD: Duration = Duration::from_secs(15);
 
 /// Takes memory as soon as it is asked to.
@@ -140,7 +143,8 @@ impl Machine {
         conditions.find(|one| one["type"] == "Ready").cloned()
     }
 
-    /// Takes the threshold anew, for the agent that is started next: what runs on the node, and what tests have left, is not what leaks.
+    /// Takes the threshold anew, for the agent that is started next: what runs on the node, and what tests have left,
+    /// is not what leaks.
     pub(crate) async fn renew_threshold(&mut self) {
         self.threshold_mib = available_mib() - HEADROOM_MIB;
         self.kill_agent();
@@ -365,7 +369,8 @@ impl Machine {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Runs `kubectl plimsoll` and shows what it says, which has to have this in it. Its status is of what it was asked for: `check` on a node that has not everything is 1.
+    /// Runs `kubectl plimsoll` and shows what it says, which has to have this in it. Its status is of what it was asked
+    /// for: `check` on a node that has not everything is 1.
     pub(crate) fn kubectl_plimsoll(&self, arguments: &[&str], expected: &str) {
         let plugin = self.file("deploy/kubectl-plimsoll");
         let mut command = Command::new("/bin/sh");

@@ -1,5 +1,5 @@
-//! Beside a real kubelet (ring 3): numbers are those of the scenarios in the test plan. `cargo xtask test --cluster` boots the machine that they
-//! run in; anywhere else they are left out.
+//! Beside a real kubelet (ring 3): numbers are those of the scenarios in the test plan.
+//! `cargo xtask test --cluster` boots the machine that they run in; anywhere else they are left out.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod applied;
@@ -94,8 +94,9 @@ fn b_a_pod_that_leaks_is_evicted() {
     });
 }
 
-/// How often a kubelet may start a container again in this time, if each start fails: at once, and then with pauses that double from a second on, the shortest that a kubelet can be told,
-/// up to a minute. One whose sandbox was gone would do it all the time.
+/// How often a kubelet may start a container again in this time, if each start fails: at once, and then with pauses
+/// that double from a second on, the shortest that a kubelet can be told, up to a minute. One whose sandbox was gone
+/// would do it all the time.
 fn starts_at_most(time: Duration) -> u64 {
     let seconds = time.as_secs().max(1);
     2 + u64::from(seconds.ilog2()) + seconds / 60
@@ -260,7 +261,8 @@ fn g_a_status_needs_an_annotation() {
     });
 }
 
-/// A pod whose hook and SIGTERM handler write what they do to `/run/hooks/NAME`; it leaks up to 350 MB, and ends this long after SIGTERM.
+/// A pod whose hook and SIGTERM handler write what they do to `/run/hooks/NAME`; it leaks up to 350 MB, and ends this
+/// long after SIGTERM.
 async fn hooked(machine: &Machine, name: &str, seconds: u32) -> Pod {
     fs::create_dir_all("/run/hooks").unwrap();
     let script = format!(
@@ -549,7 +551,8 @@ fn n_a_held_pod_starts_nothing() {
     });
 }
 
-/// The kubelet ends during a grace period: it is the agent that ends the pod, at the end of it, and a kubelet that comes back starts nothing.
+/// The kubelet ends during a grace period: it is the agent that ends the pod, at the end of it, and a kubelet that
+/// comes back starts nothing.
 #[test]
 fn q_the_kubelet_ends_during_a_grace_period() {
     run(async {

@@ -1,7 +1,8 @@
-//! How long the steps of an eviction take beside a real kubelet: `cargo xtask kubernetes node --measure`. Nothing fails for being slow; what an owner relies on
-//! (no start in place, one victim) is checked as in the tests.
+//! How long the steps of an eviction take beside a real kubelet: `cargo xtask kubernetes node --measure`. Nothing fails
+//! for being slow; what an owner relies on (no start in place, one victim) is checked as in the tests.
 //!
-//! Times are this guest's clock, which is the host's: with other work beside it they are longer. What the API shows is read every [`LOOK`].
+//! Times are this guest's clock, which is the host's: with other work beside it they are longer. What the API shows is
+//! read every [`LOOK`].
 
 use std::time::{Duration, Instant};
 

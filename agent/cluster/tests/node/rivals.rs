@@ -29,7 +29,8 @@ const OWNER: &str = "manages cpusets itself";
 /// What it says where nobody can.
 const NO_CPUSETS: &str = "cgroup controller cpuset is not available";
 
-/// Two DaemonSets: each has a socket of its own for its `plimsoll-cluster`, both have the node's directories. The second agent ends, and the first is not disturbed.
+/// Two DaemonSets: each has a socket of its own for its `plimsoll-cluster`, both have the node's directories. The
+/// second agent ends, and the first is not disturbed.
 #[test]
 fn o_a_second_agent_ends() {
     run(async {

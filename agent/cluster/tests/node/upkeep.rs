@@ -1,5 +1,5 @@
-//! What both programs cost beside a real kubelet, by the number of its pods: memory, CPU time and calls of the API server, with nothing to do and while pods come and
-//! go. `cargo xtask kubernetes node --measure --only upkeep`.
+//! What both programs cost beside a real kubelet, by the number of its pods: memory, CPU time and calls of the API
+//! server, with nothing to do and while pods come and go. `cargo xtask kubernetes node --measure --only upkeep`.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What the machine has left while the tests run: memory, load, and how late a thread is that sleeps. A test that waits for a program in vain is explained by it.
+//! What the machine has left while the tests run: memory, load, and how late a thread is that sleeps. A test that waits
+//! for a program in vain is explained by it.
 
 use std::fs::{self, File};
 use std::io::Write as _;

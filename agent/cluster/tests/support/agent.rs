@@ -1,4 +1,5 @@
-//! The agent's end of the socket, as `plimsoll-agent` has it: it listens, greets, sends its intents, and believes what it is told.
+//! The agent's end of the socket, as `plimsoll-agent` has it: it listens, greets, sends its intents, and believes what
+//! it is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -72,7 +73,8 @@ impl Agent {
         self.folder.path().join("cluster.sock")
     }
 
-    /// Takes the next connection, and reads the greeting. One that was not taken in time waits there as well, left by the program meanwhile: then the next one.
+    /// Takes the next connection, and reads the greeting. One that was not taken in time waits there as well, left by
+    /// the program meanwhile: then the next one.
     pub(crate) async fn accept(&mut self) {
         let greeting = ToCluster::Hello {
             protocol: PROTOCOL,

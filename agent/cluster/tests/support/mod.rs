@@ -26,8 +26,9 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     RUNTIME.block_on(test)
 }
 
-/// Waits for progress, which always comes or the test is wrong: what waits for half an hour says what it waited for. It looks seldom after a while: on a node
-/// with one slow CPU looking is work. Each few minutes it says so where the harness does not keep it: a stage of tests that says nothing for long is ended.
+/// Waits for progress, which always comes or the test is wrong: what waits for half an hour says what it waited for. It
+/// looks seldom after a while: on a node with one slow CPU looking is work. Each few minutes it says so where the
+/// harness does not keep it: a stage of tests that says nothing for long is ended.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let mut pause = Duration::from_millis(20);
     for at in 1..=6_000 {

@@ -24,7 +24,8 @@ pub(crate) async fn page(
     text
 }
 
-/// Runs the program until it ends well, and returns what it prints: where the API server is too slow it ends with an error.
+/// Runs the program until it ends well, and returns what it prints: where the API server is too slow it ends with an
+/// error.
 pub(crate) async fn succeeds(arguments: &[&str], kubeconfig: &Path) -> String {
     until(&format!("{arguments:?} to end well"), async || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll-cluster"));

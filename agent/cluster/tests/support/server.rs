@@ -164,7 +164,8 @@ fn has_open_port(program: &Path) -> bool {
     minor.is_some_and(|minor: u32| minor < 23)
 }
 
-/// Whether the scheduler and the controllers are there, of the version of the API server. `false`: they are not, and that is noted.
+/// Whether the scheduler and the controllers are there, of the version of the API server. `false`: they are not, and
+/// that is noted.
 pub(crate) fn has_control() -> bool {
     let is_elsewhere =
         std::env::var_os("PLIMSOLL_KUBERNETES").is_some_and(|folder| folder == "elsewhere");
@@ -193,7 +194,8 @@ pub(crate) async fn shared() -> Option<Arc<Server>> {
     Some(server)
 }
 
-/// A port that nobody listens at. No connection gets it as its own before it is used: the kernel gives those from 32768 on, and each port here is handed out once.
+/// A port that nobody listens at. No connection gets it as its own before it is used: the kernel gives those from 32768
+/// on, and each port here is handed out once.
 pub(crate) fn free_port() -> u16 {
     static HANDED_OUT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -206,8 +208,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// A folder in memory, of which etcd has more than enough: it waits for its disk at each change, and a machine that builds keeps the disk busy. `None`: there is none, or the memory of this
-/// machine is what is tested.
+/// A folder in memory, of which etcd has more than enough: it waits for its disk at each change, and a machine that
+/// builds keeps the disk busy. `None`: there is none, or the memory of this machine is what is tested.
 fn in_memory() -> Option<TempDir> {
     let is_node = std::env::var_os("PLIMSOLL_NODE").is_some();
     let memory = Path::new("/dev/shm");
@@ -319,8 +321,8 @@ impl Server {
         self.folder.path().join(name)
     }
 
-    /// Starts kube-apiserver, and waits until it serves. It gives up by itself, in many words, where etcd or the machine is slow (its hooks have half a minute),
-    /// and is then started again.
+    /// Starts kube-apiserver, and waits until it serves. It gives up by itself, in many words, where etcd or the
+    /// machine is slow (its hooks have half a minute), and is then started again.
     pub(crate) async fn run(&self) {
         let file = |name: &str| self.path(name).to_string_lossy().into_owned();
         let mut arguments = vec![
@@ -369,7 +371,8 @@ impl Server {
         .await;
     }
 
-    /// Starts kube-controller-manager and kube-scheduler, as the administrator. That a node says nothing does not make it unhealthy: none here has a kubelet.
+    /// Starts kube-controller-manager and kube-scheduler, as the administrator. That a node says nothing does not make
+    /// it unhealthy: none here has a kubelet.
     pub(crate) fn control(&self) -> Control {
         let admin = self.path("admin.conf").to_string_lossy().into_owned();
         let start = |name: &str| {
@@ -424,7 +427,8 @@ impl Server {
         }
     }
 
-    /// What the API server answers the administrator. One that is too slow, or has trouble of its own, is asked again. `was_lost`: it may have done before what it was asked to.
+    /// What the API server answers the administrator. One that is too slow, or has trouble of its own, is asked again.
+    /// `was_lost`: it may have done before what it was asked to.
     async fn asked(&self, call: &Call) -> (Result<Vec<u8>, Refusal>, bool) {
         let mut was_lost = false;
         let mut last = String::new();
@@ -455,7 +459,8 @@ impl Server {
         self.asked(call).await.0
     }
 
-    /// As the administrator; what comes must be a success. Not for what names the version that it changes: see [`Server::change`].
+    /// As the administrator; what comes must be a success. Not for what names the version that it changes: see
+    /// [`Server::change`].
     pub(crate) async fn must(&self, call: &Call) -> Value {
         let mut was_lost = false;
         for _ in 0..ASKED_MAX {
@@ -602,7 +607,8 @@ impl Server {
         self.get(&pod_path(name)).await.unwrap_or_default()
     }
 
-    /// The rights of the program under test. Returns when the API server goes by them, which it hears of by a watch of its own.
+    /// The rights of the program under test. Returns when the API server goes by them, which it hears of by a watch of
+    /// its own.
     pub(crate) async fn grant(&self, rights: &[(&str, &str, &[&str])]) {
         let rules: Vec<Value> = rights
             .iter()

@@ -1,7 +1,8 @@
-//! Amounts of resources, in a dense form: one place for each resource of the cluster, in the order of the resources' names.
+//! Amounts of resources, in a dense form: one place for each resource of the cluster, in the order of the resources'
+//! names.
 //!
-//! The specification compares names by bytes. Here a name is looked up once ([`Resources`]) and is a number from then on; a lesser number is a
-//! lesser name.
+//! The specification compares names by bytes. Here a name is looked up once ([`Resources`]) and is a number from then
+//! on; a lesser number is a lesser name.
 
 use std::cmp::Ordering;
 
@@ -216,7 +217,8 @@ impl Ord for ResourceSet {
         if differ == 0 {
             return Ordering::Equal;
         }
-        // Below the first difference both lists are the same. There one list has this resource; the other has a greater one, or ends.
+        // Below the first difference both lists are the same. There one list has this resource; the other has a greater
+        // one, or ends.
         let first = differ.trailing_zeros();
         let (has_it, other, order) = if self.0 >> first & 1 == 1 {
             (self, other, Ordering::Less)

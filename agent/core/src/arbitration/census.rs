@@ -1,4 +1,5 @@
-//! From pods to what namespaces use and ask for, and from nodes to what there is (`docs/reference/arbitrator.md`, "Words").
+//! From pods to what namespaces use and ask for, and from nodes to what there is (`docs/reference/arbitrator.md`,
+//! "Words").
 
 use std::cmp::Reverse;
 
@@ -91,7 +92,8 @@ impl Census {
         let hard = &cluster.consumers[namespace].hard;
         let mut counting = Counting::new(hard, &self.capacity);
         let requests = |at: &usize| &cluster.pods[*at].requests;
-        // Those that request the same count together, so that all of them that pass `hard` are reported, also where the capacity ends before it.
+        // Those that request the same count together, so that all of them that pass `hard` are reported, also where the
+        // capacity ends before it.
         for alike in pods.chunk_by(|one, other| requests(one) == requests(other)) {
             counting.add(requests(&alike[0]), alike.len() as u64);
         }
@@ -151,7 +153,8 @@ impl PodUse {
     }
 }
 
-/// What pods come to, whatever the bounds. In few pieces of memory, as each pod goes to another namespace's sums than the one before.
+/// What pods come to, whatever the bounds. In few pieces of memory, as each pod goes to another namespace's sums than
+/// the one before.
 struct Tally {
     used: Table<u64>,
     /// The last class of each namespace.
@@ -231,7 +234,8 @@ fn passes(ask: &Ask, hard: &Bounds, capacity: &Bounds) -> bool {
         })
 }
 
-/// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before pending ones, older; then the lesser UID.
+/// A pod's place in the order in which pods count: running ones first, then higher priority, those that return before
+/// pending ones, older; then the lesser UID.
 fn place(pod: &Pod, standing: PodUse) -> impl Ord + use<> {
     (
         standing != PodUse::Running,
@@ -257,8 +261,8 @@ fn add(sum: &mut [u64], amounts: &[u64]) {
     }
 }
 
-/// What there is: of a node that is ready what it offers, of a cordoned one the lesser of that and what its pods request
-/// that do not leave.
+/// What there is: of a node that is ready what it offers, of a cordoned one the lesser of that and what its pods
+/// request that do not leave.
 fn capacity(cluster: &Cluster) -> Bounds {
     let is_cordoned = |node: &usize| cluster.nodes[*node].state == NodeState::Cordoned;
     let mut requested = vec![cluster.resources.none(); cluster.nodes.len()];

@@ -1,5 +1,5 @@
-//! What the arbitrator knows of a cluster (`docs/reference/arbitrator.md`, "Words"), with names looked up: nodes, Consumers and budgets are sorted by name and referred to by
-//! their places.
+//! What the arbitrator knows of a cluster (`docs/reference/arbitrator.md`, "Words"), with names looked up: nodes,
+//! Consumers and budgets are sorted by name and referred to by their places.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! What a namespace asks for (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
-//! The pods that count are taken in one order, and a pod counts as long as the sum stays within the bounds. So what is asked for is always a set of
-//! whole pods, and a list of pods that could never run has no weight. Pods that count fall into classes by what they request: when a resource
-//! runs out, pods that do not need it go on.
+//! The pods that count are taken in one order, and a pod counts as long as the sum stays within the bounds. So what is
+//! asked for is always a set of whole pods, and a list of pods that could never run has no weight. Pods that count fall
+//! into classes by what they request: when a resource runs out, pods that do not need it go on.
 
 use super::amounts::{AMOUNT_LIMIT, Amounts, ResourceSet};
 
@@ -83,8 +83,9 @@ impl<'a> Counting<'a> {
         }
     }
 
-    /// Adds the next `count` pods, all with the same requests: those count with which the sum stays within `hard` and the capacity. Those beyond `hard` are
-    /// passed over and reported, measured from the sum before the first of them; what the cluster could never hold does not count, silently.
+    /// Adds the next `count` pods, all with the same requests: those count with which the sum stays within `hard` and
+    /// the capacity. Those beyond `hard` are passed over and reported, measured from the sum before the first of them;
+    /// what the cluster could never hold does not count, silently.
     pub fn add(&mut self, requests: &[u64], count: u64) {
         let needs = ResourceSet::needed(requests);
         let by_hard = self.within(needs, requests, count, |resource| self.hard[resource]);

@@ -7,8 +7,8 @@ use super::census::Census;
 use super::cluster::Cluster;
 use super::groups::{Ask, Consumer, Deserved};
 
-/// Namespaces that use more than they deserve of a resource, by their places, and of which resources. Groups are not judged, and unlimited namespaces never
-/// use too much.
+/// Namespaces that use more than they deserve of a resource, by their places, and of which resources. Groups are not
+/// judged, and unlimited namespaces never use too much.
 #[must_use]
 pub fn overused(
     consumers: &[Consumer],
@@ -36,8 +36,8 @@ pub struct Entitled {
     pub within_reserved: bool,
 }
 
-/// All entitled pods, in the order in which they are served: those of unlimited namespaces, then those whose namespace has the least share by its weight, then by
-/// namespace.
+/// All entitled pods, in the order in which they are served: those of unlimited namespaces, then those whose namespace
+/// has the least share by its weight, then by namespace.
 #[must_use]
 pub fn entitled(cluster: &Cluster, census: &Census, deserved: &Deserved) -> Vec<Entitled> {
     let mut all = Vec::new();

@@ -1,17 +1,20 @@
 //! Progressive filling in integers (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
-//! Problem: claimants share some room. Their dominant shares grow at once, at the rate of their weights, until nothing can grow any more; each has at
-//! least its floor, and a resource that is used up stops only the classes that need it.
+//! Problem: claimants share some room. Their dominant shares grow at once, at the rate of their weights, until nothing
+//! can grow any more; each has at least its floor, and a resource that is used up stops only the classes that need it.
 //!
-//! Approach: a claimant has one fraction `x` of its open classes, from 0 to [`ONE`]. How `x` grows with the common *level* is known beforehand: a path of
-//! straight segments ([`path`]). A phase ends at the greatest level at which the sum of what all have is within the room ([`search`]). Resources that one level
-//! more would pass are then used up: a claimant's cap for them is what it has of them. After at most one phase for each resource, and one more, all
-//! classes are closed, and what is had is rounded to whole units ([`round`]).
+//! Approach: a claimant has one fraction `x` of its open classes, from 0 to [`ONE`]. How `x` grows with the common
+//! *level* is known beforehand: a path of straight segments ([`path`]). A phase ends at the greatest level at which the
+//! sum of what all have is within the room ([`search`]). Resources that one level more would pass are then used up: a
+//! claimant's cap for them is what it has of them. After at most one phase for each resource, and one more, all classes
+//! are closed, and what is had is rounded to whole units ([`round`]).
 //!
-//! Terms: a *level* counts 2⁻⁶⁴ of a dominant share at a weight of 1. An amount times [`ONE`] is [`Fixed`]. A *claimant* is a namespace or a group; claimants
-//! stand in the order of their names. *Whole* is what shares are measured against (`T` of the specification), *given* what there is to share (`B`).
+//! Terms: a *level* counts 2⁻⁶⁴ of a dominant share at a weight of 1. An amount times [`ONE`] is [`Fixed`]. A
+//! *claimant* is a namespace or a group; claimants stand in the order of their names. *Whole* is what shares are
+//! measured against (`T` of the specification), *given* what there is to share (`B`).
 //!
-//! Products fit 128 bits, as amounts are below 2⁶⁰ and weights at most 10⁶. Sums over claimants saturate, far above any room.
+//! Products fit 128 bits, as amounts are below 2⁶⁰ and weights at most 10⁶. Sums over claimants saturate, far above any
+//! room.
 
 mod path;
 pub(super) mod round;
@@ -236,7 +239,8 @@ impl<'a> Filling<'a> {
         self.first_class[claimant]..self.first_class[claimant + 1]
     }
 
-    /// What a claimant has of each resource, fixed, when its open classes are at `x` and a class ends at `end`: the sum over its classes, or its floor.
+    /// What a claimant has of each resource, fixed, when its open classes are at `x` and a class ends at `end`: the sum
+    /// over its classes, or its floor.
     fn held(&self, claimant: usize, x: Fixed, end: impl Fn(usize) -> ClassEnd, had: &mut [Fixed]) {
         had.fill(0);
         for class in self.classes(claimant) {

@@ -1,12 +1,14 @@
 //! Consumers as a tree: what each deserves (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
-//! Problem: a group with a member that needs CPU and one that needs GPUs counts as a big one on either if the tree is divided level by level, and a sibling
-//! that is out of CPU would hold up one that needs none.
+//! Problem: a group with a member that needs CPU and one that needs GPUs counts as a big one on either if the tree is
+//! divided level by level, and a sibling that is out of CPU would hold up one that needs none.
 //!
 //! Approach, in three passes:
-//! 1. From the leaves up: a group asks for what its members would deserve if they had all of the cluster, within the group's `hard`, to themselves ([`asks`]).
+//! 1. From the leaves up: a group asks for what its members would deserve if they had all of the cluster, within the
+//!    group's `hard`, to themselves ([`asks`]).
 //! 2. From the root down: the children of a node share what it got ([`shares`]).
-//! 3. If there are groups: one filling over all leaves, in which each has for sure what the second pass gave it. So nothing is idle that any leaf could use.
+//! 3. If there are groups: one filling over all leaves, in which each has for sure what the second pass gave it. So
+//!    nothing is idle that any leaf could use.
 //!
 //! Namespaces without limits (`unlimited`, kube-system) come before all that: they get what they ask for.
 
@@ -53,7 +55,8 @@ pub struct Deserved {
     pub amounts: Vec<Amounts>,
     /// What they use: of groups the sums.
     pub used: Vec<Amounts>,
-    /// By how much the floors of its members pass what a group has to give; at the end the cluster's. None where they do not.
+    /// By how much the floors of its members pass what a group has to give; at the end the cluster's. None where they
+    /// do not.
     pub shortages: Vec<Option<Amounts>>,
     /// How the filling of each class of a namespace's demand ended.
     pub ends: Vec<Vec<ClassEnd>>,
@@ -65,7 +68,8 @@ pub fn deserve(consumers: &[Consumer], asks: &[Ask], capacity: &[Option<u64>]) -
     deserve_again(consumers, asks, capacity, &mut Asked::default())
 }
 
-/// The same, where it is known what groups asked for before, and [which namespaces](Asked::forget) ask for something else now. Consumers are the same as then.
+/// The same, where it is known what groups asked for before, and [which namespaces](Asked::forget) ask for something
+/// else now. Consumers are the same as then.
 #[must_use]
 pub fn deserve_again(
     consumers: &[Consumer],
@@ -158,7 +162,8 @@ impl<'a> Tree<'a> {
             .collect()
     }
 
-    /// Unlimited Consumers get what they ask for, in proportion if that is more than there is (section 3.4). The others share what they leave.
+    /// Unlimited Consumers get what they ask for, in proportion if that is more than there is (section 3.4). The others
+    /// share what they leave.
     fn serve_unlimited(&mut self, capacity: &[Option<u64>]) {
         let unlimited: Vec<usize> = (0..self.cluster())
             .filter(|at| self.consumers[*at].unlimited)

@@ -1,13 +1,18 @@
 //! A cluster that is kept from cycle to cycle, and told of each pod that comes, changes or goes.
 //!
-//! Problem: between two cycles a few pods change, and counting all pods anew takes as long as all the rest of what is decided.
+//! Problem: between two cycles a few pods change, and counting all pods anew takes as long as all the rest of what is
+//! decided.
 //!
-//! Approach: a change is noted, and marks its namespace. Only marked namespaces are counted again, and what namespaces deserve is computed again only if one of them asks for something else
-//! or uses something else; of that, what a group asks for only if one of its members does. Where nothing has changed the plan stays. The answers are those of [`arbitrate`](super::arbitrate) for the same
-//! cluster, to the byte, but where a cycle [cannot search for all](super::plan::turns). What couples all namespaces is computed as a whole: the common level of a filling, and the plan. One pod more can change what each of
-//! the others deserves, so there is nothing to be kept of that.
+//! Approach: a change is noted, and marks its namespace. Only marked namespaces are counted again, and what namespaces
+//! deserve is computed again only if one of them asks for something else or uses something else; of that, what a group
+//! asks for only if one of its members does. Where nothing has changed the plan stays. The answers are those of
+//! [`arbitrate`](super::arbitrate) for the same cluster, to the byte, but where a cycle
+//! [cannot search for all](super::plan::turns). What couples all namespaces is computed as a whole: the common level of
+//! a filling, and the plan. One pod more can change what each of the others deserves, so there is nothing to be kept of
+//! that.
 //!
-//! Of nodes, Consumers and budgets there are few, and they seldom change: then a new [`IncrementalCluster`] is made. A pod of a cordoned node changes what there is: then all is counted.
+//! Of nodes, Consumers and budgets there are few, and they seldom change: then a new [`IncrementalCluster`] is made. A
+//! pod of a cordoned node changes what there is: then all is counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,7 +119,8 @@ impl IncrementalCluster {
         Some(pod)
     }
 
-    /// Time passes: each pod runs, or waits, for so many seconds more. An entitled pod alone waits for an eviction: of others [`put`](Self::put) says so.
+    /// Time passes: each pod runs, or waits, for so many seconds more. An entitled pod alone waits for an eviction: of
+    /// others [`put`](Self::put) says so.
     pub fn pass(&mut self, seconds: u64) {
         if seconds > 0 {
             self.steps = None;

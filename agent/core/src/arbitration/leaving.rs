@@ -1,6 +1,7 @@
 //! Which of the pods that are being deleted make room (docs/decisions/0066-pods-that-leave-for-long.md).
 //!
-//! A plan takes a pod that is leaving for room that will soon be there, and its namespace does not use it any more. A deletion does not say that it is soon: its owner chose how long a pod may take.
+//! A plan takes a pod that is leaving for room that will soon be there, and its namespace does not use it any more. A
+//! deletion does not say that it is soon: its owner chose how long a pod may take.
 
 /// So long a pod that leaves may take, seconds: more is cut when it is evicted.
 pub const GRACE_MAX_S: u64 = 600;

@@ -1,7 +1,8 @@
 //! Objects as users name them, and the way from there to a [`Cluster`].
 //!
-//! Bad input is a *condition* on the object that causes it and never an error: the object is put right in the way that evicts least, and the rest of the cluster is
-//! arbitrated as if nothing were wrong. The rules are those of the webhook (`docs/reference/arbitrator.md`, "Refused when it is written"), for what slipped through.
+//! Bad input is a *condition* on the object that causes it and never an error: the object is put right in the way that
+//! evicts least, and the rest of the cluster is arbitrated as if nothing were wrong. The rules are those of the webhook
+//! (`docs/reference/arbitrator.md`, "Refused when it is written"), for what slipped through.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,8 @@ pub const WEIGHT_MAX: u64 = 1_000_000;
 pub const LEVELS_MAX: usize = 8;
 /// The namespace that is unlimited if no Consumer says otherwise.
 const KUBE_SYSTEM: &str = "kube-system";
-/// The node of all pods whose node is not known. No node has this name. One for all of them: a tenant writes the node of its pods, and could make as many as it has pods.
+/// The node of all pods whose node is not known. No node has this name. One for all of them: a tenant writes the node
+/// of its pods, and could make as many as it has pods.
 const NOT_THERE: &str = "";
 
 /// A node.
@@ -186,7 +188,8 @@ impl Objects {
         })
     }
 
-    /// A pod that requests a device or huge pages which no node has can start nowhere. A node in a file written by hand may leave the usual resources out: nothing bounds those then.
+    /// A pod that requests a device or huge pages which no node has can start nowhere. A node in a file written by hand
+    /// may leave the usual resources out: nothing bounds those then.
     pub fn keep_from_nodes_without(&mut self) {
         let nodes = self.nodes.iter();
         let offered: BTreeSet<&String> = nodes.flat_map(|node| node.allocatable.keys()).collect();
@@ -366,7 +369,8 @@ impl<'a> Resolver<'a> {
         rows
     }
 
-    /// The place of each Consumer's parent. A parent that cannot be is left out: the Consumer then stands in the cluster itself.
+    /// The place of each Consumer's parent. A parent that cannot be is left out: the Consumer then stands in the
+    /// cluster itself.
     fn parents(&mut self, rows: &BTreeMap<String, NamedConsumer>) -> Vec<Option<usize>> {
         let places: BTreeMap<&String, usize> = rows.keys().zip(0..).collect();
         let all: Vec<&NamedConsumer> = rows.values().collect();

@@ -1,7 +1,9 @@
-//! What to do for each entitled pod: where it fits, or which pods leave for it (`docs/reference/arbitrator.md`, "Who gives back").
+//! What to do for each entitled pod: where it fits, or which pods leave for it (`docs/reference/arbitrator.md`, "Who
+//! gives back").
 //!
-//! Entitled pods are served one after the other. Each claims a place: a hole, one that leaving pods will make, or one that the best set of victims on one node
-//! makes ([`victims`]). Later pods see the claims of earlier ones, and what was planned for them.
+//! Entitled pods are served one after the other. Each claims a place: a hole, one that leaving pods will make, or one
+//! that the best set of victims on one node makes ([`victims`]). Later pods see the claims of earlier ones, and what
+//! was planned for them.
 
 mod candidates;
 mod free;
@@ -31,9 +33,11 @@ use turns::Turns;
 use victims::Search;
 use work::{Most, Work};
 
-/// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node that has changed.
+/// After so many changes an order of nodes is made anew for pods that are not like any before: they look at each node
+/// that has changed.
 const ORDER_KEPT_FOR: usize = 1024;
-/// Nodes that all kinds of pods together remember at most, 64 MiB: each pod may be a kind of its own, with room on every node.
+/// Nodes that all kinds of pods together remember at most, 64 MiB: each pod may be a kind of its own, with room on
+/// every node.
 const PLACES_MAX: usize = 4 << 20;
 /// Orders of nodes that are kept at most, each of all nodes.
 const ORDERS_MAX: usize = 128;
@@ -65,7 +69,8 @@ pub enum Action {
     },
     /// No pods may be evicted that would make enough room.
     Blocked,
-    /// There are such pods, but the cycle has evicted enough; or there may be, and it has searched enough for pods of the namespace.
+    /// There are such pods, but the cycle has evicted enough; or there may be, and it has searched enough for pods of
+    /// the namespace.
     Limited,
 }
 
@@ -78,7 +83,8 @@ pub struct Step {
     pub action: Action,
 }
 
-/// Plans for all entitled pods, in the order in which they are served. With what is known of earlier cycles each is looked at in the end, where one cycle cannot search for all.
+/// Plans for all entitled pods, in the order in which they are served. With what is known of earlier cycles each is
+/// looked at in the end, where one cycle cannot search for all.
 #[must_use]
 pub fn plan(
     cluster: &Cluster,
@@ -147,10 +153,12 @@ struct Planner<'a> {
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
     evictions_left: usize,
-    /// What victims on each node can be at best, and the nodes in that order: a search that has found good ones first need not look at the others. Empty until the first search.
+    /// What victims on each node can be at best, and the nodes in that order: a search that has found good ones first
+    /// need not look at the others. Empty until the first search.
     bounds: Vec<Bound>,
     by_bound: Vec<usize>,
-    /// When the cycle has evicted enough: nodes with victims for some pod, the last one found first. There may be some for other pods, too.
+    /// When the cycle has evicted enough: nodes with victims for some pod, the last one found first. There may be some
+    /// for other pods, too.
     lenient: Vec<usize>,
     changes: Changes,
     /// What is known of pods that are alike.
@@ -164,13 +172,16 @@ struct Planner<'a> {
     orders: BTreeMap<OrderOf<'a>, Rc<Order>>,
 }
 
-/// What an order of nodes is for: whether once leaving pods have left, the resources that pods request, and the nodes that they may use.
+/// What an order of nodes is for: whether once leaving pods have left, the resources that pods request, and the nodes
+/// that they may use.
 type OrderOf<'a> = (bool, ResourceSet, Option<&'a [usize]>);
 
-/// What pods request, and the nodes that they may use: of pods that have both in common one has room where the other has.
+/// What pods request, and the nodes that they may use: of pods that have both in common one has room where the other
+/// has.
 type Alike<'a> = (&'a [u64], Option<&'a [usize]>);
 
-/// What was found for pods that are alike. It stays true of all nodes on which nothing has changed since, by the [number of changes](Changes::count).
+/// What was found for pods that are alike. It stays true of all nodes on which nothing has changed since, by the
+/// [number of changes](Changes::count).
 #[derive(Debug, Default)]
 struct Known {
     wanted: Wanted,

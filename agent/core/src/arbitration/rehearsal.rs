@@ -1,13 +1,16 @@
 //! A policy tried over days of virtual time, before it is used.
 //!
-//! Problem: what weights and reservations do is seen only when the cluster is short and namespaces come and go. Then it is late to find that a namespace waits for hours.
+//! Problem: what weights and reservations do is seen only when the cluster is short and namespaces come and go. Then it
+//! is late to find that a namespace waits for hours.
 //!
-//! Approach: the pods of a snapshot, and pods that come from a seeded load ([`load`]), go through turns of equal length. In each turn pods end, pods come, and a [`Policy`]
-//! decides which start and which are evicted. Two baselines ([`baseline`]) get the same pods at the same times, so that policies can be compared. What happened to each namespace is counted
-//! ([`figures`]).
+//! Approach: the pods of a snapshot, and pods that come from a seeded load ([`load`]), go through turns of equal
+//! length. In each turn pods end, pods come, and a [`Policy`] decides which start and which are evicted. Two baselines
+//! ([`baseline`]) get the same pods at the same times, so that policies can be compared. What happened to each
+//! namespace is counted ([`figures`]).
 //!
-//! A model, and no more: a pod that is evicted has left within the turn, comes back at once as a pending pod and starts over; a pod starts in the turn in which it gets its place. Pods of the
-//! snapshot run for ever. Nodes neither come nor go.
+//! A model, and no more: a pod that is evicted has left within the turn, comes back at once as a pending pod and starts
+//! over; a pod starts in the turn in which it gets its place. Pods of the snapshot run for ever. Nodes neither come nor
+//! go.
 
 mod baseline;
 pub mod figures;
@@ -30,9 +33,11 @@ use load::{Arrival, Stream};
 pub enum Policy {
     /// The arbitrator. Pods that are not entitled start where there is room as long as no entitled pod waits.
     Shares,
-    /// Each namespace has its part of the cluster by its weight, at least what is reserved and at most its `hard`, and never more. No pod is evicted.
+    /// Each namespace has its part of the cluster by its weight, at least what is reserved and at most its `hard`, and
+    /// never more. No pod is evicted.
     Quotas,
-    /// As the kube-scheduler: higher priority first, and pods of lower priority are evicted for it. `hard` is kept; budgets are a preference.
+    /// As the kube-scheduler: higher priority first, and pods of lower priority are evicted for it. `hard` is kept;
+    /// budgets are a preference.
     Priorities,
 }
 
@@ -336,7 +341,8 @@ impl<'a> Rehearsal<'a> {
             && needed.all(|resource| free(resource) >= i128::from(pod.requests[resource]))
     }
 
-    /// The node with room that the pod leaves least of, as the arbitrator chooses: so that policies differ in who runs and not in where.
+    /// The node with room that the pod leaves least of, as the arbitrator chooses: so that policies differ in who runs
+    /// and not in where.
     fn best_fit(&self, pod: usize) -> Option<usize> {
         let pod = &self.cluster.pods[pod];
         let fit = |node: usize| {
@@ -502,7 +508,8 @@ impl<'a> Rehearsal<'a> {
     }
 }
 
-/// How much there is to decide, at the least: the pods that are there, summed over all turns, if each of them started at once and ended in time. A policy that makes pods wait has more.
+/// How much there is to decide, at the least: the pods that are there, summed over all turns, if each of them started
+/// at once and ended in time. A policy that makes pods wait has more.
 #[must_use]
 pub fn pod_turns(of_the_snapshot: usize, arrivals: &[Arrival], terms: Terms) -> u64 {
     let turns = |seconds: u64| seconds.div_ceil(terms.turn.max(1));

@@ -1,6 +1,8 @@
-//! What counts of a pod (`docs/reference/arbitrator.md`, "Words"): its requests, one of `pods`, and its limits under names of their own, `limits.cpu` and the like, as ResourceQuotas have them.
+//! What counts of a pod (`docs/reference/arbitrator.md`, "Words"): its requests, one of `pods`, and its limits under
+//! names of their own, `limits.cpu` and the like, as ResourceQuotas have them.
 //!
-//! Limits count only where a Consumer names them: [`Objects::resolve`](super::named::Objects::resolve) leaves out the others. No node has them, so that they bound nobody but by `hard`.
+//! Limits count only where a Consumer names them: [`Objects::resolve`](super::named::Objects::resolve) leaves out the
+//! others. No node has them, so that they bound nobody but by `hard`.
 
 use super::units::{Named, Rounding, canonical};
 use crate::kube::pod::Pod;

@@ -26,8 +26,8 @@ fn is_cpu(name: &str) -> bool {
     matches!(name, "cpu" | "limits.cpu")
 }
 
-/// Takes in an amount under its canonical name. Of two for one resource (`cpu` and `requests.cpu`) the one counts that promises less: the lesser of what there
-/// is, the greater of what is asked for.
+/// Takes in an amount under its canonical name. Of two for one resource (`cpu` and `requests.cpu`) the one counts that
+/// promises less: the lesser of what there is, the greater of what is asked for.
 pub fn insert(amounts: &mut Named, name: &str, quantity: &Quantity, rounding: Rounding) {
     let name = canonical_name(name);
     let amount = canonical(name, quantity, rounding);
@@ -54,7 +54,8 @@ pub fn canonical(name: &str, quantity: &Quantity, rounding: Rounding) -> u64 {
     u64::try_from(amount).unwrap_or(u64::MAX)
 }
 
-/// An amount as a quantity. What is not a whole number of MiB but more than 64 of them is rounded down to one: more digits help no reader.
+/// An amount as a quantity. What is not a whole number of MiB but more than 64 of them is rounded down to one: more
+/// digits help no reader.
 #[must_use]
 pub fn quantity_of(name: &str, amount: u64) -> String {
     const KIB: u64 = 1 << 10;

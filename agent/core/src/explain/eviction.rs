@@ -26,7 +26,8 @@ use crate::policy::memory::verdict::{self, Scratch};
 use crate::policy::memory::view::View;
 use crate::policy::oom::last_line;
 
-/// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their signal's unit.
+/// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their
+/// signal's unit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvictionExplanation {
@@ -107,8 +108,8 @@ pub struct ExplainedThreshold {
     pub value: Option<u64>,
     /// What must be there on top before it is over.
     pub min_reclaim: Option<u64>,
-    /// How much more can be used (stalls: can be added) before the threshold is met; negative if it is exceeded. `None`: it is never met, or
-    /// nothing is observed.
+    /// How much more can be used (stalls: can be added) before the threshold is met; negative if it is exceeded.
+    /// `None`: it is never met, or nothing is observed.
     pub headroom: Option<i64>,
     /// The same in hundredths of a percent of the capacity.
     pub headroom_share: Option<i64>,
@@ -251,8 +252,8 @@ impl EvictionExplanation {
         self
     }
 
-    /// With the names of those of these LimitRanges that would set what the annotation of [`Self::pod`] says was set. They have the API's defaults; where
-    /// none is of the pod's namespace, nothing is known of its LimitRanges.
+    /// With the names of those of these LimitRanges that would set what the annotation of [`Self::pod`] says was set.
+    /// They have the API's defaults; where none is of the pod's namespace, nothing is known of its LimitRanges.
     #[must_use]
     pub fn with_ranges(mut self, ranges: &[LimitRange]) -> Self {
         if let Some(pod) = &mut self.pod
@@ -269,7 +270,8 @@ impl EvictionExplanation {
         self
     }
 
-    /// Explains `state`; for `signal`, or else for the one that would act or is nearest to its threshold; and `pod` in particular.
+    /// Explains `state`; for `signal`, or else for the one that would act or is nearest to its threshold; and `pod` in
+    /// particular.
     ///
     /// # Errors
     /// A signal or a pod that is not there.
@@ -563,7 +565,8 @@ fn met_of(state: &NodeState, index: usize, threshold: &Threshold) -> Option<Met>
     })
 }
 
-/// The pods that would be evicted if a threshold of `signal` were met now: its first threshold that is met, otherwise its first.
+/// The pods that would be evicted if a threshold of `signal` were met now: its first threshold that is met, otherwise
+/// its first.
 fn victims(config: &EngineConfig, state: &NodeState, signal: Signal) -> Vec<String> {
     let is_of_signal = |index: &usize| config.thresholds[*index].signal == signal;
     let all = || (0..config.thresholds.len()).filter(is_of_signal);

@@ -105,8 +105,8 @@ impl Comparison<'_> {
         if !row.kubelet {
             return None;
         }
-        // The kubelet ranks a pod without statistics first, so also one without processes; but none that has ended for good
-        // (`filterOutInactivePods`, pkg/kubelet/kubelet_pods.go).
+        // The kubelet ranks a pod without statistics first, so also one without processes; but none that has ended for
+        // good (`filterOutInactivePods`, pkg/kubelet/kubelet_pods.go).
         let mut all: Vec<Candidate> = state
             .pods
             .values()

@@ -1,7 +1,8 @@
 //! What LimitRanges have set in a pod, and what that means for who is evicted and killed first.
 //!
-//! The API server notes it in an annotation (`plugin/pkg/admission/limitranger` of 1.36), which names containers and resources, and no LimitRange. So does the
-//! agent where it admits pods by itself. What the pod would be without is computed by the rules that decide about it.
+//! The API server notes it in an annotation (`plugin/pkg/admission/limitranger` of 1.36), which names containers and
+//! resources, and no LimitRange. So does the agent where it admits pods by itself. What the pod would be without is
+//! computed by the rules that decide about it.
 
 use std::num::NonZeroU64;
 
@@ -134,7 +135,8 @@ impl LimitDefaults {
     }
 }
 
-/// Resources, whether they are limits, and the container, of one part of the annotation: `cpu, memory request for container app`.
+/// Resources, whether they are limits, and the container, of one part of the annotation:
+/// `cpu, memory request for container app`.
 fn read(part: &str) -> Option<(&str, bool, &str)> {
     let (resources, is_limit, rest) = match part.split_once(" request for ") {
         Some((resources, rest)) => (resources, false, rest),

@@ -1,9 +1,10 @@
 //! The order in which the kernel's OOM killer would choose, by the scores that containers have.
 //!
-//! Rule of the kernel (mm/oom_kill.c, `oom_badness`): a process's points are its resident memory, swap and page tables, plus
-//! `oom_score_adj` thousandths of all memory and swap; the kernel kills the highest, and never one at -1000. What is known here is a pod's working set, not what
-//! each process has, so a container's points are an upper bound: as if one process of it held all that the pod has. With
-//! [`OomOrder::Dynamic`] there is a plan, which knows each container's own usage and what can be promised.
+//! Rule of the kernel (mm/oom_kill.c, `oom_badness`): a process's points are its resident memory, swap and page tables,
+//! plus `oom_score_adj` thousandths of all memory and swap; the kernel kills the highest, and never one at -1000. What
+//! is known here is a pod's working set, not what each process has, so a container's points are an upper bound: as if
+//! one process of it held all that the pod has. With [`OomOrder::Dynamic`] there is a plan, which knows each
+//! container's own usage and what can be promised.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -30,7 +31,8 @@ pub struct OomExplanation {
     pub memory_capacity_bytes: u64,
     /// `SwapTotal`, bytes.
     pub swap_bytes: u64,
-    /// Containers of pods with processes, the first to be killed first: by the plan where there is one, else by `badness`.
+    /// Containers of pods with processes, the first to be killed first: by the plan where there is one, else by
+    /// `badness`.
     pub containers: Vec<OomContainer>,
     /// The pod that was asked about; then only its containers are above, with their places among all.
     #[serde(skip_serializing_if = "Option::is_none")]

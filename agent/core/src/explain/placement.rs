@@ -24,7 +24,8 @@ pub struct PlacementExplanation {
     pub shared_pool: CpuSet,
     /// CPUs that are kept for the system.
     pub reserved: CpuSet,
-    /// What may still be handed out, and has been, of each NUMA node's memory; empty unless memoryManagerPolicy is Static.
+    /// What may still be handed out, and has been, of each NUMA node's memory; empty unless memoryManagerPolicy is
+    /// Static.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<NodeMemoryLeft>,
     /// The pods, in the order in which they were given.
@@ -58,8 +59,8 @@ pub struct PodPlacement {
     pub refused: Option<String>,
     /// Its containers, as they are started.
     pub containers: Vec<ContainerPlacement>,
-    /// How it was aligned: once for each container or once for the pod. Empty if topologyManagerPolicy is none, or the pod was placed before a
-    /// restart.
+    /// How it was aligned: once for each container or once for the pod. Empty if topologyManagerPolicy is none, or the
+    /// pod was placed before a restart.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alignments: Vec<AlignmentView>,
 }

@@ -118,7 +118,8 @@ pub struct Place {
     pub usage_over_request: Option<i64>,
     /// Whether it uses more than it requested.
     pub exceeds_request: bool,
-    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster; 0 unless that comes before priority.
+    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster; 0 unless that
+    /// comes before priority.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub overused: u16,
     /// What its namespace uses beyond its share, in thousandths of the share; 0 without one.

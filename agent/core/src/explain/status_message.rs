@@ -1,8 +1,9 @@
-//! The status message of an evicted pod: the kubelet's own sentences first, so that what parses those goes on working; then what the kubelet does not
-//! say: the pod's rank, what set it apart from the next one, and which that is.
+//! The status message of an evicted pod: the kubelet's own sentences first, so that what parses those goes on working;
+//! then what the kubelet does not say: the pod's rank, what set it apart from the next one, and which that is.
 //!
-//! Source: `evictionMessage` and the formats above it in pkg/kubelet/eviction/helpers.go, and `synchronize` and `localStorageEviction` in
-//! eviction_manager.go, of 1.36. Difference, on purpose: amounts of a signal that the kubelet does not know have their unit.
+//! Source: `evictionMessage` and the formats above it in pkg/kubelet/eviction/helpers.go, and `synchronize` and
+//! `localStorageEviction` in eviction_manager.go, of 1.36. Difference, on purpose: amounts of a signal that the kubelet
+//! does not know have their unit.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Which pods are throttled by a CPU limit or held back for others, how much extra CPU time they are given, and why no more.
+//! Which pods are throttled by a CPU limit or held back for others, how much extra CPU time they are given, and why no
+//! more.
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ use crate::policy::cpu::{CgroupState, PodCpuState, comes_first};
 pub struct ThrottlingExplanation {
     /// What is on.
     pub options: CpuOptions,
-    /// The node at the newest reading; `None`: nothing has been read, because no option is on or the agent has just started.
+    /// The node at the newest reading; `None`: nothing has been read, because no option is on or the agent has just
+    /// started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeCpuView>,
     /// The pods that come first and waited longest, at most two.

@@ -6,7 +6,8 @@ use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
 use crate::model::signal::Resource;
 use crate::policy::memory::rank::{DiskScope, RankRow};
 
-/// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero, as in the kubelet.
+/// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero,
+/// as in the kubelet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PodUsage {
     /// Memory that is not inactive page cache, bytes.
@@ -48,7 +49,8 @@ impl Resource {
         }
     }
 
-    /// The pod's row in the ranking; `usage` is `None` where there are no statistics of it at all. `pod` has API defaults applied.
+    /// The pod's row in the ranking; `usage` is `None` where there are no statistics of it at all. `pod` has API
+    /// defaults applied.
     pub fn row(self, pod: &Pod, usage: Option<&PodUsage>, layout: ImageFsLayout) -> RankRow {
         let on_disk = |file_system, figure: fn(Used) -> Option<u64>| {
             let usage = usage?;

@@ -1,8 +1,8 @@
 //! What the API server's admission makes of an object: LimitRange, PriorityClass and ResourceQuota.
 //!
-//! Problem: a pod's requests, limits and priority, and whether it may exist at all, are decided by the API server before a
-//! kubelet sees it. On a machine without a cluster that half is missing, and on one with a cluster its answer is to be
-//! explained.
+//! Problem: a pod's requests, limits and priority, and whether it may exist at all, are decided by the API server
+//! before a kubelet sees it. On a machine without a cluster that half is missing, and on one with a cluster its answer
+//! is to be explained.
 //!
 //! Approach: the plugins LimitRanger, Priority and ResourceQuota as functions of a request and of the objects in its
 //! namespace, with the API's own defaulting and validation of these objects between them. Every sentence is the API
@@ -35,7 +35,8 @@ pub mod standing;
 ///
 /// Kept, an answer is the one that a cluster gives. The defects:
 ///
-/// 1. a `matchScopes` entry of the quota configuration that cannot be parsed turns the whole quota plugin off for a request;
+/// 1. a `matchScopes` entry of the quota configuration that cannot be parsed turns the whole quota plugin off for a
+///    request;
 /// 2. "insufficient quota to match these scopes" is a 500 without reason instead of a 403;
 /// 3. a limited scope counts as covered by a quota that does not apply to the object;
 /// 4. every status update of a claim is handled, whether or not its size changes;

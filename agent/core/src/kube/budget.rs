@@ -1,9 +1,9 @@
 //! Disruption budgets: how many pods of a set may be missing at once, as their owners wrote it.
 //!
 //! Source: `k8s.io/api/policy/v1/types.go` and `pkg/controller/disruption/disruption.go` (`getExpectedPodCount`,
-//! `updatePdbStatus`) of Kubernetes 1.36. Percentages are rounded up. Differences, each because only this node is known:
-//! `status.disruptionsAllowed` is taken where it is given; else the pods of this node are all that is expected, where the controller
-//! asks the owner's `scale`. A pod with processes counts as healthy.
+//! `updatePdbStatus`) of Kubernetes 1.36. Percentages are rounded up. Differences, each because only this node is
+//! known: `status.disruptionsAllowed` is taken where it is given; else the pods of this node are all that is expected,
+//! where the controller asks the owner's `scale`. A pod with processes counts as healthy.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::kube::pod::{Metadata, Pod};
 
-/// Disruption budgets of a namespace that the arbitrator compares with its pods, at most: its owners make as many as they like.
+/// Disruption budgets of a namespace that the arbitrator compares with its pods, at most: its owners make as many as
+/// they like.
 pub const OF_A_NAMESPACE_MAX: usize = 100;
 /// [Bytes](LabelSelector::bytes) of a selector that the arbitrator compares, at most.
 pub const SELECTOR_BYTES_MAX: usize = 1024;

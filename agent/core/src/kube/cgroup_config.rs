@@ -1,13 +1,13 @@
 //! What the kubelet writes into the cgroups of pods and containers.
 //!
-//! Problem: requests, limits and the node's settings become control files of five kinds of cgroups: kubepods, the two tiers
-//! below it, pods and containers. Approach: one value, [`CgroupConfig`], for each of them, computed from pods, the operator's
-//! [`QosSettings`] and the machine's [`NodeCapacity`]. It is in the kubelet's terms (cgroup v1: shares, quota, period) with the
-//! cgroup v2 weight beside it, so one value serves both hierarchies. A field that is `None` is left alone. Pods must have API
-//! defaults applied ([`Pod::set_defaults`](crate::kube::pod::Pod::set_defaults)).
+//! Problem: requests, limits and the node's settings become control files of five kinds of cgroups: kubepods, the two
+//! tiers below it, pods and containers. Approach: one value, [`CgroupConfig`], for each of them, computed from pods,
+//! the operator's [`QosSettings`] and the machine's [`NodeCapacity`]. It is in the kubelet's terms (cgroup v1: shares,
+//! quota, period) with the cgroup v2 weight beside it, so one value serves both hierarchies. A field that is `None` is
+//! left alone. Pods must have API defaults applied ([`Pod::set_defaults`](crate::kube::pod::Pod::set_defaults)).
 //!
-//! Terms: a *tier* is the cgroup of all pods of a QoS class; *Memory QoS* is the kubelet's feature gate for `memory.min`,
-//! `memory.low` and `memory.high`, on cgroup v2.
+//! Terms: a *tier* is the cgroup of all pods of a QoS class; *Memory QoS* is the kubelet's feature gate for
+//! `memory.min`, `memory.low` and `memory.high`, on cgroup v2.
 //!
 //! Source: `pkg/kubelet/cm/helpers_linux.go` (`ResourceConfigForPod`), `pkg/kubelet/cm/qos_container_manager_linux.go`,
 //! `pkg/kubelet/kuberuntime/kuberuntime_container_linux.go` of 1.36, and opencontainers/cgroups v0.0.6 for weights.

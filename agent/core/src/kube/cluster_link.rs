@@ -1,9 +1,11 @@
 //! What the agent and `plimsoll-cluster` say to each other over their socket.
 //!
-//! **Problem.** Only `plimsoll-cluster` holds a token and reads what a network sends; only the agent may touch the machine. Each must stay right if the other
-//! one lies, stalls or dies. **Approach.** Two kinds of frames ([`framing`](crate::kube::framing)), with bounds that the receiver checks before it reads.
-//! The agent believes nothing that it can see for itself: a pod counts only if it has a cgroup here. `plimsoll-cluster` keeps no decision:
-//! an [`EvictionIntent`] is on the agent's disk until [`ToAgent::Settled`] says that the API shows it, and is sent again after each connection.
+//! **Problem.** Only `plimsoll-cluster` holds a token and reads what a network sends; only the agent may touch the
+//! machine. Each must stay right if the other one lies, stalls or dies. **Approach.** Two kinds of frames
+//! ([`framing`](crate::kube::framing)), with bounds that the receiver checks before it reads. The agent believes
+//! nothing that it can see for itself: a pod counts only if it has a cgroup here. `plimsoll-cluster` keeps no decision:
+//! an [`EvictionIntent`] is on the agent's disk until [`ToAgent::Settled`] says that the API shows it, and is sent
+//! again after each connection.
 
 use serde::{Deserialize, Serialize};
 
@@ -77,8 +79,8 @@ pub enum ToAgent {
     },
     /// The list is complete.
     Listed,
-    /// Whether the API server answers: `false` after 5 s without a connection or with errors of the server alone. A watch that is silent for 90 s
-    /// (the server sends a bookmark every minute) is a reason to ask.
+    /// Whether the API server answers: `false` after 5 s without a connection or with errors of the server alone. A
+    /// watch that is silent for 90 s (the server sends a bookmark every minute) is a reason to ask.
     Api {
         /// It does.
         is_reachable: bool,
@@ -88,20 +90,22 @@ pub enum ToAgent {
         /// `status.nodeInfo.kubeletVersion`.
         kubelet_version: String,
     },
-    /// The arbitrator says which namespaces with pods here use more of the cluster than they deserve. Takes the place of the list before.
+    /// The arbitrator says which namespaces with pods here use more of the cluster than they deserve. Takes the place
+    /// of the list before.
     Overused {
         /// How much longer it holds, milliseconds: [`OVERUSED_FOR_MS`] at most, 0 for a list that is void.
         valid_ms: u64,
         /// Each once, [`OVERUSED_MAX`] at most.
         namespaces: Vec<OverusedNamespace>,
     },
-    /// The API server has taken the report of an eviction: the kubelet ends the pod now, with hooks and SIGTERM. Comes before [`Self::Settled`].
+    /// The API server has taken the report of an eviction: the kubelet ends the pod now, with hooks and SIGTERM. Comes
+    /// before [`Self::Settled`].
     Reported {
         /// Of which pod.
         uid: PodUid,
     },
-    /// A disruption budget refuses the eviction for now (`evictBy: EvictionAPI`, soft thresholds): another pod may go instead, with
-    /// [`ToCluster::Withdrawn`] for this one. Else it is reported all the same when its grace is over.
+    /// A disruption budget refuses the eviction for now (`evictBy: EvictionAPI`, soft thresholds): another pod may go
+    /// instead, with [`ToCluster::Withdrawn`] for this one. Else it is reported all the same when its grace is over.
     Refused {
         /// Of which pod.
         uid: PodUid,
@@ -121,7 +125,8 @@ pub enum ToAgent {
 pub struct OverusedNamespace {
     /// The namespace.
     pub namespace: String,
-    /// What it uses beyond what it deserves of the resource in which that is most, in thousandths of the cluster's: [`EXCESS_MAX`] at most.
+    /// What it uses beyond what it deserves of the resource in which that is most, in thousandths of the cluster's:
+    /// [`EXCESS_MAX`] at most.
     pub excess: u16,
 }
 
@@ -129,13 +134,15 @@ pub struct OverusedNamespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Settled {
-    /// The API shows the pod as `Failed` with our reason, or with the annotation after the kubelet dropped the reason, and the kubelet is done with it.
+    /// The API shows the pod as `Failed` with our reason, or with the annotation after the kubelet dropped the reason,
+    /// and the kubelet is done with it.
     Shown,
     /// The pod had ended for another reason; an Event says what happened.
     EndedOtherwise,
     /// The API has no pod of this UID any more.
     Gone,
-    /// The API refused it for good, or the kubelet took it back five times; an Event says so where one could be written.
+    /// The API refused it for good, or the kubelet took it back five times; an Event says so where one could be
+    /// written.
     GivenUp,
 }
 
@@ -168,7 +175,8 @@ pub enum ToCluster {
         /// Of which pod.
         uid: PodUid,
     },
-    /// The pod may run again, because the API server has not answered for long: it is not ended for this eviction any more, unless that is written already.
+    /// The pod may run again, because the API server has not answered for long: it is not ended for this eviction any
+    /// more, unless that is written already.
     LetGo {
         /// Which pod.
         uid: PodUid,
@@ -178,7 +186,8 @@ pub enum ToCluster {
         /// Each once.
         conditions: Vec<NodeConditionReport>,
     },
-    /// What of this node's allocatable memory cannot be had without meeting an eviction threshold. Sent when it changes, every 10 s at most.
+    /// What of this node's allocatable memory cannot be had without meeting an eviction threshold. Sent when it
+    /// changes, every 10 s at most.
     Withheld {
         /// Bytes; 0 without pressure.
         memory_bytes: u64,

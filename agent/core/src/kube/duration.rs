@@ -1,7 +1,7 @@
 //! Durations as Go writes them (`"1m30s"`, `"500ms"`, `"1.5h"`), the notation of every Kubernetes configuration file.
 //!
-//! Rule: `time.ParseDuration` of Go 1.26. Units `ns us µs ms s m h`, each number with its unit, an optional sign, fractions
-//! truncated to whole nanoseconds; a bare `0` is allowed.
+//! Rule: `time.ParseDuration` of Go 1.26. Units `ns us µs ms s m h`, each number with its unit, an optional sign,
+//! fractions truncated to whole nanoseconds; a bare `0` is allowed.
 
 use thiserror::Error;
 

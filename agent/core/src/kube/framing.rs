@@ -1,8 +1,9 @@
 //! Frames on a socket between two programs of a node: four bytes of length (little endian), then so many bytes of JSON.
 //!
-//! **Problem.** Either end may lie: a length takes memory before a byte of it has come, and a short text can be parsed to many times its size.
-//! **Approach.** Both ends of a protocol share one [`Framing`]. It alone reads and writes a length, and it bounds what is taken before it is read
-//! ([`announced`](Framing::announced)) and before it is parsed ([`body`](Framing::body)). It does no I/O: each end reads as it can.
+//! **Problem.** Either end may lie: a length takes memory before a byte of it has come, and a short text can be parsed
+//! to many times its size. **Approach.** Both ends of a protocol share one [`Framing`]. It alone reads and writes a
+//! length, and it bounds what is taken before it is read ([`announced`](Framing::announced)) and before it is parsed
+//! ([`body`](Framing::body)). It does no I/O: each end reads as it can.
 
 /// Bytes of a frame's length.
 pub const LENGTH_BYTES: usize = 4;

@@ -1,6 +1,7 @@
 //! Floating-point numbers as Go reads them (`strconv.ParseFloat` of 32 bits): the kubelet reads percentages so.
 //!
-//! Rust's own parser reads the same decimal numbers and rounds them the same way. Go reads more: underscores between digits, and hexadecimal numbers.
+//! Rust's own parser reads the same decimal numbers and rounds them the same way. Go reads more: underscores between
+//! digits, and hexadecimal numbers.
 
 /// `None`: Go refuses it. One that is too large is refused too, and NaN has no sign.
 #[must_use]
@@ -63,7 +64,8 @@ fn hexadecimal(text: &str) -> Option<f32> {
             false => i32::MAX,
         });
     let mut exponent = i64::from(exponent);
-    // 48 bits and one that says whether anything was left out: twice what the type has, so that rounding to it is exact.
+    // 48 bits and one that says whether anything was left out: twice what the type has, so that rounding to it is
+    // exact.
     let (mut bits, mut is_cut) = (0_u64, false);
     for (digits, of_fraction) in [(whole, false), (fraction, true)] {
         for digit in digits.chars() {

@@ -1,11 +1,13 @@
 //! What of the node pods may have: capacity minus what is reserved for the system.
 //!
-//! Problem: three answers differ. What the scheduler may hand out leaves room for the hard eviction thresholds; what the cgroup of all
-//! pods is limited to does not, because pods are evicted before they reach it; and what is reserved must fit the node.
-//! Approach: [`NodeResources`] holds the operator's lists as they are; each answer is one function on it.
+//! Problem: three answers differ. What the scheduler may hand out leaves room for the hard eviction thresholds; what
+//! the cgroup of all pods is limited to does not, because pods are evicted before they reach it; and what is reserved
+//! must fit the node. Approach: [`NodeResources`] holds the operator's lists as they are; each answer is one function
+//! on it.
 //!
-//! Only resources that the node has count: a reservation of `pid` takes part where capacity has `pid`, that is for the cgroup
-//! and not for the node's status. In the status, huge pages are taken from memory last, since they cannot be used as anything else.
+//! Only resources that the node has count: a reservation of `pid` takes part where capacity has `pid`, that is for the
+//! cgroup and not for the node's status. In the status, huge pages are taken from memory last, since they cannot be
+//! used as anything else.
 //!
 //! Source: `pkg/kubelet/cm/node_container_manager_linux.go`, `hardEvictionReservation` of `pkg/kubelet/cm/helpers.go`,
 //! `pkg/kubelet/nodestatus/setters.go` (`MachineInfo`) of 1.36.
@@ -83,8 +85,8 @@ impl NodeResources {
         allocatable
     }
 
-    /// What the cgroup of all pods is limited to: no part of it is kept for eviction, and pods' huge pages are counted beside memory
-    /// by the kernel too (`getNodeAllocatableAbsoluteImpl`).
+    /// What the cgroup of all pods is limited to: no part of it is kept for eviction, and pods' huge pages are counted
+    /// beside memory by the kernel too (`getNodeAllocatableAbsoluteImpl`).
     pub fn allocatable_absolute(&self) -> ResourceList {
         self.without(&[&self.system_reserved, &self.kube_reserved])
     }
@@ -144,7 +146,8 @@ pub enum Limited {
     Compressible,
 }
 
-/// A cgroup that may have these resources: kubepods, or the cgroup that a reservation is enforced on (`getCgroupConfig`).
+/// A cgroup that may have these resources: kubepods, or the cgroup that a reservation is enforced on
+/// (`getCgroupConfig`).
 pub fn cgroup_config(list: &ResourceList, limited: Limited) -> CgroupConfig {
     let mut config = CgroupConfig::default();
     if let Some(cpu) = list.get(CPU) {

@@ -1,10 +1,13 @@
-//! What a node's NUMA nodes have and have left, as a NodeResourceTopology object says it (`topology.node.k8s.io/v1alpha2`).
+//! What a node's NUMA nodes have and have left, as a NodeResourceTopology object says it
+//! (`topology.node.k8s.io/v1alpha2`).
 //!
-//! Source of every rule here: scheduler-plugins, pkg/noderesourcetopology (2026-08, v0.35): `createNUMANodeList` and `extractResources` in pluginhelpers.go,
-//! `TopologyManagerFromNodeResourceTopology` in nodeconfig/topologymanager.go, `scoreForEachNUMANode` in score.go, cache/store.go. Of a zone it reads the name
-//! (`node-N`), the type (`Node`), the costs and each resource's `available`; of the object the attributes below.
+//! Source of every rule here: scheduler-plugins, pkg/noderesourcetopology (2026-08, v0.35): `createNUMANodeList` and
+//! `extractResources` in pluginhelpers.go, `TopologyManagerFromNodeResourceTopology` in nodeconfig/topologymanager.go,
+//! `scoreForEachNUMANode` in score.go, cache/store.go. Of a zone it reads the name (`node-N`), the type (`Node`), the
+//! costs and each resource's `available`; of the object the attributes below.
 //!
-//! `topologyPolicies` is not written: the plugin takes the attributes where both are there, and logs a line for each pod and node where it finds the old field.
+//! `topologyPolicies` is not written: the plugin takes the attributes where both are there, and logs a line for each
+//! pod and node where it finds the old field.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,8 +21,8 @@ use crate::kube::resources::{CPU, MEMORY, is_huge_pages};
 
 /// Of an object: more zones than this the plugin does not look up.
 pub const ZONES_MAX: usize = 64;
-/// So many NUMA nodes the plugin takes for granted (`DefaultMaxNUMANodes`). A score is 100 divided by it, less that for each node: with more nodes than
-/// it has been told of, the score is negative, and the scheduler refuses it.
+/// So many NUMA nodes the plugin takes for granted (`DefaultMaxNUMANodes`). A score is 100 divided by it, less that for
+/// each node: with more nodes than it has been told of, the score is negative, and the scheduler refuses it.
 const ZONES_DEFAULT_MAX: usize = 8;
 /// Which pods the fingerprint is of: those with something that no other pod can have.
 const FINGERPRINT_METHOD: &str = "with-exclusive-resources";
@@ -36,7 +39,8 @@ pub struct Amounts {
     pub available: u64,
 }
 
-/// A NUMA node. Its number is its place in the list: the plugin indexes a list by it, and ends the scheduler where a number is left out.
+/// A NUMA node. Its number is its place in the list: the plugin indexes a list by it, and ends the scheduler where a
+/// number is left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Zone {
@@ -92,13 +96,15 @@ pub struct NodeTopology {
     pub pods: Vec<ListedPod>,
 }
 
-/// What a pod requests that no other pod can have, as the plugin looks at it (`AreExclusiveForPod` in resourcerequests/exclusive.go): of its containers
-/// and sidecars, not of init containers that end, nor of what the pod has as a whole.
+/// What a pod requests that no other pod can have, as the plugin looks at it (`AreExclusiveForPod` in
+/// resourcerequests/exclusive.go): of its containers and sidecars, not of init containers that end, nor of what the pod
+/// has as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExclusiveRequests {
     /// Whole CPUs, memory or huge pages of a Guaranteed pod.
     pub is_guaranteed: bool,
-    /// Resources that are not Kubernetes' own. The plugin counts those that a zone has, even where none of it is requested (`0`).
+    /// Resources that are not Kubernetes' own. The plugin counts those that a zone has, even where none of it is
+    /// requested (`0`).
     pub devices: BTreeSet<Box<str>>,
 }
 
@@ -142,7 +148,8 @@ pub struct KnownPod<'a> {
 }
 
 impl NodeTopology {
-    /// Gives back what pods have that have ended: kubelets before 1.34 list them until the next pod is admitted (k/k#119423), and take it from them then.
+    /// Gives back what pods have that have ended: kubelets before 1.34 list them until the next pod is admitted
+    /// (k/k#119423), and take it from them then.
     #[must_use]
     pub fn without<'a>(mut self, known: impl Fn(&ListedPod) -> KnownPod<'a>) -> Self {
         let (ended, living) = self.pods.into_iter().partition(|pod| known(pod).has_ended);
@@ -160,9 +167,11 @@ impl NodeTopology {
         self
     }
 
-    /// Which pods are counted here, as the plugin computes it of those that it knows: while the two differ, it believes its own book and not this object.
+    /// Which pods are counted here, as the plugin computes it of those that it knows: while the two differ, it believes
+    /// its own book and not this object.
     ///
-    /// It goes by what pods request ([`ExclusiveRequests`]); of one that the API does not know yet that has something here.
+    /// It goes by what pods request ([`ExclusiveRequests`]); of one that the API does not know yet that has something
+    /// here.
     #[must_use]
     pub fn fingerprint<'a>(&self, known: impl Fn(&ListedPod) -> KnownPod<'a>) -> String {
         let mut fingerprint = PodsFingerprint::default();

@@ -15,7 +15,8 @@ pub struct OwnerReference {
 }
 
 impl OwnerReference {
-    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none: a Node as owner, for example, which says nothing that the annotation of a mirror pod does not say.
+    /// It makes the pod anew on the same node, whatever is evicted. What a tenant can write on any pod is none: a Node
+    /// as owner, for example, which says nothing that the annotation of a mirror pod does not say.
     #[must_use]
     pub fn is_daemon_set(&self) -> bool {
         self.kind == "DaemonSet" && self.api_version == "apps/v1" && self.controller == Some(true)

@@ -27,7 +27,8 @@ pub const CONFIG_SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 /// Marks the API server's image of a static pod.
 pub const CONFIG_MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Which revision of its file a static pod, or the mirror of one, is of: the UID that the kubelet knows it by, and names its cgroup by.
+/// Which revision of its file a static pod, or the mirror of one, is of: the UID that the kubelet knows it by, and
+/// names its cgroup by.
 pub const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// The namespace of a pod of which only the cgroup is known: none can be called that.
@@ -177,7 +178,8 @@ pub struct Container {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub volume_mounts: Vec<VolumeMount>,
-    /// Whether its requests may be only what its owner wants, because the kubelet has not said what it has allocated. Set by `plimsoll-cluster` alone.
+    /// Whether its requests may be only what its owner wants, because the kubelet has not said what it has allocated.
+    /// Set by `plimsoll-cluster` alone.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unallocated: bool,
 }
@@ -242,7 +244,8 @@ pub struct EmptyDir {
 }
 
 impl Volume {
-    /// Whether the volume takes space of the node's root file system (`volumeutils.IsLocalEphemeralVolume`, and hostPath).
+    /// Whether the volume takes space of the node's root file system (`volumeutils.IsLocalEphemeralVolume`, and
+    /// hostPath).
     pub fn is_local(&self) -> bool {
         self.host_path.is_some()
             || self.git_repo.is_some()
@@ -403,8 +406,9 @@ impl Pod {
             .chain(&self.spec.init_containers)
     }
 
-    /// Whether its kubelet has yet to say what it allocates to a container: the requests may be larger than what it has admitted. A kubelet that says nothing of a container
-    /// that it has made knows no resize in place, and takes requests as they are.
+    /// Whether its kubelet has yet to say what it allocates to a container: the requests may be larger than what it has
+    /// admitted. A kubelet that says nothing of a container that it has made knows no resize in place, and takes
+    /// requests as they are.
     pub fn awaits_allocation(&self) -> bool {
         let is_made = |container: &Container| {
             let mut statuses = self.status.containers();
@@ -463,7 +467,8 @@ impl Pod {
             .contains_key(CONFIG_MIRROR_ANNOTATION)
     }
 
-    /// Takes off what says that the pod is static, or the image of one. For a pod of the API that is neither: whoever creates pods can write it there.
+    /// Takes off what says that the pod is static, or the image of one. For a pod of the API that is neither: whoever
+    /// creates pods can write it there.
     pub fn clear_static(&mut self) {
         for key in [
             CONFIG_SOURCE_ANNOTATION,

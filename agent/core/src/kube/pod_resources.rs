@@ -1,8 +1,11 @@
-//! What a kubelet says of exclusive CPUs, memory of NUMA nodes and devices (`PodResourcesLister`, v1), and how it comes from `plimsoll-runtime` to the agent.
+//! What a kubelet says of exclusive CPUs, memory of NUMA nodes and devices (`PodResourcesLister`, v1), and how it comes
+//! from `plimsoll-runtime` to the agent.
 //!
-//! **Problem.** The kubelet has no watch for it, and answers over gRPC, which stays out of the agent. **Approach.** `plimsoll-runtime resources` asks every
-//! [`ASKED_EVERY_MS`], and at once when the agent wants to know ([`ToKubelet`]; no two questions are closer than [`ASKED_APART_MS`]), and sends a frame each time: what has changed as a whole, or that nothing has. A peer that is silent hangs.
-//! The kubelet names pods, and says no UID (1.36): so each answer has the time at which it was asked for, by which it is known whose it can be.
+//! **Problem.** The kubelet has no watch for it, and answers over gRPC, which stays out of the agent. **Approach.**
+//! `plimsoll-runtime resources` asks every [`ASKED_EVERY_MS`], and at once when the agent wants to know ([`ToKubelet`];
+//! no two questions are closer than [`ASKED_APART_MS`]), and sends a frame each time: what has changed as a whole, or
+//! that nothing has. A peer that is silent hangs. The kubelet names pods, and says no UID (1.36): so each answer has
+//! the time at which it was asked for, by which it is known whose it can be.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +21,8 @@ pub const FRAMING: Framing = Framing {
 };
 /// How often the kubelet is asked, milliseconds. It answers from memory.
 pub const ASKED_EVERY_MS: u64 = 1_000;
-/// How far apart questions are at least, however often the agent asks, milliseconds: pods decide how often they come and go, and an answer of a large node is not for nothing.
+/// How far apart questions are at least, however often the agent asks, milliseconds: pods decide how often they come
+/// and go, and an answer of a large node is not for nothing.
 pub const ASKED_APART_MS: u64 = 200;
 
 /// A frame from `plimsoll-runtime resources`.
@@ -108,7 +112,8 @@ pub struct NodeResources {
 }
 
 impl NodeResources {
-    /// Which of the kubelet's managers give something to containers now: then CPUs or memory nodes are the kubelet's to place.
+    /// Which of the kubelet's managers give something to containers now: then CPUs or memory nodes are the kubelet's to
+    /// place.
     #[must_use]
     pub fn owners(&self) -> Vec<&'static str> {
         let cpus = self.given.iter().any(|given| !given.cpus.is_empty());

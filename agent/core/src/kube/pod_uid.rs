@@ -35,7 +35,8 @@ impl PodUid {
         &self.0
     }
 
-    /// Whether only a static pod has such a UID: the hash of its manifest (`applyDefaults` in pkg/kubelet/config/common.go), where the API server gives dashes.
+    /// Whether only a static pod has such a UID: the hash of its manifest (`applyDefaults` in
+    /// pkg/kubelet/config/common.go), where the API server gives dashes.
     pub fn is_static(&self) -> bool {
         let mut bytes = self.0.bytes();
         bytes.len() == STATIC_DIGITS && bytes.all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

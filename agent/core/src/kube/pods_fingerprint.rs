@@ -1,7 +1,8 @@
 //! The fingerprint of a set of pods: `nodeTopologyPodsFingerprint` of a NodeResourceTopology object.
 //!
-//! Source: k8stopologyawareschedwg/podfingerprint, version `v001`. Of each pod the XXH64 of its name, with the XXH64 of its namespace as the seed; these numbers,
-//! sorted and each as eight bytes with the lowest first, are hashed once more. XXH64: its specification (xxHash fast digest algorithm, 0.1.1).
+//! Source: k8stopologyawareschedwg/podfingerprint, version `v001`. Of each pod the XXH64 of its name, with the XXH64 of
+//! its namespace as the seed; these numbers, sorted and each as eight bytes with the lowest first, are hashed once
+//! more. XXH64: its specification (xxHash fast digest algorithm, 0.1.1).
 
 /// What all fingerprints of this version begin with.
 const PREFIX: &str = "pfp0v001";
@@ -131,7 +132,8 @@ mod tests {
         assert_ne!(sign(&[a]), sign(&[a, b]));
         assert_ne!(sign(&[("a", "b")]), sign(&[("b", "a")]));
         assert_eq!(sign(&[]), "pfp0v001ef46db3751d8e999");
-        // By another implementation of this, which has the fingerprint of podfingerprint's 259 pods (testdata/pods.json) right.
+        // By another implementation of this, which has the fingerprint of podfingerprint's 259 pods
+        // (testdata/pods.json) right.
         let longer = [
             a,
             ("shop", "web-1"),

@@ -1,7 +1,7 @@
 //! Kubernetes quantities: "500m", "1.5Gi", "1e3".
 //!
-//! Problem: every limit, request and threshold is text in this notation, and the kubelet's decisions depend on its exact
-//! value, rounding and, in messages, on how it is printed again.
+//! Problem: every limit, request and threshold is text in this notation, and the kubelet's decisions depend on its
+//! exact value, rounding and, in messages, on how it is printed again.
 //!
 //! Approach: a quantity is `mantissa × 10^exponent` plus the notation it was written in. The mantissa is an `i64` where
 //! the text allows and an arbitrary integer otherwise, decided by the same rules as upstream. No value passes through a
@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize, Serializer};
 /// The smallest step that a parsed quantity keeps: 10⁻⁹. Finer values are rounded up to it.
 const NANO: i32 = -9;
 
-/// The largest decimal exponent accepted, so that no sum needs more than some ten thousand digits. Upstream has no limit
-/// (and takes unbounded time and memory to add `1e2000000000` and `1`).
+/// The largest decimal exponent accepted, so that no sum needs more than some ten thousand digits. Upstream has no
+/// limit (and takes unbounded time and memory to add `1e2000000000` and `1`).
 pub const MAX_EXPONENT: i32 = 10_000;
 
 /// The longest text accepted, in bytes, for the same reason.
@@ -276,7 +276,8 @@ fn small_sum((a, x): (i64, i32), (b, y): (i64, i32), negate: bool) -> Option<Amo
 
 /// `mantissa / 10^places`, rounded away from zero.
 fn round_up(mantissa: &BigInt, places: u32) -> BigInt {
-    // A decimal digit needs more than three bits: past this the quotient is below one and only the rounding unit is left.
+    // A decimal digit needs more than three bits: past this the quotient is below one and only the rounding unit is
+    // left.
     if u64::from(places) > mantissa.bits() / 3 + 1 {
         return mantissa.signum();
     }

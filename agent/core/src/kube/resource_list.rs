@@ -21,8 +21,8 @@ pub fn is_huge_pages(name: &str) -> bool {
     name.starts_with(HUGE_PAGES_PREFIX)
 }
 
-/// Whether an amount is whole pages of the size in the name, which is a whole number of bytes (`IsHugePageResourceValueDivisible`).
-/// The amount is rounded up to bytes first.
+/// Whether an amount is whole pages of the size in the name, which is a whole number of bytes
+/// (`IsHugePageResourceValueDivisible`). The amount is rounded up to bytes first.
 pub fn is_multiple_of_page(name: &str, amount: &Quantity) -> bool {
     let size = name
         .strip_prefix(HUGE_PAGES_PREFIX)

@@ -80,7 +80,8 @@ pub fn aggregate_container_requests(pod: &Pod) -> ResourceList {
     aggregate(pod, |container| &container.resources.requests)
 }
 
-/// What the containers are limited to together (`AggregateContainerLimits`). A container without a limit counts nothing.
+/// What the containers are limited to together (`AggregateContainerLimits`). A container without a limit counts
+/// nothing.
 pub fn aggregate_container_limits(pod: &Pod) -> ResourceList {
     aggregate(pod, |container| &container.resources.limits)
 }
@@ -97,8 +98,8 @@ impl Pod {
         })
     }
 
-    /// Fills in the requests that the API server would (`SetDefaults_Pod`): the limit where a container or, by the rules
-    /// of pod-level resources, the pod has none. Applying it twice changes nothing more.
+    /// Fills in the requests that the API server would (`SetDefaults_Pod`): the limit where a container or, by the
+    /// rules of pod-level resources, the pod has none. Applying it twice changes nothing more.
     pub fn set_defaults(&mut self) {
         for container in self
             .spec

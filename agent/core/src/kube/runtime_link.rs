@@ -1,10 +1,12 @@
 //! What the agent and `plimsoll-runtime` say to each other, and what a container runtime has on a node.
 //!
-//! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all. The agent must stay small, locked in
-//! memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks gRPC. It sends what it has read in frames of bounded length
-//! ([`framing`](crate::kube::framing)). It decides nothing and remembers nothing: it may die at any time, and the next one is asked again.
+//! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all.
+//! The agent must stay small, locked in memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks
+//! gRPC. It sends what it has read in frames of bounded length ([`framing`](crate::kube::framing)). It decides nothing
+//! and remembers nothing: it may die at any time, and the next one is asked again.
 //!
-//! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So all answers are sent ahead ([`ToNri`]).
+//! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So
+//! all answers are sent ahead ([`ToNri`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,8 @@ pub const FRAMING: Framing = Framing {
 pub const CONTAINERS_MAX: usize = 8192;
 /// Images of one list.
 pub const IMAGES_MAX: usize = 4096;
-/// Bytes of one text (a name, an id): more than any reference of an image has (`distribution/reference`: 255 for the name, and a digest).
+/// Bytes of one text (a name, an id): more than any reference of an image has (`distribution/reference`: 255 for the
+/// name, and a digest).
 pub const TEXT_BYTES_MAX: usize = 1024;
 /// Names of one image.
 pub const NAMES_MAX: usize = 32;
@@ -48,7 +51,8 @@ pub enum ToRuntime {
         /// Comes back with the answer.
         number: u64,
     },
-    /// Asks where the runtime keeps what it has, and nothing else: [`FromRuntime::Listed`] or [`FromRuntime::Failed`] answers.
+    /// Asks where the runtime keeps what it has, and nothing else: [`FromRuntime::Listed`] or [`FromRuntime::Failed`]
+    /// answers.
     Directories {
         /// Comes back with the answer.
         number: u64,
@@ -251,7 +255,8 @@ pub struct Inventory {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToNri {
-    /// What the runtime is answered when it makes a container of this pod. Takes the place of what was said of the pod before.
+    /// What the runtime is answered when it makes a container of this pod. Takes the place of what was said of the pod
+    /// before.
     Pod {
         /// The pod's UID, as its cgroup has it.
         uid: String,
@@ -275,10 +280,12 @@ pub struct PodAnswers {
     pub refusal: Option<String>,
     /// The `oom_score_adj` of containers, by name. Others keep that of their specification.
     pub oom_score_adj: BTreeMap<String, i32>,
-    /// The `oom_score_adj` of their specification. A container that the runtime shows with another one has it from another plugin.
+    /// The `oom_score_adj` of their specification. A container that the runtime shows with another one has it from
+    /// another plugin.
     #[serde(default)]
     pub specified: BTreeMap<String, i32>,
-    /// Where containers are made that have CPUs or memory nodes of their own, by name. Others are made in the shared pool.
+    /// Where containers are made that have CPUs or memory nodes of their own, by name. Others are made in the shared
+    /// pool.
     #[serde(default)]
     pub places: BTreeMap<String, ContainerPlace>,
     /// Ids of containers whose CPUs another plugin has set: they keep them.
@@ -318,8 +325,8 @@ impl PodAnswers {
             && self.foreign.is_empty()
     }
 
-    /// For one container, of which the runtime shows this. What another plugin has set stays: a container of which two set one thing is not made at all
-    /// (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
+    /// For one container, of which the runtime shows this. What another plugin has set stays: a container of which two
+    /// set one thing is not made at all (containerd/nri, pkg/adaptation/result.go, `ClaimOomScoreAdj`).
     pub fn for_container(&self, name: &str, shown: Shown<'_>, pool: Option<&str>) -> Answer {
         if let Some(why) = &self.refusal {
             return Answer::Refused(why.clone());
@@ -340,8 +347,9 @@ impl PodAnswers {
         adjustment.into()
     }
 
-    /// For one container that runs and whose resources are about to be changed; the runtime shows what the change itself says. A runtime also writes again
-    /// all else that the specification has, so it has to be told where the container is to be by now.
+    /// For one container that runs and whose resources are about to be changed; the runtime shows what the change
+    /// itself says. A runtime also writes again all else that the specification has, so it has to be told where the
+    /// container is to be by now.
     pub fn for_update(
         &self,
         (name, id): (&str, &str),
@@ -397,7 +405,8 @@ pub struct Adjustment {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The container is made as its specification has it: nothing was known of it, or another plugin has set what would have been.
+    /// The container is made as its specification has it: nothing was known of it, or another plugin has set what would
+    /// have been.
     Unchanged,
     /// It is made so.
     Adjusted(Box<Adjustment>),

@@ -70,9 +70,10 @@ fn fraction(text: &[u8]) -> (u32, &[u8]) {
 }
 
 impl Time {
-    /// Reads a time. What is a time is what Go's `time.Parse` takes with the layout `time.RFC3339`, for with that the API server reads one:
-    /// `T` and `Z` are capital letters, the day is one of its month, and no second is the 60th; an hour may have one digit, a comma may stand before the
-    /// fraction of a second, of which nine digits count, and offsets reach to 24 hours and 60 minutes.
+    /// Reads a time. What is a time is what Go's `time.Parse` takes with the layout `time.RFC3339`, for with that the
+    /// API server reads one: `T` and `Z` are capital letters, the day is one of its month, and no second is the 60th;
+    /// an hour may have one digit, a comma may stand before the fraction of a second, of which nine digits count, and
+    /// offsets reach to 24 hours and 60 minutes.
     ///
     /// Source: `parse` in `src/time/format.go` of Go 1.24.
     ///

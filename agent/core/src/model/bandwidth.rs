@@ -1,10 +1,11 @@
 //! CPU time as pods get it and wait for it: readings, the two knobs that are changed for it, and the reasons.
 //!
-//! Terms, as in Documentation/scheduler/sched-bwc.rst of the kernel: a cgroup may use its *quota* of CPU time in each *period*; when that is
-//! used up it is *throttled* until the next. *Burst* is what it may save of quotas that it did not use, and use later. A cgroup *waits*
-//! while a task of it could run and does not.
+//! Terms, as in Documentation/scheduler/sched-bwc.rst of the kernel: a cgroup may use its *quota* of CPU time in each
+//! *period*; when that is used up it is *throttled* until the next. *Burst* is what it may save of quotas that it did
+//! not use, and use later. A cgroup *waits* while a task of it could run and does not.
 //!
-//! Readings hold totals as the kernel counts them, so that one which was missed loses nothing; a pod of which no figure has moved is left out.
+//! Readings hold totals as the kernel counts them, so that one which was missed loses nothing; a pod of which no figure
+//! has moved is left out.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,8 +46,8 @@ pub struct SharedCpus {
 pub enum WaitSource {
     /// `some` of the cgroup's `cpu.pressure` (PSI): time in which at least one task waited.
     Pressure,
-    /// `run_delay` of each task's `/proc/TID/schedstat`. Tasks that wait at the same time add up; those of a task that has ended since the
-    /// reading before are missing.
+    /// `run_delay` of each task's `/proc/TID/schedstat`. Tasks that wait at the same time add up; those of a task that
+    /// has ended since the reading before are missing.
     Tasks,
 }
 

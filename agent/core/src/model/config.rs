@@ -21,8 +21,8 @@ pub struct EngineConfig {
     pub local_storage_limits: bool,
     /// `evictionPressureTransitionPeriod`: how long a condition is kept after its last threshold, in nanoseconds.
     pub pressure_transition_period_ns: u64,
-    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in the
-    /// kubelet: then there is no grace.
+    /// `evictionMaxPodGracePeriod`: upper bound of a soft eviction's grace period, in seconds. May be negative, as in
+    /// the kubelet: then there is no grace.
     pub max_pod_grace_period_s: i64,
     /// Options in which the engine departs from the kubelet.
     pub options: EvictionOptions,
@@ -39,7 +39,8 @@ pub struct EngineConfig {
     /// [`NAMESPACE_SHARES_MAX`](crate::policy::memory::share::NAMESPACE_SHARES_MAX) at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespace_shares: Vec<NamespaceShare>,
-    /// A kubelet runs the pods: it starts again what ends, it ends what the API server says, and a hard threshold leaves no grace period.
+    /// A kubelet runs the pods: it starts again what ends, it ends what the API server says, and a hard threshold
+    /// leaves no grace period.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub beside_kubelet: bool,
 }

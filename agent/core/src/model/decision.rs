@@ -1,7 +1,8 @@
 //! What the engine wants done, as plain data, each with its reason.
 //!
-//! A decision carries every figure it was based on: the line on the screen and the journal print the same value. Carrying one
-//! out is the agent's job; what failed returns as [`EventKind::Outcome`](crate::model::event::EventKind::Outcome).
+//! A decision carries every figure it was based on: the line on the screen and the journal print the same value.
+//! Carrying one out is the agent's job; what failed returns as
+//! [`EventKind::Outcome`](crate::model::event::EventKind::Outcome).
 
 mod text;
 
@@ -66,8 +67,8 @@ pub enum Decision {
         /// Why now.
         why: KillReason,
     },
-    /// Free the memory of a pod's killed processes from the agent's own CPU time (`process_mrelease`): they have been killed and
-    /// do not get to run.
+    /// Free the memory of a pod's killed processes from the agent's own CPU time (`process_mrelease`): they have been
+    /// killed and do not get to run.
     ReleaseMemory {
         /// Which pod.
         uid: PodUid,
@@ -83,7 +84,8 @@ pub enum Decision {
         /// How much of that came back.
         freed_bytes: u64,
     },
-    /// Free disk space without ending a pod; [`EventKind::NodeReclaimed`](crate::model::event::EventKind::NodeReclaimed) follows.
+    /// Free disk space without ending a pod;
+    /// [`EventKind::NodeReclaimed`](crate::model::event::EventKind::NodeReclaimed) follows.
     ReclaimNode {
         /// The threshold that is met.
         signal: Signal,
@@ -153,7 +155,8 @@ pub enum Decision {
         /// What each container holds.
         assignments: Arc<Assignments>,
     },
-    /// A pod is refused exclusive resources and must not be started; if it already runs, it stays in the shared pool or keeps what it has.
+    /// A pod is refused exclusive resources and must not be started; if it already runs, it stays in the shared pool or
+    /// keeps what it has.
     PlacementRefused {
         /// Which pod.
         uid: PodUid,
@@ -212,7 +215,8 @@ pub enum Decision {
         /// Why there is none.
         why: NoVictimReason,
     },
-    /// Pods must leave, and none is evicted for a while: the memory of one that was did not come back, and no other pod has it.
+    /// Pods must leave, and none is evicted for a while: the memory of one that was did not come back, and no other pod
+    /// has it.
     EvictionsHeld {
         /// The pod whose memory stayed.
         uid: PodUid,
@@ -298,14 +302,15 @@ pub struct ThresholdReason {
     /// What disruption budgets had to do with it (option `respectDisruptionBudgets`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disruption: Option<Disruption>,
-    /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same share.
+    /// The NUMA node that is short, if the signal is about one: usage is what the pod has there, its request the same
+    /// share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// How often the pod was evicted before: each time something started it again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub evicted_before: u32,
-    /// Set if no threshold is met but memory is predicted to run out (option `outOfMemoryForesight`): `threshold` is then what goes
-    /// within the horizon.
+    /// Set if no threshold is met but memory is predicted to run out (option `outOfMemoryForesight`): `threshold` is
+    /// then what goes within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
 }
@@ -369,12 +374,13 @@ pub enum KillReason {
         /// Half of its threshold.
         limit: u64,
     },
-    /// A hard threshold is met, and beside a kubelet it gives no grace period: a container that exits with 0 on SIGTERM would cost the pod's status
-    /// its reason.
+    /// A hard threshold is met, and beside a kubelet it gives no grace period: a container that exits with 0 on SIGTERM
+    /// would cost the pod's status its reason.
     NoGrace,
     /// SIGTERM could not be sent.
     TerminateFailed,
-    /// The first process of each of its containers has ended, and with it the container: as a container runtime does, what is left gets no grace period.
+    /// The first process of each of its containers has ended, and with it the container: as a container runtime does,
+    /// what is left gets no grace period.
     FirstProcessesEnded,
     /// The last line in the kernel has killed one of its processes: the others are killed too.
     LastLine {

@@ -1,7 +1,7 @@
 //! Everything that can happen to the engine. Time is a field: the engine has no clock.
 //!
-//! An event holds raw readings (bytes as the kernel reports them), never a conclusion: what a reading means is decided in
-//! the core, so that a journal of events replays to the same decisions.
+//! An event holds raw readings (bytes as the kernel reports them), never a conclusion: what a reading means is decided
+//! in the core, so that a journal of events replays to the same decisions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -72,22 +72,26 @@ pub enum EventKind {
         /// Which pod.
         uid: PodUid,
     },
-    /// The first process of each container of a pod has ended, and others are left, for which a container runtime does not wait either.
+    /// The first process of each container of a pod has ended, and others are left, for which a container runtime does
+    /// not wait either.
     FirstProcessesEnded {
         /// Which pod.
         uid: PodUid,
     },
-    /// The kubelet ends a pod, by its own decision or another's: its phase is terminal, or its deletion has begun. Nothing if it is leaving already.
+    /// The kubelet ends a pod, by its own decision or another's: its phase is terminal, or its deletion has begun.
+    /// Nothing if it is leaving already.
     PodEnding {
         /// Which pod.
         uid: PodUid,
     },
-    /// The API server refuses the eviction of a pod for now: a disruption budget has no disruption left. Nothing if it was killed already.
+    /// The API server refuses the eviction of a pod for now: a disruption budget has no disruption left. Nothing if it
+    /// was killed already.
     EvictionRefused {
         /// Which pod.
         uid: PodUid,
     },
-    /// The arbitrator of the cluster says which namespaces use more than they deserve. Takes the place of what it said before.
+    /// The arbitrator of the cluster says which namespaces use more than they deserve. Takes the place of what it said
+    /// before.
     Overused(Arc<Overused>),
     /// A container's cgroup has lost its last process, and its pod has others.
     ContainerEnded {
@@ -98,7 +102,8 @@ pub enum EventKind {
     },
     /// All manifests that were there at the start have been applied: a pod that is not known now has none.
     PodsListed,
-    /// The kubelet beside the agent says which devices it has given to containers. Takes the place of what it said before; `None`: it does not say any more.
+    /// The kubelet beside the agent says which devices it has given to containers. Takes the place of what it said
+    /// before; `None`: it does not say any more.
     DevicesGiven {
         /// All of them.
         devices: Option<Arc<ListedDevices>>,
@@ -107,14 +112,15 @@ pub enum EventKind {
     RoomSought,
     /// CPUs and memory are to be placed: at the start, and when the machine's CPUs have changed.
     PlacementStarted(Box<PlacementStart>),
-    /// Nothing urgent is left to do in this turn: what pods have given up meanwhile is given to others ([`NodeState::giving_back`]).
+    /// Nothing urgent is left to do in this turn: what pods have given up meanwhile is given to others
+    /// ([`NodeState::giving_back`]).
     ///
     /// [`NodeState::giving_back`]: crate::model::state::NodeState::giving_back
     PlacementDue,
     /// Readings of the node and of every pod with a cgroup.
     Sample(Sample),
-    /// What was asked for by [`Decision::ReclaimNode`](crate::model::decision::Decision::ReclaimNode) has been done, as far as it could
-    /// be. The next sample with [`Cause::NodeReclaimed`] shows what came of it.
+    /// What was asked for by [`Decision::ReclaimNode`](crate::model::decision::Decision::ReclaimNode) has been done, as
+    /// far as it could be. The next sample with [`Cause::NodeReclaimed`] shows what came of it.
     NodeReclaimed {
         /// Bytes that were freed.
         bytes: u64,
@@ -142,8 +148,8 @@ pub enum EventKind {
     },
     /// What pods had of the CPUs and how they waited for them.
     CpuReading(Arc<CpuReading>),
-    /// [`Decision::SetCpu`](crate::model::decision::Decision::SetCpu) or [`Decision::RestoreCpu`](crate::model::decision::Decision::RestoreCpu) could
-    /// not be carried out.
+    /// [`Decision::SetCpu`](crate::model::decision::Decision::SetCpu) or
+    /// [`Decision::RestoreCpu`](crate::model::decision::Decision::RestoreCpu) could not be carried out.
     CpuNotWritten {
         /// Which pod it concerned.
         uid: PodUid,
@@ -166,8 +172,8 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Whether the agent takes it in between a record of the kernel and the signal that answers it: then [`Engine::step`](crate::engine::Engine::step)
-    /// allocates nothing.
+    /// Whether the agent takes it in between a record of the kernel and the signal that answers it: then
+    /// [`Engine::step`](crate::engine::Engine::step) allocates nothing.
     pub(crate) fn is_on_kill_path(&self) -> bool {
         match self {
             Self::Sample(_)
@@ -217,7 +223,8 @@ impl Overused {
     }
 }
 
-/// A kill by the last line in the kernel. Times are CLOCK_MONOTONIC, nanoseconds; amounts bytes of `kernelMemory.available`.
+/// A kill by the last line in the kernel. Times are CLOCK_MONOTONIC, nanoseconds; amounts bytes of
+/// `kernelMemory.available`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LastLineKill {
     /// When.
@@ -226,7 +233,8 @@ pub struct LastLineKill {
     pub why: LastLineReason,
     /// The process.
     pub tgid: u32,
-    /// Processes of the pod that it killed, this one included: in a record's event all so far, in a line of output those that no line before it has.
+    /// Processes of the pod that it killed, this one included: in a record's event all so far, in a line of output
+    /// those that no line before it has.
     pub kills: u64,
     /// What was available. `None`: nothing, by the page allocator's own account; or the record was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -340,8 +348,8 @@ pub enum Cause {
     NodeReclaimed,
 }
 
-/// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older than a
-/// victim's.
+/// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older
+/// than a victim's.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
     /// Why it was taken.
@@ -350,12 +358,13 @@ pub struct Sample {
     pub node: NodeMemory,
     /// The kubepods cgroup, where it exists.
     pub kubepods: Option<CgroupMemory>,
-    /// Bytes charged to memory cgroups since the programs were loaded (gross: it never falls). `None` without that program.
+    /// Bytes charged to memory cgroups since the programs were loaded (gross: it never falls). `None` without that
+    /// program.
     pub charged_bytes: Option<u64>,
     /// Every pod with a cgroup, in no particular order.
     pub pods: Vec<PodMemory>,
-    /// Only the node and the kubepods cgroup were read ([`Engine::needs_pods`](crate::engine::Engine::needs_pods) was false): `pods` is
-    /// empty, and what is known of pods stands.
+    /// Only the node and the kubepods cgroup were read ([`Engine::needs_pods`](crate::engine::Engine::needs_pods) was
+    /// false): `pods` is empty, and what is known of pods stands.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub node_only: bool,
     /// Of the pods only the leaders were read: those on whose memory the decision about this sample rests
@@ -446,8 +455,8 @@ impl CgroupMemory {
     }
 }
 
-/// The node's figures of page cache may be behind those of a pod by so much: each CPU counts up to 125 pages (`MAX_THRESHOLD` of the
-/// kernel's mm/vmstat.c) before it adds them to what `/proc/meminfo` shows.
+/// The node's figures of page cache may be behind those of a pod by so much: each CPU counts up to 125 pages
+/// (`MAX_THRESHOLD` of the kernel's mm/vmstat.c) before it adds them to what `/proc/meminfo` shows.
 pub const CACHE_NOISE_BYTES: u64 = 4 << 20;
 
 /// Memory of one pod's cgroup, all bytes.
@@ -480,7 +489,8 @@ impl PodMemory {
         self.usage_bytes.saturating_sub(self.inactive_file_bytes)
     }
 
-    /// What it uses in the sense in which memory is available: the amount by which the signal would rise without the pod.
+    /// What it uses in the sense in which memory is available: the amount by which the signal would rise without the
+    /// pod.
     pub fn used_bytes(&self, availability: Availability) -> u64 {
         self.usage_bytes
             .saturating_sub(self.cache_bytes(availability))
@@ -491,8 +501,8 @@ impl PodMemory {
         availability.cache_bytes(self.inactive_file_bytes, self.active_file_bytes)
     }
 
-    /// Without what cannot be: a pod has no more page cache than the node, whose figures are of this moment. Those of the pod
-    /// may be of an earlier reading.
+    /// Without what cannot be: a pod has no more page cache than the node, whose figures are of this moment. Those of
+    /// the pod may be of an earlier reading.
     pub(crate) fn limited(&self, node: &NodeMemory) -> Self {
         let most = |bytes: u64, all: u64| bytes.min(all.saturating_add(CACHE_NOISE_BYTES));
         Self {

@@ -1,8 +1,9 @@
 //! Where Plimsoll can do better than the kubelet: one option each, with the complaint that it answers.
 //!
-//! Problem: users have asked the kubelet for these for years, and an operator who replaces its eviction loop must still be able
-//! to have exactly its answers. Approach: [`EvictionOptions::kubelet`] is the kubelet, bit for bit; every departure is a named
-//! option with its default argued in `docs/decisions/`, and `explain` shows both answers where they differ.
+//! Problem: users have asked the kubelet for these for years, and an operator who replaces its eviction loop must still
+//! be able to have exactly its answers. Approach: [`EvictionOptions::kubelet`] is the kubelet, bit for bit; every
+//! departure is a named option with its default argued in `docs/decisions/`, and `explain` shows both answers where
+//! they differ.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +25,8 @@ pub struct EvictionOptions {
     /// What the arbitrator's list of overused namespaces means for the order of pods.
     #[serde(default)]
     pub overuse_ranking: OveruseRanking,
-    /// Whether the kernel's OOM killer takes a pod as a whole (`memory.oom.group` on the pod's cgroup; kubernetes#117793).
+    /// Whether the kernel's OOM killer takes a pod as a whole (`memory.oom.group` on the pod's cgroup;
+    /// kubernetes#117793).
     pub pod_oom_group: bool,
     /// Leave the kernel an order in which it may kill when the agent does not answer. `None`: off.
     #[serde(default)]
@@ -37,7 +39,8 @@ pub struct EvictionOptions {
 /// What is done about CPU time. Each is off where it is `None`, as in the kubelet, which sets a quota and leaves it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CpuOptions {
-    /// Let a throttled container exceed its CPU limit for a while when the node has idle CPU time (kubernetes#67577, #51135).
+    /// Let a throttled container exceed its CPU limit for a while when the node has idle CPU time (kubernetes#67577,
+    /// #51135).
     #[serde(default)]
     pub burst: Option<CpuBurst>,
     /// Hold back pods without a CPU request while pods with one wait.
@@ -52,7 +55,8 @@ pub struct CpuBurst {
     pub burst_percent: u32,
     /// The largest quota as a part of the limit's; 100: this step is left out.
     pub quota_percent: u32,
-    /// How much CPU time below its limit a container can save to use above it: what its limit allows in this time, nanoseconds.
+    /// How much CPU time below its limit a container can save to use above it: what its limit allows in this time,
+    /// nanoseconds.
     pub allowance_ns: u64,
     /// How busy the shared CPUs may be.
     pub node_use_percent: u32,
@@ -108,7 +112,8 @@ pub struct NamespaceShare {
     pub cpu_milli: Option<u64>,
 }
 
-/// What it means for a pod that its namespace uses more of the cluster than it deserves ([`share`](crate::policy::memory::share)).
+/// What it means for a pod that its namespace uses more of the cluster than it deserves
+/// ([`share`](crate::policy::memory::share)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OveruseRanking {
@@ -139,8 +144,8 @@ pub enum Availability {
     /// Capacity minus working set, as the kubelet: active page cache counts as used, free swap as nothing.
     #[default]
     Kubelet,
-    /// What the kernel could hand out: page cache that can go counts as available, and so does free swap for what can move there
-    /// (kubernetes#43916, #138372, enhancements#5433).
+    /// What the kernel could hand out: page cache that can go counts as available, and so does free swap for what can
+    /// move there (kubernetes#43916, #138372, enhancements#5433).
     Reclaimable,
 }
 
@@ -164,10 +169,11 @@ pub struct Foresight {
 /// Steps before an eviction, in this order. A step with a budget of 0 is left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Remedies {
-    /// How long the kernel may reclaim page cache and swap from the first in the ranking (`memory.reclaim`), nanoseconds.
+    /// How long the kernel may reclaim page cache and swap from the first in the ranking (`memory.reclaim`),
+    /// nanoseconds.
     pub reclaim_budget_ns: u64,
-    /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds; never longer than
-    /// [`THROTTLE_MAX_NS`](crate::policy::memory::remedies::THROTTLE_MAX_NS).
+    /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds; never longer
+    /// than [`THROTTLE_MAX_NS`](crate::policy::memory::remedies::THROTTLE_MAX_NS).
     pub throttle_budget_ns: u64,
     /// How long a notified pod may take to give memory back by itself, nanoseconds.
     pub notify_budget_ns: u64,
@@ -183,8 +189,9 @@ pub struct LastLine {
 }
 
 impl Default for LastLine {
-    /// An agent that is alive answers within milliseconds. One that has ended is restarted within seconds, or after some minutes by a supervisor
-    /// that waits longer after each failure; a leak of some MB/s takes minutes to the line, too.
+    /// An agent that is alive answers within milliseconds. One that has ended is restarted within seconds, or after
+    /// some minutes by a supervisor that waits longer after each failure; a leak of some MB/s takes minutes to the
+    /// line, too.
     fn default() -> Self {
         Self {
             acknowledge_within_ns: 200_000_000,

@@ -74,11 +74,12 @@ pub struct RankRow {
     pub exempt: bool,
     /// The pod's priority, 0 if it has none.
     pub priority: i32,
-    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster, 1000 at most; only with
-    /// [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
+    /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster, 1000 at most;
+    /// only with [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub overused: u16,
-    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::memory::share). 0 without one.
+    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::memory::share).
+    /// 0 without one.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub over_share: u16,
     /// What the pod uses, in the signal's unit: bytes, inodes or processes.
@@ -173,18 +174,20 @@ impl RankRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Comparator {
-    /// A pod that the API server has named is evicted before one of which only the cgroup is known; among those, the QoS class. Beside a kubelet only.
+    /// A pod that the API server has named is evicted before one of which only the cgroup is known; among those, the
+    /// QoS class. Beside a kubelet only.
     Unnamed,
     /// A pod without statistics is evicted first: its usage is unknown and may be the cause.
     MissingStats,
     /// A pod above its request is evicted before one within it.
     ExceedsRequest,
-    /// The namespace that is further above what it deserves of the cluster goes first: `overuseRanking: BeforePriority`. The kubelet does not have this.
+    /// The namespace that is further above what it deserves of the cluster goes first:
+    /// `overuseRanking: BeforePriority`. The kubelet does not have this.
     Overused,
     /// The lower priority is evicted first.
     Priority,
-    /// The namespace that is further above its share goes first: options `namespaceShares`, and `overuseRanking: AmongEquals` with what it deserves of the
-    /// cluster. The kubelet does not have this.
+    /// The namespace that is further above its share goes first: options `namespaceShares`, and
+    /// `overuseRanking: AmongEquals` with what it deserves of the cluster. The kubelet does not have this.
     OverShare,
     /// The larger usage minus request is evicted first.
     UsageOverRequest,

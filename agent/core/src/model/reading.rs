@@ -1,8 +1,9 @@
 //! Readings beside memory: file systems, processes, stalls, loads and NUMA nodes, as they are on the machine.
 //!
-//! Problem: these change slowly and cost much to read (a directory tree is walked, a hundred files are opened), so they are
-//! read off the hot path and at other times than memory. Approach: each reading carries its own time; it comes with a
-//! [`Sample`](crate::model::event::Sample) once, and the engine keeps the newest. A threshold never evicts twice on one reading.
+//! Problem: these change slowly and cost much to read (a directory tree is walked, a hundred files are opened), so they
+//! are read off the hot path and at other times than memory. Approach: each reading carries its own time; it comes with
+//! a [`Sample`](crate::model::event::Sample) once, and the engine keeps the newest. A threshold never evicts twice on
+//! one reading.
 //!
 //! Like every part of an event, a reading holds raw figures, never a conclusion.
 
@@ -47,8 +48,8 @@ pub struct PodStorage {
     pub containers: Vec<ContainerStorage>,
     /// Its volumes, as far as they have a directory here.
     pub volumes: Vec<VolumeStorage>,
-    /// Whether a count ended before the directory did: it has more than the figures say. In the rankings of disks it is a pod without statistics, so that nobody
-    /// hides what he has behind too many names; at limits the figures count.
+    /// Whether a count ended before the directory did: it has more than the figures say. In the rankings of disks it is
+    /// a pod without statistics, so that nobody hides what he has behind too many names; at limits the figures count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
 }
@@ -192,6 +193,7 @@ pub struct PodLoad {
     pub uid: PodUid,
     /// Thousandths of a CPU (`usage_usec` of `cpu.stat`, v1: `cpuacct.usage`). `None` where it could not be read.
     pub cpu_milli: Option<u64>,
-    /// Bytes read and written per second (`io.stat`, v1: `blkio.throttle.io_service_bytes`). `None` where it could not be read.
+    /// Bytes read and written per second (`io.stat`, v1: `blkio.throttle.io_service_bytes`). `None` where it could not
+    /// be read.
     pub io_bytes_per_s: Option<u64>,
 }

@@ -35,8 +35,8 @@ impl Remedy {
     }
 }
 
-/// How something that was tried before an eviction ended. Unless it is resolved, the next stage follows, and after the last the
-/// eviction.
+/// How something that was tried before an eviction ended. Unless it is resolved, the next stage follows, and after the
+/// last the eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RemedyEnd {
@@ -94,7 +94,9 @@ pub struct RemedyState {
 pub struct Loss {
     /// The fastest between any two samples lately, bytes per second.
     pub peak_bytes_per_s: u64,
-    /// The fastest lately over [`LOSS_WINDOW_NS`](crate::policy::memory::remedies::LOSS_WINDOW_NS), or over a shorter time in which a [`LOSS_PART`](crate::policy::memory::remedies::LOSS_PART) of what was left went; bytes per second.
+    /// The fastest lately over [`LOSS_WINDOW_NS`](crate::policy::memory::remedies::LOSS_WINDOW_NS), or over a shorter
+    /// time in which a [`LOSS_PART`](crate::policy::memory::remedies::LOSS_PART) of what was left went; bytes per
+    /// second.
     pub lasting_bytes_per_s: u64,
     /// When the present window began, nanoseconds, and what was left then, bytes.
     pub(crate) window: Option<(u64, u64)>,

@@ -2,10 +2,12 @@
 //!
 //! Problem: the kubelet spreads what it knows of one signal over five maps. Here a signal is one row of [`SIGNALS`]:
 //! its name, unit and resource, the node condition that it raises and the function that observes it; parsing, ranking,
-//! decisions and output all read the same row. A new signal is a row and an observing function in a file beside this one.
+//! decisions and output all read the same row. A new signal is a row and an observing function in a file beside this
+//! one.
 //!
-//! Terms: an *observation* is what a signal shows at one instant, of what capacity, and when that was read. A *threshold*
-//! ([`crate::model::threshold`]) is a value of a signal; most signals are dangerous below it, stalls above it.
+//! Terms: an *observation* is what a signal shows at one instant, of what capacity, and when that was read. A
+//! *threshold* ([`crate::model::threshold`]) is a value of a signal; most signals are dangerous below it, stalls above
+//! it.
 
 pub mod memory;
 pub mod numa;

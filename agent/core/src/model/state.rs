@@ -20,7 +20,8 @@ use crate::model::signal::{NodeCondition, Observations, Resource, Signal};
 use crate::model::unread::PodReading;
 use crate::placement::node::NodePlacement;
 
-/// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes API).
+/// `terminationGracePeriodSeconds` of a pod that sets none (`DefaultTerminationGracePeriodSeconds` of the Kubernetes
+/// API).
 const DEFAULT_TERMINATION_GRACE_PERIOD_S: u64 = 30;
 
 /// A kill that failed is tried again after this time.
@@ -83,7 +84,8 @@ pub struct NodeState {
     /// Which containers hold which CPUs and memory; `None` without placement.
     #[serde(default)]
     pub placement: Option<NodePlacement>,
-    /// Pods that have given up what they were placed on, as urgent events have shown. It is given back with the next event that is not urgent.
+    /// Pods that have given up what they were placed on, as urgent events have shown. It is given back with the next
+    /// event that is not urgent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub giving_back: Vec<PodUid>,
     /// What pods have of the CPUs, and what was changed for it; empty if neither option is on.
@@ -103,7 +105,8 @@ pub struct NodeState {
 /// With more pods on their way out at one time all pods are looked at.
 const LEAVERS_MAX: usize = 8;
 
-/// The pods that may be on their way out, by their UIDs, ascending and without a gap: what follows from the rest of a state. States are equal with and without it.
+/// The pods that may be on their way out, by their UIDs, ascending and without a gap: what follows from the rest of a
+/// state. States are equal with and without it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leavers {
     /// Whether `uids` are all of them.
@@ -190,7 +193,8 @@ pub struct PodState {
     /// How often it was evicted.
     #[serde(default)]
     pub evictions: u32,
-    /// Until when other pods are evicted in its place at a soft threshold, because a disruption budget refused its eviction, nanoseconds.
+    /// Until when other pods are evicted in its place at a soft threshold, because a disruption budget refused its
+    /// eviction, nanoseconds.
     #[serde(default)]
     pub refused_until_ns: Option<u64>,
     /// The signal that its processes asked for when memory is short.
@@ -202,7 +206,8 @@ pub struct PodState {
 }
 
 impl PodState {
-    /// Its kubelet may refuse a pod. Of one that it has admitted it says something of each container, which no owner can, and the sandbox is made.
+    /// Its kubelet may refuse a pod. Of one that it has admitted it says something of each container, which no owner
+    /// can, and the sandbox is made.
     pub fn is_admitted(&self) -> bool {
         self.running || self.pod.status.containers().next().is_some()
     }
@@ -219,7 +224,8 @@ impl PodState {
 pub struct Leaving {
     /// What it was evicted for, so that others are not for a while. `None`: it is only removed.
     pub evicted_for: Option<Resource>,
-    /// Its kubelet ends it, for a reason of its own or because the pod is deleted. The agent does not, unless it evicts the pod.
+    /// Its kubelet ends it, for a reason of its own or because the pod is deleted. The agent does not, unless it evicts
+    /// the pod.
     #[serde(default)]
     pub ended_by_kubelet: bool,
     /// When it began to leave, nanoseconds.
@@ -453,7 +459,8 @@ impl NodeState {
                     reclaim.done = true;
                 }
             }
-            // Only what is being tried is concerned, see `policy::memory::remedies`, or what is placed, see `policy::placement`.
+            // Only what is being tried is concerned, see `policy::memory::remedies`, or what is placed, see
+            // `policy::placement`.
             EventKind::Stage { .. }
             // What it means for the pod is in `policy::memory::termination`.
             | EventKind::LastLineKill { .. }

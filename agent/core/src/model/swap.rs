@@ -11,7 +11,8 @@ pub enum PodSwap {
     Unlimited,
     /// They do not: `memorySwap.swapBehavior: NoSwap`.
     Forbidden,
-    /// Containers of Burstable pods up to the share of swap that their request is of the machine's memory: `LimitedSwap`.
+    /// Containers of Burstable pods up to the share of swap that their request is of the machine's memory:
+    /// `LimitedSwap`.
     Limited,
 }
 

@@ -1,6 +1,8 @@
-//! What there is to say of a decision: its name, the name of its reason, the pod that it concerns and how much it matters.
+//! What there is to say of a decision: its name, the name of its reason, the pod that it concerns and how much it
+//! matters.
 //!
-//! The one match on all decisions for output, logs and metrics: a decision that is new has to be given its row here before anything compiles.
+//! The one match on all decisions for output, logs and metrics: a decision that is new has to be given its row here
+//! before anything compiles.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
 //! Eviction thresholds: what the operator wrote, as the kubelet reads it.
 //!
-//! Rules: `ParseThresholdConfig` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. A threshold without a grace period
-//! is *hard*; a soft one with a grace period of `0s` is hard too. `0%` and `100%` (exactly these texts) switch a threshold
-//! off. A hard `memory.available` is copied to `allocatableMemory.available` when node allocatable is enforced on pods; those
-//! of `containerfs` are always copies of another file system's ([`for_layout`]).
+//! Rules: `ParseThresholdConfig` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. A threshold without a grace
+//! period is *hard*; a soft one with a grace period of `0s` is hard too. `0%` and `100%` (exactly these texts) switch a
+//! threshold off. A hard `memory.available` is copied to `allocatableMemory.available` when node allocatable is
+//! enforced on pods; those of `containerfs` are always copies of another file system's ([`for_layout`]).
 
 use std::collections::BTreeMap;
 
@@ -24,14 +24,14 @@ use crate::model::signal::{Observation, SIGNALS, Signal};
 pub enum Amount {
     /// Bytes, inodes, processes.
     Absolute(u64),
-    /// A fraction of the capacity: the bits of the `float32` that the kubelet keeps, so that equal configuration means equal
-    /// thresholds and no rounding of ours comes in between.
+    /// A fraction of the capacity: the bits of the `float32` that the kubelet keeps, so that equal configuration means
+    /// equal thresholds and no rounding of ours comes in between.
     Fraction(u32),
 }
 
 impl Amount {
-    /// The amount where the signal's capacity is known. The kubelet's arithmetic (`GetThresholdQuantity`): `float32` fraction,
-    /// product in `float64`, truncated; what no `int64` can hold becomes the smallest one, as on amd64.
+    /// The amount where the signal's capacity is known. The kubelet's arithmetic (`GetThresholdQuantity`): `float32`
+    /// fraction, product in `float64`, truncated; what no `int64` can hold becomes the smallest one, as on amd64.
     pub fn of(self, capacity: u64) -> i64 {
         match self {
             Self::Absolute(amount) => i64::try_from(amount).unwrap_or(i64::MAX),
@@ -94,8 +94,8 @@ impl Threshold {
         self.value.units(capacity)
     }
 
-    /// What is missing until an observation satisfies it, in the signal's unit; `None` if it is not met. `with_reclaim`: its
-    /// minimum reclaim is to be there too.
+    /// What is missing until an observation satisfies it, in the signal's unit; `None` if it is not met.
+    /// `with_reclaim`: its minimum reclaim is to be there too.
     pub fn shortfall(&self, observation: Observation, with_reclaim: bool) -> Option<u64> {
         let value = i128::from(self.value.of(observation.capacity));
         let reclaim = match self.min_reclaim {
@@ -187,8 +187,8 @@ fn signal_names() -> String {
         .join(", ")
 }
 
-/// Reads the settings. Thresholds come out hard first, then soft, then the copies for allocatable memory, each group in the
-/// order of signal names.
+/// Reads the settings. Thresholds come out hard first, then soft, then the copies for allocatable memory, each group in
+/// the order of signal names.
 ///
 /// # Errors
 /// The first [`ThresholdError`], naming field and signal; nothing is half-applied.
@@ -236,15 +236,15 @@ pub fn parse(settings: &ThresholdSettings) -> Result<Vec<Threshold>, ThresholdEr
     Ok(thresholds)
 }
 
-/// Reads the settings for a node whose file systems are known: [`parse`], with those of `containerfs` as copies of the file system
-/// that holds writable layers, which is the node's, or the images' where these have their own and are not split
-/// (`UpdateContainerFsThresholds` of the same file). What was configured for `containerfs` is overridden; where there is nothing
-/// to copy the kubelet puts a threshold that is never met.
+/// Reads the settings for a node whose file systems are known: [`parse`], with those of `containerfs` as copies of the
+/// file system that holds writable layers, which is the node's, or the images' where these have their own and are not
+/// split (`UpdateContainerFsThresholds` of the same file). What was configured for `containerfs` is overridden; where
+/// there is nothing to copy the kubelet puts a threshold that is never met.
 ///
-/// The kubelet finds out about file systems in its first pass and judges that pass by the list as it was before (`synchronize` in
-/// eviction_manager.go assigns the new one to a variable of an inner scope). So copies count [after](Passes::Later) it, and what
-/// is overridden counts in the [first](Passes::First), unless the override was written into the array that both lists share:
-/// that is so until the list outgrows it ([`Room`]).
+/// The kubelet finds out about file systems in its first pass and judges that pass by the list as it was before
+/// (`synchronize` in eviction_manager.go assigns the new one to a variable of an inner scope). So copies count
+/// [after](Passes::Later) it, and what is overridden counts in the [first](Passes::First), unless the override was
+/// written into the array that both lists share: that is so until the list outgrows it ([`Room`]).
 ///
 /// # Errors
 /// As [`parse`].
@@ -310,7 +310,8 @@ pub fn for_layout(
     Ok(updated)
 }
 
-/// The array behind the kubelet's list of thresholds: whether the list before its last change and the one after still share it.
+/// The array behind the kubelet's list of thresholds: whether the list before its last change and the one after still
+/// share it.
 #[derive(Clone, Copy)]
 struct Room {
     used: usize,
@@ -319,8 +320,8 @@ struct Room {
 }
 
 impl Room {
-    /// What the kubelet's parser leaves: it appends the hard ones, then the soft ones, and begins a new array where copies for
-    /// allocatable memory are made.
+    /// What the kubelet's parser leaves: it appends the hard ones, then the soft ones, and begins a new array where
+    /// copies for allocatable memory are made.
     fn of(settings: &ThresholdSettings, thresholds: &[Threshold]) -> Self {
         let stated = |map: &BTreeMap<String, String>| {
             map.values().filter(|text| !is_switched_off(text)).count()
@@ -342,8 +343,8 @@ impl Room {
         room
     }
 
-    /// Go's `append` for elements of 64 bytes: room for twice as many, or as many as there are, in whole size classes of its
-    /// allocator.
+    /// Go's `append` for elements of 64 bytes: room for twice as many, or as many as there are, in whole size classes
+    /// of its allocator.
     fn append(&mut self, more: usize) {
         const CLASSES: [usize; 20] = [
             1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32,
@@ -393,8 +394,8 @@ fn signal(field: &'static str, name: &str) -> Result<Signal, ThresholdError> {
     })
 }
 
-/// Whether a quantity of zero is a value: not for a threshold, but for a minimum reclaim. (For percentages the kubelet has it
-/// the other way round, and no upper bound for a minimum reclaim.)
+/// Whether a quantity of zero is a value: not for a threshold, but for a minimum reclaim. (For percentages the kubelet
+/// has it the other way round, and no upper bound for a minimum reclaim.)
 #[derive(Clone, Copy, PartialEq)]
 enum Zero {
     Allowed,
@@ -440,8 +441,8 @@ fn amount(
     }
 }
 
-/// What hard `thresholds` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only (`hardEvictionReservation`). `hard`: the `evictionHard`
-/// that they were read from.
+/// What hard `thresholds` keep free of a node's memory and disk: `memory.available` and `nodefs.available` only
+/// (`hardEvictionReservation`). `hard`: the `evictionHard` that they were read from.
 #[must_use]
 pub fn eviction_reservation(
     thresholds: &[Threshold],
@@ -532,7 +533,8 @@ mod tests {
         assert!(parse(&hard(&[("memory.available", "NaN%")])).is_ok());
     }
 
-    /// As `Value` of 1.36 rounds. An observation is a whole number, so that it is below the one if it is below the other.
+    /// As `Value` of 1.36 rounds. An observation is a whole number, so that it is below the one if it is below the
+    /// other.
     #[test]
     fn part_of_a_byte_is_rounded_up() {
         for (text, bytes) in [

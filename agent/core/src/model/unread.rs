@@ -1,11 +1,13 @@
 //! The most that a pod uses which was not read with a sample.
 //!
-//! **Problem.** To read the memory of each pod takes microseconds, and there may be a thousand; one of them is evicted. **Approach.** Two bounds that cost nothing
-//! to read. All that pods use together is the usage of the kubepods cgroup: a pod that was not read has at most what those that were read leave of
-//! it. And what a pod takes is charged: it has at most what it had, and what was charged to all cgroups since. A pod that cannot be the
-//! first of the ranking with that much need not be read.
+//! **Problem.** To read the memory of each pod takes microseconds, and there may be a thousand; one of them is evicted.
+//! **Approach.** Two bounds that cost nothing to read. All that pods use together is the usage of the kubepods cgroup:
+//! a pod that was not read has at most what those that were read leave of it. And what a pod takes is charged: it has
+//! at most what it had, and what was charged to all cgroups since. A pod that cannot be the first of the ranking with
+//! that much need not be read.
 //!
-//! Both may be a little short of the truth: pods change while others are read, and the kernel charges some pages without asking. [`NOISE_BYTES`] is for that.
+//! Both may be a little short of the truth: pods change while others are read, and the kernel charges some pages
+//! without asking. [`NOISE_BYTES`] is for that.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,8 +57,8 @@ pub(crate) struct Unread {
 }
 
 impl Unread {
-    /// Of one pod what was charged has to do: nearly always it does, and the kubepods cgroup need not be read again. If more pods are in the sample,
-    /// it must have been read after them.
+    /// Of one pod what was charged has to do: nearly always it does, and the kubepods cgroup need not be read again. If
+    /// more pods are in the sample, it must have been read after them.
     pub(crate) fn of(sample: &Sample) -> Self {
         let kubepods = sample.kubepods.filter(|_| sample.pods.len() > 1);
         let read = sample.pods.iter().map(|memory| memory.usage_bytes);

@@ -1,8 +1,9 @@
 //! Assignments: the exclusive CPUs and the NUMA nodes of each container, and the shared pool.
 //!
-//! One value for every reader: the engine decides it, the agent keeps it in a checkpoint across restarts and writes it to cgroups,
-//! `plimsoll exec` reads it before it starts a container, `plimsoll topology` draws it. It is the counterpart of the kubelet's
-//! `cpu_manager_state` and `memory_manager_state` (pkg/kubelet/cm/{cpumanager,memorymanager}/state, 1.36).
+//! One value for every reader: the engine decides it, the agent keeps it in a checkpoint across restarts and writes it
+//! to cgroups, `plimsoll exec` reads it before it starts a container, `plimsoll topology` draws it. It is the
+//! counterpart of the kubelet's `cpu_manager_state` and `memory_manager_state`
+//! (pkg/kubelet/cm/{cpumanager,memorymanager}/state, 1.36).
 
 use std::collections::BTreeMap;
 use std::fmt;

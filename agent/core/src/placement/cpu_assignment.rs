@@ -1,19 +1,23 @@
 //! Which CPUs a container gets: the kubelet's answer, CPU by CPU, without its cost.
 //!
-//! Problem: of the CPUs that are free, choose as many as requested so that a container stays within few sockets, NUMA nodes,
-//! caches and cores (*packed*), or is spread evenly over the fewest nodes that can hold it (*distributed*). Approach: the
-//! rules of `takeByTopologyNUMAPacked` and `takeByTopologyNUMADistributed` (pkg/kubelet/cm/cpumanager/cpu_assignment.go,
-//! 1.36) over counters: [`CpuLayout`] numbers sockets, nodes, caches and cores once per machine, and a call keeps one count of
-//! free CPUs for each. The search over combinations of nodes is not an enumeration: see `numa_distribution`.
+//! Problem: of the CPUs that are free, choose as many as requested so that a container stays within few sockets, NUMA
+//! nodes, caches and cores (*packed*), or is spread evenly over the fewest nodes that can hold it (*distributed*).
+//! Approach: the rules of `takeByTopologyNUMAPacked` and `takeByTopologyNUMADistributed`
+//! (pkg/kubelet/cm/cpumanager/cpu_assignment.go, 1.36) over counters: [`CpuLayout`] numbers sockets, nodes, caches and
+//! cores once per machine, and a call keeps one count of free CPUs for each. The search over combinations of nodes is
+//! not an enumeration: see `numa_distribution`.
 //!
 //! Differences from the kubelet, all of them where it errs (docs/reference/placement-improvements.md):
-//! - a CPU that is not free is never taken. The kubelet compares the free CPUs of a socket or core with the *average* size and
-//!   then takes all of its CPUs, free or not. Here it also has to be free in fact, and the answer is on as few nodes as can be;
-//! - the best combination of nodes is kept. The kubelet's best one is overwritten by later ones, which share its memory;
+//! - a CPU that is not free is never taken. The kubelet compares the free CPUs of a socket or core with the *average*
+//!   size and then takes all of its CPUs, free or not. Here it also has to be free in fact, and the answer is on as few
+//!   nodes as can be;
+//! - the best combination of nodes is kept. The kubelet's best one is overwritten by later ones, which share its
+//!   memory;
 //! - nodes that run out of whole groups end the distribution. The kubelet loops for ever;
 //! - a socket, node or cache that is listed twice because it spans others counts once.
 //!
-//! Terms: a *group* is what a distributed request is handed out in: one CPU, or all CPUs of a core under `full-pcpus-only`.
+//! Terms: a *group* is what a distributed request is handed out in: one CPU, or all CPUs of a core under
+//! `full-pcpus-only`.
 
 mod layout;
 mod numa_distribution;
@@ -31,8 +35,8 @@ pub enum CpuSorting {
     /// Core by core.
     #[default]
     Packed,
-    /// By number within a socket, which spreads a container over cores where siblings are numbered apart; no whole core is
-    /// sought first (`distribute-cpus-across-cores`).
+    /// By number within a socket, which spreads a container over cores where siblings are numbered apart; no whole core
+    /// is sought first (`distribute-cpus-across-cores`).
     Spread,
 }
 
@@ -51,8 +55,8 @@ pub struct NotEnoughCpus {
 }
 
 impl CpuLayout {
-    /// Takes `request` of the `available` CPUs, close together: whole nodes and sockets first, then (with `prefer_uncore`)
-    /// whole and partial uncore caches, whole cores, single CPUs (`takeByTopologyNUMAPacked`, 1.36).
+    /// Takes `request` of the `available` CPUs, close together: whole nodes and sockets first, then (with
+    /// `prefer_uncore`) whole and partial uncore caches, whole cores, single CPUs (`takeByTopologyNUMAPacked`, 1.36).
     ///
     /// CPUs that are not online do not count as available.
     ///
@@ -75,7 +79,8 @@ impl CpuLayout {
         if !packed.misled {
             return packed.cpus;
         }
-        // The kubelet's answer has CPUs that are not free, and may be on fewer nodes for it. Ours is on no more than must be.
+        // The kubelet's answer has CPUs that are not free, and may be on fewer nodes for it. Ours is on no more than
+        // must be.
         let nodes = self.fewest_nodes_for(&free, request);
         let spanned = |cpus: &CpuSet| {
             let nodes = self.nodes().iter();
@@ -91,7 +96,8 @@ impl CpuLayout {
             .cpus
     }
 
-    /// What is free on as few nodes as can serve the request: those with most, and the last the one with fewest that suffices.
+    /// What is free on as few nodes as can serve the request: those with most, and the last the one with fewest that
+    /// suffices.
     fn fewest_nodes_for(&self, free: &CpuSet, request: u32) -> CpuSet {
         let on_nodes = self.nodes().iter().map(|node| *free & *self.cpus_of(*node));
         let mut on_nodes: Vec<CpuSet> = on_nodes.collect();
@@ -109,8 +115,8 @@ impl CpuLayout {
         chosen
     }
 
-    /// Takes `request` of the `available` CPUs, the same number from each of the fewest NUMA nodes that can give them in
-    /// groups of `group` CPUs (0 counts as 1); a remainder goes where it leaves all nodes most alike
+    /// Takes `request` of the `available` CPUs, the same number from each of the fewest NUMA nodes that can give them
+    /// in groups of `group` CPUs (0 counts as 1); a remainder goes where it leaves all nodes most alike
     /// (`takeByTopologyNUMADistributed`, 1.36; KEP-2902). Where that cannot be done, packed.
     ///
     /// # Errors
@@ -173,7 +179,8 @@ impl CpuLayout {
         Ok(free)
     }
 
-    /// The smallest number of nodes worth trying, by the average number of groups on a node (`rangeNUMANodesNeededToSatisfy`, 1.36).
+    /// The smallest number of nodes worth trying, by the average number of groups on a node
+    /// (`rangeNUMANodesNeededToSatisfy`, 1.36).
     fn fewest_nodes(&self, groups: u32, group: u32) -> usize {
         let nodes = u32::try_from(self.nodes().len()).unwrap_or(u32::MAX);
         let groups_per_node = self.online().len().div_ceil(group).div_ceil(nodes);

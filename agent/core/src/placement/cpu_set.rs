@@ -1,8 +1,8 @@
 //! Sets of CPUs, and the kernel's list form of them (`0-3,8`).
 //!
 //! Problem: placement compares, joins and splits sets of CPUs thousands of times for one container, and the kernel, the
-//! kubelet's state files and people all write them as text. Approach: one bit per CPU in an array of fixed size, so that a
-//! set is copied, never allocated.
+//! kubelet's state files and people all write them as text. Approach: one bit per CPU in an array of fixed size, so
+//! that a set is copied, never allocated.
 //!
 //! List form: numbers and ranges `a-b`, separated by commas, as the kernel writes `cpuset.cpus`
 //! (Documentation/admin-guide/cputopology.rst). White space around the whole is accepted, as files end with a newline.

@@ -1,13 +1,13 @@
 //! Exclusive CPUs: which container has which, as a state machine.
 //!
-//! Problem: containers of Guaranteed pods with whole CPUs get CPUs that no other container runs on, and all others share the rest; the
-//! answer has to be the kubelet's, for every order of starts, restarts and ends. Approach: the rules of the static policy
-//! (pkg/kubelet/cm/cpumanager/policy_static.go, 1.36) over sets. What is fixed for the life of the agent is a [`StaticCpuPolicy`];
-//! [`StaticCpus`] is that and the books: `allocate`, `remove`, `hints`.
+//! Problem: containers of Guaranteed pods with whole CPUs get CPUs that no other container runs on, and all others
+//! share the rest; the answer has to be the kubelet's, for every order of starts, restarts and ends. Approach: the
+//! rules of the static policy (pkg/kubelet/cm/cpumanager/policy_static.go, 1.36) over sets. What is fixed for the life
+//! of the agent is a [`StaticCpuPolicy`]; [`StaticCpus`] is that and the books: `allocate`, `remove`, `hints`.
 //!
-//! Terms: the *shared pool* is every CPU that no container has exclusively. *Reserved* CPUs are never given away; they are part of the
-//! shared pool, unless the reservation is strict. *Reusable* CPUs are those of a pod's init containers, which its later containers take
-//! first and may not do without: an init container has ended before they start.
+//! Terms: the *shared pool* is every CPU that no container has exclusively. *Reserved* CPUs are never given away; they
+//! are part of the shared pool, unless the reservation is strict. *Reusable* CPUs are those of a pod's init containers,
+//! which its later containers take first and may not do without: an init container has ended before they start.
 //!
 //! Differences from the kubelet:
 //! - CPUs come from [`cpu_assignment`](super::cpu_assignment), which gives none that are not free;
@@ -16,7 +16,8 @@
 //! - state in which two pods have the same CPU is refused at the start;
 //! - a container whose request changes keeps its CPUs ([`StaticCpus::growth`], [`StaticCpus::shrink`]);
 //! - what is reusable is nobody else's: the kubelet does not ask whether another container has got it meanwhile;
-//! - [`StaticCpus::remove_pod`] leaves nothing behind. In the kubelet a static pod that comes back under its UID can find reusable CPUs.
+//! - [`StaticCpus::remove_pod`] leaves nothing behind. In the kubelet a static pod that comes back under its UID can
+//!   find reusable CPUs.
 
 mod hints;
 mod policy;
@@ -180,8 +181,9 @@ impl CpuPolicy {
     }
 }
 
-/// How many exclusive CPUs a container gets; 0 if it runs in the shared pool (`guaranteedCPUs`, 1.36): its pod is Guaranteed, without
-/// pod-level resources, and it requests whole CPUs. The pod status after an in-place resize is ignored.
+/// How many exclusive CPUs a container gets; 0 if it runs in the shared pool (`guaranteedCPUs`, 1.36): its pod is
+/// Guaranteed, without pod-level resources, and it requests whole CPUs. The pod status after an in-place resize is
+/// ignored.
 #[must_use]
 pub fn exclusive_cpus(pod: &Pod, container: &Container) -> u32 {
     if pod.qos_class() != QosClass::Guaranteed || pod.pod_level_resources().is_some() {
@@ -195,8 +197,8 @@ pub fn exclusive_cpus(pod: &Pod, container: &Container) -> u32 {
     u32::try_from(whole).unwrap_or(u32::MAX)
 }
 
-/// The most exclusive CPUs that a pod has at one time: its sidecars and containers together, or an init container beside the
-/// sidecars that are started before it (`podGuaranteedCPUs`, 1.36).
+/// The most exclusive CPUs that a pod has at one time: its sidecars and containers together, or an init container
+/// beside the sidecars that are started before it (`podGuaranteedCPUs`, 1.36).
 #[must_use]
 pub fn exclusive_cpus_of_pod(pod: &Pod) -> u32 {
     let (mut sidecars, mut starting) = (0_u32, 0_u32);
@@ -216,13 +218,13 @@ pub fn exclusive_cpus_of_pod(pod: &Pod) -> u32 {
 }
 
 impl StaticCpus {
-    /// Gives a container its CPUs, near what the topology manager's `hint` says; `None` if it shares. What it already has
-    /// it keeps, whatever the hint.
+    /// Gives a container its CPUs, near what the topology manager's `hint` says; `None` if it shares. What it already
+    /// has it keeps, whatever the hint.
     ///
     /// # Errors
     ///
-    /// If it cannot have them; then nothing has changed. The rules of `full-pcpus-only` also hold for a container that has its
-    /// CPUs, as in the kubelet.
+    /// If it cannot have them; then nothing has changed. The rules of `full-pcpus-only` also hold for a container that
+    /// has its CPUs, as in the kubelet.
     pub fn allocate(
         &mut self,
         pod: &Pod,
@@ -357,11 +359,11 @@ impl StaticCpus {
         );
     }
 
-    /// Takes a container's CPUs back; those that other containers of its pod have too stay theirs. What has returned to the shared
-    /// pool.
+    /// Takes a container's CPUs back; those that other containers of its pod have too stay theirs. What has returned to
+    /// the shared pool.
     ///
-    /// As in the kubelet the CPUs of an init container stay reusable for its pod until another pod is served, or has them, or until
-    /// [`StaticCpus::forget_reusable`].
+    /// As in the kubelet the CPUs of an init container stay reusable for its pod until another pod is served, or has
+    /// them, or until [`StaticCpus::forget_reusable`].
     pub fn remove(&mut self, pod: &PodUid, container: &str) -> CpuSet {
         let Some(of_pod) = self.state.assignments.get_mut(pod) else {
             return CpuSet::EMPTY;

@@ -1,18 +1,19 @@
 //! In which order the `cpuset.cpus` of containers are written, so that no exclusive CPU is shared at any instant.
 //!
-//! Problem: a new placement changes many cgroups, and the kernel takes one write at a time. If a container is given its exclusive CPUs
-//! before the others have left them, or gets its new ones before their former owner has moved, both run there for a while; the kubelet
-//! does either, and repairs it within `cpuManagerReconcilePeriod` (10 s).
+//! Problem: a new placement changes many cgroups, and the kernel takes one write at a time. If a container is given its
+//! exclusive CPUs before the others have left them, or gets its new ones before their former owner has moved, both run
+//! there for a while; the kubelet does either, and repairs it within `cpuManagerReconcilePeriod` (10 s).
 //!
-//! Approach: two rounds. First every container *leaves*: a container keeps what it has now and is to have; one with nothing to keep waits in the
-//! *common pool*, the CPUs that are exclusive neither now nor then. Then every container *arrives*: each gets what it is to have.
+//! Approach: two rounds. First every container *leaves*: a container keeps what it has now and is to have; one with
+//! nothing to keep waits in the *common pool*, the CPUs that are exclusive neither now nor then. Then every container
+//! *arrives*: each gets what it is to have.
 //!
-//! Why that is enough: while containers leave, each is on a part of what it has now, or in the common pool, so no container moves to a CPU
-//! that is exclusive now. When the first arrives, each is on a part of what it is to have, or in the common pool, so only its future
-//! owner is on a CPU that will be exclusive.
+//! Why that is enough: while containers leave, each is on a part of what it has now, or in the common pool, so no
+//! container moves to a CPU that is exclusive now. When the first arrives, each is on a part of what it is to have, or
+//! in the common pool, so only its future owner is on a CPU that will be exclusive.
 //!
-//! Where there is no common pool (two CPUs, and the only exclusive one changes hands) containers have to share for as long as two writes take.
-//! [`Order::shared`] lists them.
+//! Where there is no common pool (two CPUs, and the only exclusive one changes hands) containers have to share for as
+//! long as two writes take. [`Order::shared`] lists them.
 
 use crate::placement::cpu_set::CpuSet;
 
@@ -50,7 +51,8 @@ pub struct Order {
     pub leave: Vec<Write>,
     /// The second round.
     pub arrive: Vec<Write>,
-    /// Changes that have to go straight to their new CPUs while another container may be there, because there is no common pool.
+    /// Changes that have to go straight to their new CPUs while another container may be there, because there is no
+    /// common pool.
     pub shared: Vec<usize>,
 }
 
@@ -158,7 +160,8 @@ mod tests {
         );
     }
 
-    /// Containers on at most ten CPUs: for each its exclusive CPUs, by owner; a container with none is in the shared pool.
+    /// Containers on at most ten CPUs: for each its exclusive CPUs, by owner; a container with none is in the shared
+    /// pool.
     fn any_placement(containers: usize) -> impl Strategy<Value = Vec<Cpus>> {
         proptest::collection::vec(0..=2 * containers, 10).prop_map(move |owners| {
             let of = |owner: usize| {

@@ -1,20 +1,21 @@
 //! Devices for containers, near to their CPUs and memory.
 //!
-//! Problem: a container that asks for two network cards wants them on the NUMA node where it runs. Approach: an [`Inventory`] of devices
-//! by resource, with the nodes each is near to; the devices each container holds; and from both the sets of nodes that could serve a container
-//! ([`ProviderHints`]), as the kubelet's device manager makes them.
+//! Problem: a container that asks for two network cards wants them on the NUMA node where it runs. Approach: an
+//! [`Inventory`] of devices by resource, with the nodes each is near to; the devices each container holds; and from
+//! both the sets of nodes that could serve a container ([`ProviderHints`]), as the kubelet's device manager makes them.
 //!
-//! Rules (pkg/kubelet/cm/devicemanager of 1.36, `topology_hints.go` and `manager.go`): a set of nodes is a hint if enough devices are near to
-//! it that are healthy and free, or left by the pod's init containers, and if each of the latter is. It is preferred if no smaller set
-//! would have enough with all devices there are. Of no device of a resource a node is known: no preference. Devices are taken in this
-//! order: what init containers left; those near to the hint's nodes; those near to others; those near to none. Among equals
-//! [`Preference`] decides.
+//! Rules (pkg/kubelet/cm/devicemanager of 1.36, `topology_hints.go` and `manager.go`): a set of nodes is a hint if
+//! enough devices are near to it that are healthy and free, or left by the pod's init containers, and if each of the
+//! latter is. It is preferred if no smaller set would have enough with all devices there are. Of no device of a
+//! resource a node is known: no preference. Devices are taken in this order: what init containers left; those near to
+//! the hint's nodes; those near to others; those near to none. Among equals [`Preference`] decides.
 //!
 //! Differences from the kubelet:
 //! * Among equals it takes devices in random order; here the lowest ids.
-//! * A refused container changes nothing; there the resources before the refused one stay taken until the next clean-up.
-//! * A device whose topology lists no node counts as one without topology everywhere; there, once it is left by an init container, no
-//!   set of nodes will do. Devices that are left and no longer healthy are not reused.
+//! * A refused container changes nothing; there the resources before the refused one stay taken until the next
+//!   clean-up.
+//! * A device whose topology lists no node counts as one without topology everywhere; there, once it is left by an init
+//!   container, no set of nodes will do. Devices that are left and no longer healthy are not reused.
 //! * A plugin's preferred allocation is a setting, not a call.
 //! * Nothing takes 2^n steps: hints are rules, and `reach` says how the fewest nodes are found.
 

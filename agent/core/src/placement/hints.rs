@@ -1,15 +1,16 @@
 //! Hints as rules: on which sets of NUMA nodes a container could be served, without a list of them.
 //!
 //! Problem: the kubelet's providers enumerate every mask of NUMA nodes and keep those that fit
-//! (`generateCPUTopologyHints` in cm/cpumanager/policy_static.go, `calculateHints` in cm/memorymanager/policy_static.go,
-//! `generateDeviceTopologyHints` in cm/devicemanager/topology_hints.go, 1.36). On 64 nodes there are 2^64. Approach: each of
-//! these loops is a test that a mask passes or not, and the test is small: what each node has, and how much is needed. So a
-//! [`HintSet`] is either a list, as upstream, or the test itself, a [`HintRule`].
+//! (`generateCPUTopologyHints` in cm/cpumanager/policy_static.go, `calculateHints` in
+//! cm/memorymanager/policy_static.go, `generateDeviceTopologyHints` in cm/devicemanager/topology_hints.go, 1.36). On 64
+//! nodes there are 2^64. Approach: each of these loops is a test that a mask passes or not, and the test is small: what
+//! each node has, and how much is needed. So a [`HintSet`] is either a list, as upstream, or the test itself, a
+//! [`HintRule`].
 //!
-//! Terms: a mask *fits* if its nodes together have enough of everything ([`Need`]). If a mask fits, every mask that contains it
-//! fits too; what breaks this for memory (a node that serves single-node containers may not serve others) is said by the
-//! nodes that may be used [`alone`](HintRule::alone) and [`together`](HintRule::together), and by masks that are hints of
-//! their own ([`also`](HintRule::also)).
+//! Terms: a mask *fits* if its nodes together have enough of everything ([`Need`]). If a mask fits, every mask that
+//! contains it fits too; what breaks this for memory (a node that serves single-node containers may not serve others)
+//! is said by the nodes that may be used [`alone`](HintRule::alone) and [`together`](HintRule::together), and by masks
+//! that are hints of their own ([`also`](HintRule::also)).
 
 pub(crate) mod cover;
 pub(crate) mod search;
@@ -24,8 +25,8 @@ pub const LISTED_NODES_MAX: u32 = 16;
 
 /// What one provider says: hints by resource.
 ///
-/// A resource with `None` may be served anywhere, and that is preferred; so may a provider with no resource at all. An empty
-/// [`HintSet`] means that nothing will do.
+/// A resource with `None` may be served anywhere, and that is preferred; so may a provider with no resource at all. An
+/// empty [`HintSet`] means that nothing will do.
 pub type ProviderHints = BTreeMap<String, Option<HintSet>>;
 
 /// The hints of one provider for one resource.
@@ -74,8 +75,8 @@ pub enum Preference {
 
 /// All masks that pass a test.
 ///
-/// A mask is a hint if it is one of [`also`](Self::also), or if it is made of the right nodes and every [`Need`] is met in it.
-/// The empty mask never is.
+/// A mask is a hint if it is one of [`also`](Self::also), or if it is made of the right nodes and every [`Need`] is met
+/// in it. The empty mask never is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HintRule {
     /// Nodes that may be a mask of one node.

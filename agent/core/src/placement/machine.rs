@@ -4,9 +4,10 @@
 //! and in tests on invented machines. Approach: one description, filled from sysfs or from a file (`machine.json`,
 //! docs/reference/machine.md), checked once, and turned into the kubelet's view of it ([`Machine::cpu_topology`]).
 //!
-//! Terms: a *CPU* is a hardware thread with the kernel's number; a *core* its physical core; a *die*, a *cluster* and a *socket*
-//! (package) are what the kernel calls so (Documentation/admin-guide/cputopology.rst); *L3* is the cache behind the second level
-//! that a group of cores shares. An *uncore cache* is the kubelet's number of that cache, by its own rules.
+//! Terms: a *CPU* is a hardware thread with the kernel's number; a *core* its physical core; a *die*, a *cluster* and a
+//! *socket* (package) are what the kernel calls so (Documentation/admin-guide/cputopology.rst); *L3* is the cache
+//! behind the second level that a group of cores shares. An *uncore cache* is the kubelet's number of that cache, by
+//! its own rules.
 
 mod error;
 mod read;
@@ -35,7 +36,8 @@ pub struct Core {
     pub socket: Option<u32>,
     /// Its die, unique within the socket; `None` where the kernel does not say.
     pub die: Option<u32>,
-    /// Its cluster, unique within the socket: cores that share the second-level cache or a bus; `None` where there are none.
+    /// Its cluster, unique within the socket: cores that share the second-level cache or a bus; `None` where there are
+    /// none.
     pub cluster: Option<u32>,
     /// Its NUMA node. The kubelet does not see CPUs without one.
     pub node: Option<u32>,
@@ -63,7 +65,8 @@ pub struct NumaNode {
     pub memory_bytes: Option<u64>,
     /// Huge pages, by ascending size.
     pub hugepages: Vec<HugePages>,
-    /// How far each node is, in the order of their numbers (a row of the SLIT; 10 is the node itself). `None` if unknown.
+    /// How far each node is, in the order of their numbers (a row of the SLIT; 10 is the node itself). `None` if
+    /// unknown.
     pub distances: Option<Vec<u32>>,
 }
 
@@ -181,10 +184,11 @@ impl Machine {
 
     /// The online CPUs as the kubelet sees them.
     ///
-    /// Rules (`sysinfo.GetNodesInfo` and `addCacheInfo` of cAdvisor, `topology.Discover` in pkg/kubelet/cm/cpumanager/topology, 1.36):
-    /// CPUs without a NUMA node are not there. A core's number is its lowest online CPU. An L3 counts as an uncore cache if it does
-    /// not have as many online CPUs as the core's node would have if all cores there had as many threads as this one; a core
-    /// without such an L3 has its socket's number. The counts are what is there, unless they are given.
+    /// Rules (`sysinfo.GetNodesInfo` and `addCacheInfo` of cAdvisor, `topology.Discover` in
+    /// pkg/kubelet/cm/cpumanager/topology, 1.36): CPUs without a NUMA node are not there. A core's number is its lowest
+    /// online CPU. An L3 counts as an uncore cache if it does not have as many online CPUs as the core's node would
+    /// have if all cores there had as many threads as this one; a core without such an L3 has its socket's number. The
+    /// counts are what is there, unless they are given.
     ///
     /// # Errors
     ///

@@ -1,21 +1,27 @@
 //! NUMA memory for containers: on which nodes each one's memory and huge pages are.
 //!
-//! Problem: a Guaranteed container's memory should be on few NUMA nodes, near its CPUs, and be there when it is needed. Approach: books
-//! per node and resource ([`NodeMemory`]); a container is given a *set* of nodes ([`Block`]), and its bytes are entered on them. The
-//! books answer which sets could serve a container ([`ProviderHints`]), and a set is what its `cpuset.mems` is made of.
+//! Problem: a Guaranteed container's memory should be on few NUMA nodes, near its CPUs, and be there when it is needed.
+//! Approach: books per node and resource ([`NodeMemory`]); a container is given a *set* of nodes ([`Block`]), and its
+//! bytes are entered on them. The books answer which sets could serve a container ([`ProviderHints`]), and a set is
+//! what its `cpuset.mems` is made of.
 //!
-//! Terms, as in pkg/kubelet/cm/memorymanager of 1.36, whose policy Static this is: a *block* is one resource of one container with its
-//! set; nodes that serve a set of several are a *group*, and serve no other set until all their blocks are given back; memory of init containers is
-//! *reusable* by what starts after them in the same pod, where that is given exactly the same set.
+//! Terms, as in pkg/kubelet/cm/memorymanager of 1.36, whose policy Static this is: a *block* is one resource of one
+//! container with its set; nodes that serve a set of several are a *group*, and serve no other set until all their
+//! blocks are given back; memory of init containers is *reusable* by what starts after them in the same pod, where that
+//! is given exactly the same set.
 //!
 //! Differences from the kubelet, none of which the golden vectors show:
 //! * More reserved than a node has is refused ([`MachineError::OverReserved`]); the kubelet's number wraps around.
 //! * Between pods, what is promised is what there are blocks for: [`StaticMemory::settle`].
-//! * A node that no container is on is free. In the kubelet bytes can stay promised there for ever: `Books::give_back` says when.
-//! * A removed pod is to leave nothing to itself: call [`StaticMemory::forget_reusable`]. In the kubelet a pod that comes back with the same UID (a static pod) and
-//!   is served next is not charged for what its init containers once had.
-//! * A resource that a node has not counts as zero there, and hints with nodes that do not exist are an error; the kubelet panics.
-//! * A container whose request changes keeps its nodes ([`StaticMemory::is_resized`]). The kubelet of 1.36 refuses that.
+//! * A node that no container is on is free. In the kubelet bytes can stay promised there for ever: `Books::give_back`
+//!   says when.
+//! * A removed pod is to leave nothing to itself: call [`StaticMemory::forget_reusable`]. In the kubelet a pod that
+//!   comes back with the same UID (a static pod) and is served next is not charged for what its init containers once
+//!   had.
+//! * A resource that a node has not counts as zero there, and hints with nodes that do not exist are an error; the
+//!   kubelet panics.
+//! * A container whose request changes keeps its nodes ([`StaticMemory::is_resized`]). The kubelet of 1.36 refuses
+//!   that.
 //! * Nothing takes 2^n steps: `candidates` and `cover` say how, and what bounds them.
 
 mod candidates;
@@ -53,7 +59,8 @@ pub struct Block {
     pub nodes: NumaMask,
     /// `memory`, or huge pages of one size.
     pub resource: String,
-    /// How much. Of an init container only what no other container has reused, so that a pod's blocks add up to what it has.
+    /// How much. Of an init container only what no other container has reused, so that a pod's blocks add up to what it
+    /// has.
     pub bytes: u64,
 }
 
@@ -73,7 +80,8 @@ pub enum MemoryPolicy {
 }
 
 impl MemoryPolicy {
-    /// As [`StaticMemory::allocate`], or [`StaticMemory::resize`] for a container that has its memory; nothing under `None`.
+    /// As [`StaticMemory::allocate`], or [`StaticMemory::resize`] for a container that has its memory; nothing under
+    /// `None`.
     ///
     /// # Errors
     ///
@@ -196,9 +204,10 @@ impl StaticMemory {
         })
     }
 
-    /// The same machine with these blocks instead of its own. With its own ([`Self::assignments`]) this puts right which node of a group
-    /// holds how much. Blocks on few nodes are entered first, for those on more have a choice: two sets of several nodes are the same or have none in
-    /// common, so that what fitted in any order fits in this one. Among equals, by pod and container.
+    /// The same machine with these blocks instead of its own. With its own ([`Self::assignments`]) this puts right
+    /// which node of a group holds how much. Blocks on few nodes are entered first, for those on more have a choice:
+    /// two sets of several nodes are the same or have none in common, so that what fitted in any order fits in this
+    /// one. Among equals, by pod and container.
     ///
     /// # Errors
     ///
@@ -269,8 +278,9 @@ impl StaticMemory {
         self.assignments.get(pod)?.get(container)
     }
 
-    /// Gives a container its memory on the nodes of `hint`, or on the best nodes where any will do or the hint's are not enough.
-    /// Nothing for pods that are not Guaranteed or have pod-level resources, and for a container that has its memory.
+    /// Gives a container its memory on the nodes of `hint`, or on the best nodes where any will do or the hint's are
+    /// not enough. Nothing for pods that are not Guaranteed or have pod-level resources, and for a container that has
+    /// its memory.
     ///
     /// # Errors
     ///
@@ -368,7 +378,8 @@ impl StaticMemory {
                 nodes: unknown,
             });
         }
-        // What could be reused does not count here, but it does where the set is extended, and it may be extended to itself.
+        // What could be reused does not count here, but it does where the set is extended, and it may be extended to
+        // itself.
         if !self.books.has_free(nodes, demand) {
             let found = candidates.narrowest_including(nodes);
             let (mask, found_preferred) = found
@@ -386,12 +397,14 @@ impl StaticMemory {
         Ok(nodes)
     }
 
-    /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet forgets it when it serves another pod.
+    /// What init containers of this pod have left is given back, and not for its other containers any more. The kubelet
+    /// forgets it when it serves another pod.
     pub fn forget_reusable(&mut self, pod: &PodUid) {
         self.reusable.take_if(|reusable| reusable.pod == *pod);
     }
 
-    /// Takes a container's memory back. Nothing if it has none. What an init container has left stays for its pod, as in the kubelet.
+    /// Takes a container's memory back. Nothing if it has none. What an init container has left stays for its pod, as
+    /// in the kubelet.
     pub fn remove(&mut self, pod: &PodUid, container: &str) {
         let Some(containers) = self.assignments.get_mut(pod) else {
             return;
@@ -410,17 +423,18 @@ impl StaticMemory {
 
     /// Sets the books to the sums of the blocks, as a restart would. Call it between pods.
     ///
-    /// The kubelet's sums go wrong where what an init container left is used by more than one container, and where bytes of a group are given back on
-    /// a node that a block of its own shares with it: bytes are then reserved for no container, or those of another are free, until no container is on the node.
-    /// Here every operation alone is the kubelet's, and nothing of it stays.
+    /// The kubelet's sums go wrong where what an init container left is used by more than one container, and where
+    /// bytes of a group are given back on a node that a block of its own shares with it: bytes are then reserved for no
+    /// container, or those of another are free, until no container is on the node. Here every operation alone is the
+    /// kubelet's, and nothing of it stays.
     pub fn settle(&mut self) {
         if let Ok(settled) = self.restored(&self.assignments) {
             self.books = settled.books;
         }
     }
 
-    /// The sets of nodes that could serve a container; no resource if there is none. `None`: no preference, also where its request cannot be read or is not what
-    /// it has.
+    /// The sets of nodes that could serve a container; no resource if there is none. `None`: no preference, also where
+    /// its request cannot be read or is not what it has.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> Option<ProviderHints> {
         if !demand::is_placed(pod) {
@@ -433,8 +447,8 @@ impl StaticMemory {
         }
     }
 
-    /// The sets of nodes that could serve a whole pod. Once a container has memory, that is where the pod is, if the container has
-    /// as much as the whole pod requests; otherwise there is no preference.
+    /// The sets of nodes that could serve a whole pod. Once a container has memory, that is where the pod is, if the
+    /// container has as much as the whole pod requests; otherwise there is no preference.
     #[must_use]
     pub fn pod_hints(&self, pod: &Pod) -> Option<ProviderHints> {
         if !demand::is_placed(pod) {
@@ -471,8 +485,8 @@ impl StaticMemory {
         left.copied().unwrap_or(0)
     }
 
-    /// Notes what this container leaves or uses of it (`updatePodReusableMemory`). What other pods left is forgotten: pods are served
-    /// one after the other.
+    /// Notes what this container leaves or uses of it (`updatePodReusableMemory`). What other pods left is forgotten:
+    /// pods are served one after the other.
     fn note_reusable(&mut self, pod: &Pod, container: &Container, blocks: &Blocks) {
         let uid = pod.uid();
         self.reusable.take_if(|reusable| reusable.pod != uid);

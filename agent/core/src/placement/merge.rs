@@ -1,46 +1,51 @@
 //! The merge of all providers' hints into one: the kubelet's topology manager policies, without the product.
 //!
-//! Problem: the kubelet (cm/topologymanager/policy.go, 1.36) takes one hint of each resource in every possible way, merges each
-//! such choice, and keeps the best. With 255 hints for each of 3 resources that is 16 million merges; with 64 NUMA nodes a
-//! single list is out of reach. Approach: find the best merged hint from what a merged hint *is*.
+//! Problem: the kubelet (cm/topologymanager/policy.go, 1.36) takes one hint of each resource in every possible way,
+//! merges each such choice, and keeps the best. With 255 hints for each of 3 resources that is 16 million merges; with
+//! 64 NUMA nodes a single list is out of reach. Approach: find the best merged hint from what a merged hint *is*.
 //!
 //! # What is merged, and what is best
 //!
-//! A choice takes one hint of each resource. Its mask is the intersection of the masks, where no mask counts as all nodes;
-//! choices with an empty mask are dropped. It is preferred if all its hints are, and all masks that are not missing are the same.
+//! A choice takes one hint of each resource. Its mask is the intersection of the masks, where no mask counts as all
+//! nodes; choices with an empty mask are dropped. It is preferred if all its hints are, and all masks that are not
+//! missing are the same.
 //!
-//! The kubelet folds choices in some order with `compare(current, candidate)`. With *t* the largest over the resources of
-//! the size of the narrowest mask (`bestNonPreferredAffinityCount`), `compare` prefers
+//! The kubelet folds choices in some order with `compare(current, candidate)`. With *t* the largest over the resources
+//! of the size of the narrowest mask (`bestNonPreferredAffinityCount`), `compare` prefers
 //! 1. a preferred hint to one that is not;
-//! 2. of two preferred: fewer nodes; then, with prefer-closest-numa-nodes, the smaller average distance; then the smaller number;
-//! 3. of two that are not: its cases 1 to 3cc, read as a ranking of sizes, say *t*, *t*−1, …, 1, *t*+1, *t*+2, …; then as in 2.
+//! 2. of two preferred: fewer nodes; then, with prefer-closest-numa-nodes, the smaller average distance; then the
+//!    smaller number;
+//! 3. of two that are not: its cases 1 to 3cc, read as a ranking of sizes, say *t*, *t*−1, …, 1, *t*+1, *t*+2, …; then
+//!    as in 2.
 //!
 //! # Why the search finds the same hint
 //!
-//! *The order of the fold does not matter.* Rules 1 to 3 compare keys: (preferred, rank of the size, sum of distances, mask). A
-//! comparison of keys is a total order, and two hints with the same key are the same hint, since the mask is part of it. A
-//! fold with "the better of two" over a total order gives its best element, whatever the sequence and however often one
-//! comes. (That case 1 takes any narrower candidate, below *t* as well, and case 3a none above *t*, is what makes sizes above
-//! *t* rank last: no pair is judged differently in the two directions.) With *t* = 0 ranking 3 is ranking 2.
+//! *The order of the fold does not matter.* Rules 1 to 3 compare keys: (preferred, rank of the size, sum of distances,
+//! mask). A comparison of keys is a total order, and two hints with the same key are the same hint, since the mask is
+//! part of it. A fold with "the better of two" over a total order gives its best element, whatever the sequence and
+//! however often one comes. (That case 1 takes any narrower candidate, below *t* as well, and case 3a none above *t*,
+//! is what makes sizes above *t* rank last: no pair is judged differently in the two directions.) With *t* = 0 ranking
+//! 3 is ranking 2.
 //!
-//! *Preferred.* A choice is preferred if and only if there is one mask *M* such that each resource gives either a preferred
-//! hint with *M* or a preferred hint without mask. So the candidates are the masks that are preferred hints of every resource
-//! that has no preferred hint without mask; or, if all have one, the preferred masks of any, and all nodes (`preferred`).
+//! *Preferred.* A choice is preferred if and only if there is one mask *M* such that each resource gives either a
+//! preferred hint with *M* or a preferred hint without mask. So the candidates are the masks that are preferred hints
+//! of every resource that has no preferred hint without mask; or, if all have one, the preferred masks of any, and all
+//! nodes (`preferred`).
 //!
-//! *Not preferred.* Looked at only if nothing is preferred. Then every choice with a mask is a candidate, and only the masks
-//! matter: the best of all non-empty intersections of one mask of each resource (`intersection`), a set that needs no list of
-//! choices: up to 16 nodes it is an array of 2ⁿ places (`lattice`); beyond, masks come from rules, and which intersections
-//! arise is the question which nodes the providers can leave out (`exclusion`).
+//! *Not preferred.* Looked at only if nothing is preferred. Then every choice with a mask is a candidate, and only the
+//! masks matter: the best of all non-empty intersections of one mask of each resource (`intersection`), a set that
+//! needs no list of choices: up to 16 nodes it is an array of 2ⁿ places (`lattice`); beyond, masks come from rules, and
+//! which intersections arise is the question which nodes the providers can leave out (`exclusion`).
 //!
-//! *single-numa-node* first drops all hints but preferred ones of one node or without mask. What is left are candidates of one
-//! node on which all agree, or, if each resource may be anywhere, all nodes.
+//! *single-numa-node* first drops all hints but preferred ones of one node or without mask. What is left are candidates
+//! of one node on which all agree, or, if each resource may be anywhere, all nodes.
 //!
 //! # What is bounded
 //!
-//! Lists, and rules of up to 16 nodes, are exact. For rules of more nodes the searches take at most a fixed number of steps;
-//! in theory they need exponentially many (demands of several resources, closest nodes, sharing out nodes of different
-//! sizes), in practice hundreds. If the steps run out, [`Merged::is_exact`] is false and the hint is a valid one (some choice
-//! gives it), though perhaps not the best.
+//! Lists, and rules of up to 16 nodes, are exact. For rules of more nodes the searches take at most a fixed number of
+//! steps; in theory they need exponentially many (demands of several resources, closest nodes, sharing out nodes of
+//! different sizes), in practice hundreds. If the steps run out, [`Merged::is_exact`] is false and the hint is a valid
+//! one (some choice gives it), though perhaps not the best.
 
 mod exclusion;
 mod intersection;

@@ -1,16 +1,18 @@
 //! The placement of a node: its machine, its policies, and what each container holds.
 //!
-//! Problem: CPUs, memory and devices each have books of their own, the topology manager brings them together for one pod at a time, and
-//! pods, settings and even CPUs come and go while processes run. Approach: [`NodePlacement`] owns the books. A pod is admitted as a whole
-//! or not at all; what it held is given back as a whole; and a start from saved [`Assignments`] keeps whatever may be kept.
+//! Problem: CPUs, memory and devices each have books of their own, the topology manager brings them together for one
+//! pod at a time, and pods, settings and even CPUs come and go while processes run. Approach: [`NodePlacement`] owns
+//! the books. A pod is admitted as a whole or not at all; what it held is given back as a whole; and a start from saved
+//! [`Assignments`] keeps whatever may be kept.
 //!
-//! The order in which providers are asked and allocate is the kubelet's: devices, CPUs, memory (`NewContainerManager` in
-//! pkg/kubelet/cm/container_manager_linux.go, 1.36).
+//! The order in which providers are asked and allocate is the kubelet's: devices, CPUs, memory (`NewContainerManager`
+//! in pkg/kubelet/cm/container_manager_linux.go, 1.36).
 //!
 //! Differences from the kubelet:
-//! - After a change of policy, options, reservation or CPUs, it refuses to start until a person has drained the node and deleted the state
-//!   file (kubernetes#84333, #131966). Here each container keeps its CPUs if it may still have them; the others are placed anew when
-//!   their pod is applied, or, if there is no room, go on in the shared pool ([`Note`]).
+//! - After a change of policy, options, reservation or CPUs, it refuses to start until a person has drained the node
+//!   and deleted the state file (kubernetes#84333, #131966). Here each container keeps its CPUs if it may still have
+//!   them; the others are placed anew when their pod is applied, or, if there is no room, go on in the shared pool
+//!   ([`Note`]).
 //! - A pod that is there already is not refused because its init containers, which have ended, would not fit beside it.
 //! - CPUs of init containers come back when they have ended (kubernetes#112228).
 //! - A container whose request changes keeps what it has (`resize`); the kubelet of 1.36 refuses that.
@@ -164,7 +166,8 @@ pub struct NotPlaced {
 }
 
 impl NodePlacement {
-    /// The placement with these settings on this machine, going on from what was saved as far as it still holds; what does not is noted.
+    /// The placement with these settings on this machine, going on from what was saved as far as it still holds; what
+    /// does not is noted.
     ///
     /// # Errors
     ///
@@ -228,10 +231,11 @@ impl NodePlacement {
         Ok((placement, notes))
     }
 
-    /// Places a pod, or the containers of it that are not placed yet. On refusal it holds nothing, unless it was there before: then it keeps what
-    /// it had. A pod that has all that it is to have is not asked about again: with `align-by-socket`, or devices near to no node, it may be where no hint is.
-    /// Of a pod that requests other amounts than it has, the containers keep what they have, or of it as much as they request. One that the kubelet has not allocated keeps what it has,
-    /// whatever it requests.
+    /// Places a pod, or the containers of it that are not placed yet. On refusal it holds nothing, unless it was there
+    /// before: then it keeps what it had. A pod that has all that it is to have is not asked about again: with
+    /// `align-by-socket`, or devices near to no node, it may be where no hint is. Of a pod that requests other amounts
+    /// than it has, the containers keep what they have, or of it as much as they request. One that the kubelet has not
+    /// allocated keeps what it has, whatever it requests.
     ///
     /// # Errors
     ///
@@ -261,7 +265,8 @@ impl NodePlacement {
             self.unserved.remove(&uid);
             return Ok(());
         }
-        // A container that is there may get in this turn what it lost in a restart, and has to give it up again on refusal.
+        // A container that is there may get in this turn what it lost in a restart, and has to give it up again on
+        // refusal.
         let before = (!was_there.is_empty())
             .then(|| (self.cpus.clone(), self.memory.clone(), self.devices.clone()));
         let mut turn = Turn {
@@ -324,8 +329,8 @@ impl NodePlacement {
         self.given.as_ref()
     }
 
-    /// Takes back what a container holds that has ended and is not started again: an init container. CPUs that it shares with another
-    /// container of its pod stay with that container. Returns whether anything changed.
+    /// Takes back what a container holds that has ended and is not started again: an init container. CPUs that it
+    /// shares with another container of its pod stay with that container. Returns whether anything changed.
     pub fn container_ended(&mut self, pod: &Pod, container: &str) -> bool {
         let uid = pod.uid();
         let of_pod = pod.all_containers().find(|spec| spec.name == container);
@@ -482,7 +487,8 @@ impl NodePlacement {
         }
     }
 
-    /// How a pod came to what it has, or why it has nothing; empty if no policy aligns anything, or it was placed before a restart.
+    /// How a pod came to what it has, or why it has nothing; empty if no policy aligns anything, or it was placed
+    /// before a restart.
     #[must_use]
     pub fn reasons(&self, pod: &PodUid) -> &[Reason] {
         self.reasons.get(pod).map_or(&[], Vec::as_slice)

@@ -1,16 +1,23 @@
-//! What each NUMA node of a machine has left, by what the kubelet says that it has given away ([`NodeResources`]), or the agent has ([`OwnPlacement`]).
+//! What each NUMA node of a machine has left, by what the kubelet says that it has given away ([`NodeResources`]), or
+//! the agent has ([`OwnPlacement`]).
 //!
-//! **Problem.** A scheduler that knows only the node's totals binds pods that the kubelet then refuses (`TopologyAffinityError`). The kubelet says who has which
-//! CPUs, memory and devices, but not what a NUMA node has, and not how memory of several nodes is divided. **Approach.** Capacity comes from the machine, what may be
-//! given and what is given from the kubelet. A thing is taken once, whoever lists it twice, and never more than there is: what had to be cut is a [`Doubt`].
+//! **Problem.** A scheduler that knows only the node's totals binds pods that the kubelet then refuses
+//! (`TopologyAffinityError`). The kubelet says who has which CPUs, memory and devices, but not what a NUMA node has,
+//! and not how memory of several nodes is divided. **Approach.** Capacity comes from the machine, what may be given and
+//! what is given from the kubelet. A thing is taken once, whoever lists it twice, and never more than there is: what
+//! had to be cut is a [`Doubt`].
 //!
 //! Rules of the kubelet (1.36) that this follows:
-//! * Without a CPU manager `GetAllocatableResources` has no CPUs, without a memory manager no memory. Where the agent gives none either nothing is aligned to them, so the zones have
-//!   all that the machine has: the scheduler plugin refuses each Guaranteed pod where a zone says nothing of CPUs or memory (`isHostLevelResource`).
-//! * Memory of several nodes is taken from the lowest first, as far as it goes (`updateMachineState` in memorymanager/policy_static.go).
-//! * A device is listed once for each of its nodes, and is good for a pod on any of them (`generateDeviceTopologyHints`): it counts in each, and leaves each.
-//!   Devices without a node align nothing, and are in no zone.
-//! * CPUs that several pods list are those of the shared pool, which kubelets before 1.23 list (k/k#97415): no pod has them alone.
+//! * Without a CPU manager `GetAllocatableResources` has no CPUs, without a memory manager no memory. Where the agent
+//!   gives none either nothing is aligned to them, so the zones have all that the machine has: the scheduler plugin
+//!   refuses each Guaranteed pod where a zone says nothing of CPUs or memory (`isHostLevelResource`).
+//! * Memory of several nodes is taken from the lowest first, as far as it goes (`updateMachineState` in
+//!   memorymanager/policy_static.go).
+//! * A device is listed once for each of its nodes, and is good for a pod on any of them
+//!   (`generateDeviceTopologyHints`): it counts in each, and leaves each. Devices without a node align nothing, and are
+//!   in no zone.
+//! * CPUs that several pods list are those of the shared pool, which kubelets before 1.23 list (k/k#97415): no pod has
+//!   them alone.
 
 mod placed;
 
@@ -65,7 +72,8 @@ pub enum Doubt {
     NoMemoryManager,
     /// CPUs that more than one pod lists, in the kernel's list form.
     SharedCpus(String),
-    /// CPUs that pods have, or that may be given, and that are not online, have no NUMA node, or may not be given; in the kernel's list form.
+    /// CPUs that pods have, or that may be given, and that are not online, have no NUMA node, or may not be given; in
+    /// the kernel's list form.
     UnknownCpus(String),
     /// More may be given than there is.
     BeyondCapacity {

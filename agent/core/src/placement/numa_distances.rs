@@ -63,9 +63,9 @@ impl NumaDistances {
 
     /// Over all ordered pairs of the mask's nodes, each node with itself too.
     ///
-    /// The kubelet compares averages as floats (`CalculateAverageFor` in numa_info.go). It does so for masks of as many nodes
-    /// only, and the sum of at most 64² numbers of 32 bits is below 2⁴⁴: different sums over at most 64² pairs stay
-    /// different as floats of 53 bits, so that comparing sums is the same.
+    /// The kubelet compares averages as floats (`CalculateAverageFor` in numa_info.go). It does so for masks of as many
+    /// nodes only, and the sum of at most 64² numbers of 32 bits is below 2⁴⁴: different sums over at most 64² pairs
+    /// stay different as floats of 53 bits, so that comparing sums is the same.
     #[must_use]
     pub fn sum(&self, mask: NumaMask) -> u64 {
         let row = |from: u32| -> u64 {

@@ -1,8 +1,8 @@
 //! The CPUs of a machine as placement sees them: socket → NUMA node → uncore cache → core → CPU.
 //!
-//! Terms are the kubelet's (pkg/kubelet/cm/cpumanager/topology, 1.36): a *CPU* is a hardware thread, a *core* its physical core,
-//! an *uncore cache* the last-level cache that a group of cores shares, a *socket* the package. A socket may hold several NUMA
-//! nodes, and a NUMA node several sockets.
+//! Terms are the kubelet's (pkg/kubelet/cm/cpumanager/topology, 1.36): a *CPU* is a hardware thread, a *core* its
+//! physical core, an *uncore cache* the last-level cache that a group of cores shares, a *socket* the package. A socket
+//! may hold several NUMA nodes, and a NUMA node several sockets.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,8 @@ pub struct Cpu {
 
 /// How many there are of each.
 ///
-/// The kubelet divides these where a rule speaks of a whole core, cache or socket (average sizes, not real ones), and takes
-/// them from cAdvisor rather than by counting; here they are counted unless a description says otherwise.
+/// The kubelet divides these where a rule speaks of a whole core, cache or socket (average sizes, not real ones), and
+/// takes them from cAdvisor rather than by counting; here they are counted unless a description says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopologyCounts {
     /// Online CPUs.

@@ -1,13 +1,13 @@
 //! The kubelet's topology manager: asks the providers, merges their hints, and admits or refuses.
 //!
-//! Problem: CPUs, memory and devices of a container shall be near each other, but each provider knows only its own. Approach, as
-//! in cm/topologymanager (1.36): for each container, or once for the pod ([`TopologyScope`]), every provider gives hints, the
-//! policy merges them, and if it admits, the providers allocate with the merged hint. The owner of the providers passes them in
-//! as a [`HintProviders`]; nothing is kept here between pods.
+//! Problem: CPUs, memory and devices of a container shall be near each other, but each provider knows only its own.
+//! Approach, as in cm/topologymanager (1.36): for each container, or once for the pod ([`TopologyScope`]), every
+//! provider gives hints, the policy merges them, and if it admits, the providers allocate with the merged hint. The
+//! owner of the providers passes them in as a [`HintProviders`]; nothing is kept here between pods.
 //!
-//! Differences from the kubelet: distances are looked up by the numbers of both nodes (the kubelet indexes a row that has
-//! only existing nodes by the node's number, and dies on machines with gaps in the numbers). A merge that was cut short
-//! ([`Merged::is_exact`]) is said. Wrong options are reported by name in the order of names, not of a hash map.
+//! Differences from the kubelet: distances are looked up by the numbers of both nodes (the kubelet indexes a row that
+//! has only existing nodes by the node's number, and dies on machines with gaps in the numbers). A merge that was cut
+//! short ([`Merged::is_exact`]) is said. Wrong options are reported by name in the order of names, not of a hash map.
 
 mod explain;
 mod settings;
@@ -111,13 +111,13 @@ pub struct TopologyManager {
 }
 
 impl TopologyManager {
-    /// From settings as in the kubelet's configuration, for a machine with these NUMA nodes. `distance` gives how far the
-    /// second node is from the first, if that is known.
+    /// From settings as in the kubelet's configuration, for a machine with these NUMA nodes. `distance` gives how far
+    /// the second node is from the first, if that is known.
     ///
     /// # Errors
     ///
-    /// What the kubelet would not start with, in its order (`NewManager` in topology_manager.go): options, distances, number
-    /// of nodes, policy, scope. With policy `none` nothing else is checked.
+    /// What the kubelet would not start with, in its order (`NewManager` in topology_manager.go): options, distances,
+    /// number of nodes, policy, scope. With policy `none` nothing else is checked.
     pub fn new(
         settings: &TopologySettings<'_>,
         nodes: NumaMask,
@@ -165,8 +165,8 @@ impl TopologyManager {
     ///
     /// # Errors
     ///
-    /// If the policy does not admit the merged hint or a provider cannot allocate. What earlier containers of the pod got stays
-    /// theirs, as in the kubelet: the owner of the providers takes it back.
+    /// If the policy does not admit the merged hint or a provider cannot allocate. What earlier containers of the pod
+    /// got stays theirs, as in the kubelet: the owner of the providers takes it back.
     pub fn admit<P: HintProviders>(
         &self,
         providers: &mut P,

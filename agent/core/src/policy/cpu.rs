@@ -1,14 +1,17 @@
 //! CPU time: what both policies about it know, and when they decide.
 //!
-//! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for nothing. What helps the one
-//! can hurt its neighbours, and what is changed must be put back. **Approach.** Readings come once a second ([`CpuReading`]) and are turned into what
-//! happened since the one before. [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each
-//! an option. Every reading has the current and the configured values of a cgroup, so a write that failed, or that another program undid, is seen.
+//! **Problem.** A pod is throttled by its limit while its node has time to spare, or waits behind pods that asked for
+//! nothing. What helps the one can hurt its neighbours, and what is changed must be put back. **Approach.** Readings
+//! come once a second ([`CpuReading`]) and are turned into what happened since the one before.
+//! [`cpu_burst`](crate::policy::cpu::burst) and [`cpu_suppress`](crate::policy::cpu::suppress) look at that, each an
+//! option. Every reading has the current and the configured values of a cgroup, so a write that failed, or that another
+//! program undid, is seen.
 //!
-//! **Which pod comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than its request: the CPU time
-//! that it waits for was promised to it. One that uses more than its request waits for what it was not promised. The annotation
-//! [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION) says otherwise for a pod, both ways. A throttled task counts as
-//! waiting in the kernel's figures, so that a throttled pod's are no evidence.
+//! **Which pod comes first.** A pod that requests CPU time, is not throttled, shares its CPUs, and uses no more than
+//! its request: the CPU time that it waits for was promised to it. One that uses more than its request waits for what
+//! it was not promised. The annotation [`LATENCY_CRITICAL_ANNOTATION`](crate::kube::pod::LATENCY_CRITICAL_ANNOTATION)
+//! says otherwise for a pod, both ways. A throttled task counts as waiting in the kernel's figures, so that a throttled
+//! pod's are no evidence.
 
 pub mod burst;
 mod context;

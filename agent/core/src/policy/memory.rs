@@ -1,4 +1,5 @@
-//! Shortages of memory, disk and PIDs: which thresholds are met, which pod is evicted, what is tried before, and when to sample again.
+//! Shortages of memory, disk and PIDs: which thresholds are met, which pod is evicted, what is tried before, and when
+//! to sample again.
 
 pub mod breaker;
 pub mod candidates;

@@ -1,23 +1,30 @@
 //! Which pods are placed, and when they give back what they hold.
 //!
-//! Problem: placement ([`NodePlacement`]) knows books, and not that pods start, end, are evicted, change or were there before the agent.
-//! Approach: a pod is placed when it is applied, as the kubelet does at admission, and holds what it got until its manifest is gone and its
-//! last process with it, or until it has been evicted. An evicted pod that runs again is placed again. What was saved for a pod
-//! without a manifest is given back once all manifests have been read ([`EventKind::PodsListed`]).
+//! Problem: placement ([`NodePlacement`]) knows books, and not that pods start, end, are evicted, change or were there
+//! before the agent. Approach: a pod is placed when it is applied, as the kubelet does at admission, and holds what it
+//! got until its manifest is gone and its last process with it, or until it has been evicted. An evicted pod that runs
+//! again is placed again. What was saved for a pod without a manifest is given back once all manifests have been read
+//! ([`EventKind::PodsListed`]).
 //!
-//! Beside a kubelet that says which devices it has given to whom, a pod that wants some is placed when it has said that of the pod, near to them.
+//! Beside a kubelet that says which devices it has given to whom, a pod that wants some is placed when it has said that
+//! of the pod, near to them.
 //!
-//! Beside a kubelet a pod is placed when its kubelet has said something of its containers, or its first process runs, that of its sandbox: before that the kubelet may refuse it, and anybody who
-//! may create pods can have the API server assign one to this node. Nor is a pod placed by amounts that its owner has written since then, before the kubelet says what it has allocated. Pods are known before the API server has named them: such a pod keeps what was saved for it. One that the API shows as ended, or
-//! whose deletion has begun, gives back what it holds with its last process, however long the API keeps the object.
+//! Beside a kubelet a pod is placed when its kubelet has said something of its containers, or its first process runs,
+//! that of its sandbox: before that the kubelet may refuse it, and anybody who may create pods can have the API server
+//! assign one to this node. Nor is a pod placed by amounts that its owner has written since then, before the kubelet
+//! says what it has allocated. Pods are known before the API server has named them: such a pod keeps what was saved for
+//! it. One that the API shows as ended, or whose deletion has begun, gives back what it holds with its last process,
+//! however long the API keeps the object.
 //!
-//! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what they have, as far as they request it, and
-//! get more beside it. Without a kubelet one for which there is no room is not applied before there is, or it has ended ([`may_resize`]); beside a kubelet, which has admitted it, it
-//! keeps what it has, and is tried again when something is given back. A step tries a bounded number of those who wait; the others have their turn with
-//! [`EventKind::RoomSought`].
+//! A pod that is applied with other resources than before is placed anew, unless it runs: then its containers keep what
+//! they have, as far as they request it, and get more beside it. Without a kubelet one for which there is no room is
+//! not applied before there is, or it has ended ([`may_resize`]); beside a kubelet, which has admitted it, it keeps
+//! what it has, and is tried again when something is given back. A step tries a bounded number of those who wait; the
+//! others have their turn with [`EventKind::RoomSought`].
 //!
-//! A node that is short of memory does not wait for any of that: an urgent event, such as a sample, only notes which pods give something up. It is given back, and to those who
-//! wait for it, with the next event that is not urgent; [`EventKind::PlacementDue`] is for where there would be none.
+//! A node that is short of memory does not wait for any of that: an urgent event, such as a sample, only notes which
+//! pods give something up. It is given back, and to those who wait for it, with the next event that is not urgent;
+//! [`EventKind::PlacementDue`] is for where there would be none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,9 +54,9 @@ pub struct NotResized {
     pub why: String,
 }
 
-/// Whether a pod's specification may be replaced by this one now: not while the pod runs and what it would have more of is not there beside what it has, or
-/// its quality of service would be another. The kubelet of 1.36 refuses any such change of a Guaranteed pod (`podResizesAdmitHandler.Admit` in
-/// pkg/kubelet/allocation/handlers.go).
+/// Whether a pod's specification may be replaced by this one now: not while the pod runs and what it would have more of
+/// is not there beside what it has, or its quality of service would be another. The kubelet of 1.36 refuses any such
+/// change of a Guaranteed pod (`podResizesAdmitHandler.Admit` in pkg/kubelet/allocation/handlers.go).
 ///
 /// # Errors
 ///
@@ -87,8 +94,9 @@ pub fn may_resize(state: &NodeState, pod: &Pod) -> Result<(), Box<NotResized>> {
         .map_err(|refusal| not_resized(refusal.to_string()))
 }
 
-/// Before the state takes the event in: a pod that comes back with other resources gives up what it has, unless its containers run and only their amounts are others. Beside a
-/// kubelet it is the same pod whether they run just now or are about to be started again.
+/// Before the state takes the event in: a pod that comes back with other resources gives up what it has, unless its
+/// containers run and only their amounts are others. Beside a kubelet it is the same pod whether they run just now or
+/// are about to be started again.
 pub(crate) fn give_up_changed(config: &EngineConfig, state: &mut NodeState, event: &Event) {
     let Some(placement) = &mut state.placement else {
         return;
@@ -133,7 +141,8 @@ fn same_containers(one: &Pod, other: &Pod) -> bool {
     names(one) == names(other)
 }
 
-/// Makes room, so that [`decide`] allocates nothing for urgent events: every pod can give something up before the next event that is not urgent.
+/// Makes room, so that [`decide`] allocates nothing for urgent events: every pod can give something up before the next
+/// event that is not urgent.
 pub(crate) fn reserve(state: &mut NodeState) {
     let noted = state.giving_back.len();
     state
@@ -299,7 +308,8 @@ pub fn is_waiting_for_devices(state: &NodeState) -> bool {
     })
 }
 
-/// Who has which of the listed devices: of the pods with a name the one that is to run, and was known to be admitted when the kubelet was asked; of several the newest, for the kubelet knows no other.
+/// Who has which of the listed devices: of the pods with a name the one that is to run, and was known to be admitted
+/// when the kubelet was asked; of several the newest, for the kubelet knows no other.
 fn owned(state: &NodeState, listed: &ListedDevices) -> GivenDevices {
     let mut owners: BTreeMap<&str, (u64, &PodUid)> = BTreeMap::new();
     for (uid, pod) in state.pods.iter().filter(|(_, pod)| is_to_run(pod)) {
@@ -388,7 +398,8 @@ fn waiting(config: &EngineConfig, placement: &NodePlacement) -> BTreeSet<PodUid>
     unserved.chain(refused).cloned().collect()
 }
 
-/// Something has changed: who lacks something may have it by now. What they still lack is not said again. Whether anybody got something.
+/// Something has changed: who lacks something may have it by now. What they still lack is not said again. Whether
+/// anybody got something.
 fn serve_waiting(config: &EngineConfig, state: &mut NodeState, event: &Event) -> bool {
     let Some(placement) = &mut state.placement else {
         return false;

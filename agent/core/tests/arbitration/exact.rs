@@ -1,4 +1,5 @@
-//! "Who deserves how much" of `docs/reference/arbitrator.md` in fractions of any size: what the integers of the core stand for. Without groups.
+//! "Who deserves how much" of `docs/reference/arbitrator.md` in fractions of any size: what the integers of the core
+//! stand for. Without groups.
 
 use num_bigint::BigInt;
 use num_traits::{Signed, Zero};

@@ -78,7 +78,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Why a change of one pod cannot cost as little as that pod: where a resource is short, what it asks for more is missing to all others. So each of their amounts has to be computed again.
+/// Why a change of one pod cannot cost as little as that pod: where a resource is short, what it asks for more is
+/// missing to all others. So each of their amounts has to be computed again.
 #[test]
 fn one_pod_changes_what_all_other_namespaces_deserve() {
     const NAMESPACES: usize = 100;

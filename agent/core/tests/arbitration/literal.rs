@@ -1,5 +1,7 @@
-//! "Who deserves how much" and "Who gives back" of `docs/reference/arbitrator.md` read sentence by sentence, over clusters of many shapes: every sum is made anew, every set of up to three victims is tried and all of them are ranked.
-//! Nothing is taken from the implementation but its types. What namespaces deserve is read by [`plain`](crate::plain).
+//! "Who deserves how much" and "Who gives back" of `docs/reference/arbitrator.md` read sentence by sentence, over
+//! clusters of many shapes: every sum is made anew, every set of up to three victims is tried and all of them are
+//! ranked. Nothing is taken from the implementation but its types. What namespaces deserve is read by
+//! [`plain`](crate::plain).
 
 use std::cmp::Reverse;
 
@@ -528,8 +530,9 @@ fn check(seed: u64, cluster: &Cluster) -> Cycle {
     cycle
 }
 
-/// A cluster of any shape: none or few nodes, resources that no node has or of which there is nothing, groups in groups, bounds of 0 and reservations above all there is, ties, amounts up to 2⁶⁰, pods
-/// without requests, pods that no node can hold, pods of several budgets, a cycle that may evict nothing.
+/// A cluster of any shape: none or few nodes, resources that no node has or of which there is nothing, groups in
+/// groups, bounds of 0 and reservations above all there is, ties, amounts up to 2⁶⁰, pods without requests, pods that
+/// no node can hold, pods of several budgets, a cycle that may evict nothing.
 fn any_cluster(seed: u64) -> Cluster {
     let mut numbers = Numbers::new(seed);
     let one_in = |numbers: &mut Numbers, of: u64| numbers.below(of) == 0;
@@ -670,7 +673,8 @@ fn consumers(numbers: &mut Numbers, scales: &[u64]) -> Vec<Consumer> {
     rows
 }
 
-/// Full nodes of pods of a few kinds, of which those that wait need several: many sets compare as equal up to the ages and UIDs of their pods, which are scattered.
+/// Full nodes of pods of a few kinds, of which those that wait need several: many sets compare as equal up to the ages
+/// and UIDs of their pods, which are scattered.
 fn cluster_of_kinds(seed: u64) -> Cluster {
     let mut numbers = Numbers::new(seed ^ 0x5eed);
     let pick = |numbers: &mut Numbers, of: &[u64]| {

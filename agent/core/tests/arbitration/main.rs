@@ -1,4 +1,5 @@
-//! The properties that make it end (`docs/reference/arbitrator.md`, "Why it ends"), on random Consumers and clusters, and the slow plain reading as an oracle.
+//! The properties that make it end (`docs/reference/arbitrator.md`, "Why it ends"), on random Consumers and clusters,
+//! and the slow plain reading as an oracle.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -119,7 +120,8 @@ proptest! {
     #[test]
     fn nothing_is_idle_that_is_asked_for(case in cases(TREE)) {
         let deserved = deserved(&case);
-        // A level is 2^-64 of what there is, times a weight of up to 2^20 inside groups: what one level more would pass is less than a unit below 2^44.
+        // A level is 2^-64 of what there is, times a weight of up to 2^20 inside groups: what one level more would pass
+        // is less than a unit below 2^44.
         let is_used_up = |r| left(&case, &deserved, r).is_some_and(|left| left <= i128::from(case.capacity[r].unwrap_or(0) >> 44));
         for leaf in leaves(&case) {
             let demand = &case.asks[leaf].demand;
@@ -237,7 +239,8 @@ mod without_bounds {
             prop_assert!(runs(&case.asks[at], |r| amounts[r].saturating_sub(1)) <= honest);
         }
 
-        /// Not where some need a resource and others do not: then who leaves can let those run who use up what others need.
+        /// Not where some need a resource and others do not: then who leaves can let those run who use up what others
+        /// need.
         #[test]
         fn who_leaves_harms_no_other_if_all_need_all(case in cases(Bounded { need_all: true, ..PLAIN }), at in any::<usize>()) {
             let at = at % case.consumers.len();

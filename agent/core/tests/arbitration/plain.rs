@@ -1,5 +1,6 @@
-//! "Who deserves how much" of `docs/reference/arbitrator.md`, whole units and groups included, read plainly: vectors of vectors, every sum made anew, the level found by bisection. Slow, and what the tests and the
-//! bench compare with. Nothing is taken from the implementation but its types.
+//! "Who deserves how much" of `docs/reference/arbitrator.md`, whole units and groups included, read plainly: vectors of
+//! vectors, every sum made anew, the level found by bisection. Slow, and what the tests and the bench compare with.
+//! Nothing is taken from the implementation but its types.
 
 use plimsoll_core::arbitration::amounts::{Amounts, ResourceSet};
 use plimsoll_core::arbitration::demand::{Class, Demand};
@@ -47,7 +48,8 @@ fn phi(claim: &Claim, floor: &[u64], state: &State, r: usize) -> u128 {
     sum.max(u128::from(floor[r]) * ONE)
 }
 
-/// Moves a claim along its path of this phase up to a level; at the end of the path it stays. Returns the level at which the path ends.
+/// Moves a claim along its path of this phase up to a level; at the end of the path it stays. Returns the level at
+/// which the path ends.
 fn walk(claim: &Claim, state: &mut State, whole: &[Vec<u128>; 2], level: u128) -> u128 {
     let mut start = 0;
     while state.is_open.contains(&true) {

@@ -1,4 +1,5 @@
-//! Random clusters over a day of virtual time: no going round, nothing reserved broken by an eviction, no budget broken, and entitled pods do not wait for ever.
+//! Random clusters over a day of virtual time: no going round, nothing reserved broken by an eviction, no budget
+//! broken, and entitled pods do not wait for ever.
 
 use plimsoll_core::arbitration::amounts::Resources;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Options, Pod};
@@ -12,7 +13,8 @@ const TERMS: Terms = Terms {
     turn: 60,
 };
 
-/// A cluster of up to six nodes and seven namespaces, some in groups, with reservations, bounds and budgets; and a load that is from half to twice of it.
+/// A cluster of up to six nodes and seven namespaces, some in groups, with reservations, bounds and budgets; and a load
+/// that is from half to twice of it.
 fn cluster(seed: u64) -> (Cluster, Vec<Stream>) {
     let mut numbers = Numbers::new(seed);
     let resources = Resources::new(["cpu", "memory", "pods"].map(str::to_owned)).unwrap();
@@ -172,7 +174,8 @@ fn a_day_keeps_every_promise() {
     );
 }
 
-/// `REHEARSALS=10000 cargo test --release -p plimsoll-core --test arbitration rehearsed -- --ignored --nocapture`; `REHEARSALS_FROM` is the first seed.
+/// `REHEARSALS=10000 cargo test --release -p plimsoll-core --test arbitration rehearsed -- --ignored --nocapture`;
+/// `REHEARSALS_FROM` is the first seed.
 #[test]
 #[ignore = "minutes"]
 fn many_days_keep_every_promise() {

@@ -134,7 +134,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Whether the pod's namespace could run it once more, within what it deserves. Not of a victim's, until more are evicted from the same namespace.
+    /// Whether the pod's namespace could run it once more, within what it deserves. Not of a victim's, until more are
+    /// evicted from the same namespace.
     fn is_entitled(&self, pod: usize) -> bool {
         let pod = &self.cluster.pods[pod];
         let deserved = &self.cycle.deserved.amounts[pod.namespace];
@@ -308,7 +309,8 @@ pub(crate) fn check_order(cluster: &Cluster, seed: u64) -> Result<(), TestCaseEr
     Ok(())
 }
 
-/// Cycle after cycle, 100 s apart, with every victim made anew as a pending pod: after a while there is nothing more to evict.
+/// Cycle after cycle, 100 s apart, with every victim made anew as a pending pod: after a while there is nothing more to
+/// evict.
 pub(crate) fn check_rest(mut cluster: Cluster) -> Result<(), TestCaseError> {
     for cycle in 0..60 {
         let steps = arbitrate(&cluster).steps;

@@ -1,4 +1,5 @@
-//! What holds for admission whatever the objects: it is idempotent, it counts what is there, and a refusal counts nothing.
+//! What holds for admission whatever the objects: it is idempotent, it counts what is there, and a refusal counts
+//! nothing.
 
 use std::collections::BTreeMap;
 
@@ -337,7 +338,8 @@ fn a_resize_changes_cpu_and_memory_alone() {
     );
 }
 
-/// 1.36 refuses a restart of a container that ends before the others start; a pod that has one keeps it, and is not resized there.
+/// 1.36 refuses a restart of a container that ends before the others start; a pod that has one keeps it, and is not
+/// resized there.
 #[test]
 fn resize_policies_of_new_and_old_pods() {
     let with = |more: Value| {

@@ -1,7 +1,8 @@
-//! CPU time from outside: pods on a model of the kernel's bandwidth control, one reading a second, decisions carried out.
+//! CPU time from outside: pods on a model of the kernel's bandwidth control, one reading a second, decisions carried
+//! out.
 //!
-//! The model is that of kernel/sched/fair.c: at each period a cgroup gets its quota, keeps of earlier ones what it did not use up to its burst, and
-//! is throttled when it wants more than it has. What it could not do it does later.
+//! The model is that of kernel/sched/fair.c: at each period a cgroup gets its quota, keeps of earlier ones what it did
+//! not use up to its burst, and is throttled when it wants more than it has. What it could not do it does later.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -215,7 +216,8 @@ impl Node {
         }
     }
 
-    /// As the kernel would: cgroup v1 refuses a child that may use more than its parent, every version a burst above the quota.
+    /// As the kernel would: cgroup v1 refuses a child that may use more than its parent, every version a burst above
+    /// the quota.
     fn carry_out(&mut self, decision: &Decision) {
         match decision {
             Decision::SetCpu {
@@ -603,7 +605,8 @@ fn suppress() -> CpuSuppress {
     CpuSuppress::default()
 }
 
-/// A node with a service that waits so much of the time, BestEffort pods that would take all, and a critical one and the agent's among them.
+/// A node with a service that waits so much of the time, BestEffort pods that would take all, and a critical one and
+/// the agent's among them.
 fn crowded(waits: u64) -> Node {
     let mut node = Node::new(EngineConfig {
         exempt_uids: ["agent".into()].into(),

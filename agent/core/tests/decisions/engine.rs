@@ -257,7 +257,8 @@ fn memory_that_lingers_in_an_empty_cgroup_holds_up_only_for_a_while() {
 fn a_pod_lingers_only_by_a_figure_that_was_read_after_the_wait() {
     let mut node = with_hog_leaving();
     node.empty("hog");
-    // The agent was late, and what it attends to first is not a sample: its newest figure is from before the pod was empty.
+    // The agent was late, and what it attends to first is not a sample: its newest figure is from before the pod was
+    // empty.
     node.now_ns += LINGER_AFTER_EMPTY_NS;
     let web = PodUid::from("web");
     let decisions = node.step(EventKind::PodRunning { uid: web });
@@ -630,8 +631,8 @@ fn the_timer_follows_headroom_and_growth() {
     );
 }
 
-/// What is too old in an urgent sample of a node with two pods. Each pod: name, request, usage at its last full reading, inactive
-/// file pages then, usage now, all Mi.
+/// What is too old in an urgent sample of a node with two pods. Each pod: name, request, usage at its last full
+/// reading, inactive file pages then, usage now, all Mi.
 fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> {
     let mut node = Node::new(vec![hard(Signal::MemoryAvailable, 100)]);
     let mut sample = Sample {

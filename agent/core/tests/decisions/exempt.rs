@@ -200,8 +200,8 @@ fn take(node: &mut Node, happens: &Happens) -> Vec<Decision> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Not evicted, ended, killed, reclaimed from, held, notified; nor in the order that is left in the kernel. That it is not held back for CPU
-    /// time either: `cpu.rs`.
+    /// Not evicted, ended, killed, reclaimed from, held, notified; nor in the order that is left in the kernel. That it
+    /// is not held back for CPU time either: `cpu.rs`.
     #[test]
     fn the_agents_pod_is_in_no_decision(
         targeted: bool,

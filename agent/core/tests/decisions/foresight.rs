@@ -1,4 +1,5 @@
-//! Out of memory, foreseen, on a model of a machine: the engine sees it only when it asked to look or when the kernel reports.
+//! Out of memory, foreseen, on a model of a machine: the engine sees it only when it asked to look or when the kernel
+//! reports.
 
 use std::sync::Arc;
 
@@ -218,7 +219,8 @@ fn any_sight() -> impl Strategy<Value = Sight> {
     prop_oneof![Just(Sight::Kernel), Just(Sight::Timer)]
 }
 
-/// A machine on which so much is left, with page cache and without, and with watermarks as they are by default, or larger.
+/// A machine on which so much is left, with page cache and without, and with watermarks as they are by default, or
+/// larger.
 fn machine(capacity_gi: u64, left: u64, cache_share: u64, min_share: u64) -> Machine {
     let capacity = capacity_gi * GI;
     let min = capacity / min_share;
@@ -238,7 +240,8 @@ fn machine(capacity_gi: u64, left: u64, cache_share: u64, min_share: u64) -> Mac
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// 2 MB/s to 1 GB/s: the hog is evicted before the kernel has to kill, early enough for its memory to be back, and not long before.
+    /// 2 MB/s to 1 GB/s: the hog is evicted before the kernel has to kill, early enough for its memory to be back, and
+    /// not long before.
     #[test]
     fn a_ramp_ends_before_the_kernel_kills(
         sight in any_sight(),
@@ -306,7 +309,8 @@ proptest! {
         prop_assert!(outcome.evicted.is_none(), "{:?}", outcome.evicted);
     }
 
-    /// Pods take and give back, quicker than any trend: no pod is evicted. (A timer alone can be in step with such a load.)
+    /// Pods take and give back, quicker than any trend: no pod is evicted. (A timer alone can be in step with such a
+    /// load.)
     #[test]
     fn a_flapping_load_is_no_trend(period_ms in 4u64..60, mb_per_ms in 1u64..4, capacity_gi in 2u64..=16) {
         let machine = machine(capacity_gi, period_ms * mb_per_ms * 1_000_000 + 16 * MI, 10, 400);

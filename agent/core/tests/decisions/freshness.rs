@@ -1,4 +1,5 @@
-//! No pod is evicted because of an old figure: when the agent has read what the engine asked for, the victims are those that new figures choose.
+//! No pod is evicted because of an old figure: when the agent has read what the engine asked for, the victims are those
+//! that new figures choose.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ use crate::node::{MI, Node, S, hard, names};
 /// `memory.available` of the one hard threshold, Mi.
 const THRESHOLD: u64 = 500;
 
-/// A pod at its last full reading and now, Mi: in use and inactive page cache. Both move in one direction, if the reading is recent.
+/// A pod at its last full reading and now, Mi: in use and inactive page cache. Both move in one direction, if the
+/// reading is recent.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     age_ms: u32,
@@ -302,7 +304,8 @@ fn samples() -> impl Strategy<Value = Vec<Taken>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// From any state, with any options: when the agent has followed the question, the victims are those of figures that are all new.
+    /// From any state, with any options: when the agent has followed the question, the victims are those of figures
+    /// that are all new.
     #[test]
     fn the_victims_are_those_of_new_figures(
         targeted: bool,

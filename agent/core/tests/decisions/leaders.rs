@@ -117,7 +117,8 @@ impl Machine {
     }
 }
 
-/// The sample that an agent makes of the full one, and how many pods it reads. `old`: what it knows of page cache from before, for each pod.
+/// The sample that an agent makes of the full one, and how many pods it reads. `old`: what it knows of page cache from
+/// before, for each pod.
 fn followed(
     engine: &mut Engine,
     full: &Sample,
@@ -466,7 +467,8 @@ fn only(name: &str) -> BTreeSet<String> {
 
 #[test]
 fn of_a_hundred_pods_few_are_read() {
-    // More than all others together. So much was charged since that this does not tell; the kubepods cgroup, which is read with the second, does.
+    // More than all others together. So much was charged since that this does not tell; the kubepods cgroup, which is
+    // read with the second, does.
     let (mut node, machine) = crowd(1200);
     let (gone, read) = urgent(&mut node, &machine, &Clone::clone);
     assert_eq!(gone, only("p0042"));

@@ -70,7 +70,8 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
     }
 }
 
-/// Who has more names than are counted hides nothing by it: when the disk runs short it is the first to go, as a pod without statistics.
+/// Who has more names than are counted hides nothing by it: when the disk runs short it is the first to go, as a pod
+/// without statistics.
 #[test]
 fn a_pod_whose_count_ended_early_goes_first_for_the_disk() {
     for (is_cut, first) in [(false, "large"), (true, "hider")] {

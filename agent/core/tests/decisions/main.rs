@@ -1,4 +1,5 @@
-//! What the core decides, as its callers see it. All of it is one program of tests: each program compiles the engine's generic code once more.
+//! What the core decides, as its callers see it. All of it is one program of tests: each program compiles the engine's
+//! generic code once more.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod admission;

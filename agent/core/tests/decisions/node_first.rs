@@ -291,9 +291,10 @@ fn other(happens: &Happens) -> EventKind {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Step by step, from any state: where no pods are needed the decisions are those of the full sample, and so is what the kernel is left with
-    /// of the last line's amounts. And a history in which pods are read only where they are needed takes the decisions of one in which they
-    /// are always read; but the usage of a pod that was *removed*, or that its kubelet ends, may be slightly older when its end began.
+    /// Step by step, from any state: where no pods are needed the decisions are those of the full sample, and so is
+    /// what the kernel is left with of the last line's amounts. And a history in which pods are read only where they
+    /// are needed takes the decisions of one in which they are always read; but the usage of a pod that was *removed*,
+    /// or that its kubelet ends, may be slightly older when its end began.
     #[test]
     fn decisions_do_not_depend_on_pods_that_are_not_needed(
         config in configs(),

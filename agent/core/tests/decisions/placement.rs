@@ -329,7 +329,8 @@ fn what_cannot_grow_keeps_what_it_has_and_grows_when_there_is_room() {
     );
 }
 
-/// Two containers of a Guaranteed pod that its kubelet has admitted, with CPUs and MiB of memory, and whether the kubelet has allocated them.
+/// Two containers of a Guaranteed pod that its kubelet has admitted, with CPUs and MiB of memory, and whether the
+/// kubelet has allocated them.
 fn two_containers(amounts: [(&str, u32, bool); 2]) -> EventKind {
     let container = |(name, (cpus, mib, is_allocated)): (&str, (&str, u32, bool))| {
         let amounts = json!({"cpu": cpus, "memory": format!("{mib}Mi")});
@@ -350,7 +351,8 @@ fn two_containers(amounts: [(&str, u32, bool); 2]) -> EventKind {
     EventKind::PodApplied { pod }
 }
 
-/// An owner can write any amount into a pod; of a container that was never made the kubelet does not say what it has allocated.
+/// An owner can write any amount into a pod; of a container that was never made the kubelet does not say what it has
+/// allocated.
 #[test]
 fn what_the_kubelet_has_not_allocated_is_not_given() {
     let start = |node: &mut Node, saved: Option<Assignments>| {

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 
 use crate::node::{MI, Memory, Node, S, evicted, hard, names};
 
-/// No pod is evicted while reclaiming active page cache suffices; when it does not, page cache does not count as usage of a pod.
+/// No pod is evicted while reclaiming active page cache suffices; when it does not, page cache does not count as usage
+/// of a pod.
 #[test]
 fn page_cache_is_neither_used_nor_anyones_fault() {
     let node = |availability| {
@@ -90,7 +91,8 @@ const IDLE: [Memory<'static>; 3] = [
     ("quiet", 10, 0, 0),
 ];
 
-/// Three pods: `busy` takes what it requested, `hungry` more than that, `quiet` has the lowest name of all and does nothing.
+/// Three pods: `busy` takes what it requested, `hungry` more than that, `quiet` has the lowest name of all and does
+/// nothing.
 fn three(threshold: Threshold) -> Node {
     let mut node = Node::new(vec![threshold], EvictionOptions::kubelet());
     node.pod("busy", json!({"cpu": "4"}), json!({}));

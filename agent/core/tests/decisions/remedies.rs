@@ -1,4 +1,5 @@
-//! Stages before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not wait for it does not.
+//! Stages before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not
+//! wait for it does not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -739,7 +740,8 @@ fn busy(remedies: Option<Remedies>, hard_mi: u64, soft_mi: u64) -> Node {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever happens: one pod at a time, in order, within budgets, never an exempt one, and every held pod is released.
+    /// Whatever happens: one pod at a time, in order, within budgets, never an exempt one, and every held pod is
+    /// released.
     #[test]
     fn stages_end(
         events in prop::collection::vec((happens(), 0..400 * MS), 1..120),
@@ -778,8 +780,8 @@ proptest! {
         prop_assert_eq!(watch.held, None);
     }
 
-    /// A ramp that would use up what the kernel has before the first budget: the same decisions as without remedies, up to the
-    /// eviction and with it.
+    /// A ramp that would use up what the kernel has before the first budget: the same decisions as without remedies, up
+    /// to the eviction and with it.
     #[test]
     fn a_fast_ramp_is_answered_as_without_remedies(
         hard_mi in 50u64..400,

@@ -22,8 +22,8 @@ fn node() -> Node {
     node
 }
 
-/// Samples every 50 ms for a while; others take so much in each. The cgroup of a pod that is stuck is looked at again each second, as
-/// the agent does. Returns the evictions and their times.
+/// Samples every 50 ms for a while; others take so much in each. The cgroup of a pod that is stuck is looked at again
+/// each second, as the agent does. Returns the evictions and their times.
 fn run(node: &mut Node, for_ns: u64, taken_bytes: u64, log: &mut Vec<(u64, Decision)>) {
     let end_ns = node.now_ns + for_ns;
     let mut second = node.engine.state().pods[&"second".into()].running;

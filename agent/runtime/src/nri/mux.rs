@@ -1,11 +1,13 @@
 //! What goes over the socket of NRI: frames of its multiplexer, and in them messages of ttrpc. No I/O.
 //!
-//! **Problem.** Two connections share one socket (containerd/nri, pkg/net/multiplex): on one the runtime calls the plugin, on the other the plugin the runtime. A length
-//! comes before what it counts, in each of two layers, and may be a lie. **Approach.** [`Mux::take`] is given bytes as they come, however they are cut. A length is compared with its bound
-//! before a byte after it is kept, and memory is taken only for bytes that have come.
+//! **Problem.** Two connections share one socket (containerd/nri, pkg/net/multiplex): on one the runtime calls the
+//! plugin, on the other the plugin the runtime. A length comes before what it counts, in each of two layers, and may be
+//! a lie. **Approach.** [`Mux::take`] is given bytes as they come, however they are cut. A length is compared with its
+//! bound before a byte after it is kept, and memory is taken only for bytes that have come.
 //!
-//! **Terms.** *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*: ten bytes (length, stream, kind, flags;
-//! big endian), then so many bytes (containerd/ttrpc, channel.go); it may begin and end anywhere in a frame.
+//! **Terms.** *frame*: eight bytes (connection, length; big endian), then so many bytes of that connection. *message*:
+//! ten bytes (length, stream, kind, flags; big endian), then so many bytes (containerd/ttrpc, channel.go); it may begin
+//! and end anywhere in a frame.
 
 /// Bytes of a message at most, its header not counted: ttrpc's own bound (`messageLengthMax`).
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -13,7 +15,8 @@ const MESSAGE_HEADER_BYTES: usize = 10;
 const FRAME_HEADER_BYTES: usize = 8;
 /// Bytes of a frame that is read, at most: the multiplexer's own bound (`maxPayloadSize`).
 const FRAME_BYTES_MAX: usize = MESSAGE_HEADER_BYTES + MESSAGE_BYTES_MAX;
-/// Bytes of a frame that is written, at most. The other end's reader has a buffer of so many bytes (Go's `bufio`) and fails on a frame that is longer than what it offers.
+/// Bytes of a frame that is written, at most. The other end's reader has a buffer of so many bytes (Go's `bufio`) and
+/// fails on a frame that is longer than what it offers.
 const WRITTEN_BYTES_MAX: usize = 4096;
 
 /// One of the two connections.

@@ -1,6 +1,7 @@
 //! The plugin's end of the runtime's socket: it registers, is configured, and answers.
 //!
-//! The order is the runtime's (containerd/nri, pkg/adaptation/plugin.go): the plugin registers, the runtime configures it, tells it of all containers, and from then on asks.
+//! The order is the runtime's (containerd/nri, pkg/adaptation/plugin.go): the plugin registers, the runtime configures
+//! it, tells it of all containers, and from then on asks.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -38,15 +39,18 @@ const FAILED_PRECONDITION: i32 = 9;
 const UNIMPLEMENTED: i32 = 12;
 /// To connect, and to write one answer.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// From the connection until the runtime has told of its containers: it registers one plugin at a time, each of which may take 5 s and more.
+/// From the connection until the runtime has told of its containers: it registers one plugin at a time, each of which
+/// may take 5 s and more.
 const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
 /// A message that has begun is whole in this time.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
-/// A runtime to which there is no connection is away or starts: what it makes before the plugin is there is made without. To try costs one call of the system.
+/// A runtime to which there is no connection is away or starts: what it makes before the plugin is there is made
+/// without. To try costs one call of the system.
 const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
-/// The first pause after a connection that has ended, and the longest, after so many that ended soon: a runtime that does not take the plugin.
+/// The first pause after a connection that has ended, and the longest, after so many that ended soon: a runtime that
+/// does not take the plugin.
 const AGAIN_FIRST: Duration = Duration::from_millis(250);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 /// A connection that was of use for so long has not ended soon.

@@ -67,7 +67,8 @@ impl Runtime {
         };
         let configured = runtime.call("Configure", &configure).await;
         let configured = nri::ConfigureResponse::decode(&configured.payload[..]).unwrap();
-        // CREATE_CONTAINER, UPDATE_CONTAINER, POST_UPDATE_CONTAINER: each further event would be one more thing that a container's start waits for.
+        // CREATE_CONTAINER, UPDATE_CONTAINER, POST_UPDATE_CONTAINER: each further event would be one more thing that a
+        // container's start waits for.
         assert_eq!(configured.events, 0b1_1000_1000);
         for more in [true, false] {
             let request = nri::SynchronizeRequest { more };

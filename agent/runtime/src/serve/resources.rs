@@ -1,4 +1,5 @@
-//! What the kubelet has given to containers, asked every second and when the agent wants to know it, and sent to the agent as it changes, over the socket that is standard input.
+//! What the kubelet has given to containers, asked every second and when the agent wants to know it, and sent to the
+//! agent as it changes, over the socket that is standard input.
 
 use std::io;
 use std::path::Path;

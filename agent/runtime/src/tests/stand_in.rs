@@ -51,7 +51,8 @@ impl Drop for StandIn {
 }
 
 impl StandIn {
-    /// `answers`: what it does about a call, by its path (`/runtime.v1.RuntimeService/Version`) and the request's bytes.
+    /// `answers`: what it does about a call, by its path (`/runtime.v1.RuntimeService/Version`) and the request's
+    /// bytes.
     pub(crate) fn start(answers: impl Fn(&str, &[u8]) -> Answer + Send + Sync + 'static) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("runtime.sock");

@@ -1,7 +1,8 @@
 //! A real containerd of a test's own, on this host.
 //!
-//! containerd and runc are Debian bookworm's, as `cargo xtask kubernetes node` has fetched them (`PLIMSOLL_CONTAINERD` names another folder with
-//! `containerd/usr/bin` and `runc/usr/sbin`), and busybox is the guests'. Where they are not there, or this is not root, what needs them is left out.
+//! containerd and runc are Debian bookworm's, as `cargo xtask kubernetes node` has fetched them (`PLIMSOLL_CONTAINERD`
+//! names another folder with `containerd/usr/bin` and `runc/usr/sbin`), and busybox is the guests'. Where they are not
+//! there, or this is not root, what needs them is left out.
 #![allow(
     dead_code,
     reason = "each program of tests takes what it needs of this"
@@ -381,7 +382,8 @@ pub(crate) async fn run_pod(
     made.into_inner().pod_sandbox_id
 }
 
-/// Tries to end a pod, as a kubelet does, which tries again as well: a runtime may still be at what was asked of it before.
+/// Tries to end a pod, as a kubelet does, which tries again as well: a runtime may still be at what was asked of it
+/// before.
 const STOP_TRIES: usize = 20;
 
 /// Ends and removes it.

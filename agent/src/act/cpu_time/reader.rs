@@ -179,7 +179,8 @@ impl Reader {
     }
 }
 
-/// A line per CPU: `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`; guests are in `user` already.
+/// A line per CPU: `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`; guests are in `user`
+/// already.
 fn parse_stat(text: &[u8], exclusive: &CpuSet) -> Option<SharedCpus> {
     let mut shared = SharedCpus::default();
     for line in text.split(|byte| *byte == b'\n') {
@@ -256,7 +257,8 @@ impl Look<'_> {
                 let list = pod.dir.join(&**name).join(self.task_list());
                 let times = match cgroup.tasks.read(self.host, &list) {
                     Ok(times) => times,
-                    // Since the line above. Forgetting the whole pod would take what was written in its other cgroups for their own.
+                    // Since the line above. Forgetting the whole pod would take what was written in its other cgroups
+                    // for their own.
                     Err(error) if error.is_vanished() && !name.is_empty() => {
                         gone.push(Arc::clone(name));
                         continue;

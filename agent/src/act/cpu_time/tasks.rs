@@ -1,8 +1,9 @@
 //! CPU time and waiting of a cgroup, summed over its tasks: where no file of the cgroup says it.
 //!
-//! **Problem.** cgroup v1 has no pressure files, and no CPU time where `cpuacct` is mounted elsewhere; nor has v2 the first with `psi=0`. **Approach.**
-//! `/proc/TID/schedstat` of each task has both since the task began (Documentation/scheduler/sched-stats.rst). What a task gained between two looks
-//! is added to totals that only grow; what it did after the last look before its end is missing.
+//! **Problem.** cgroup v1 has no pressure files, and no CPU time where `cpuacct` is mounted elsewhere; nor has v2 the
+//! first with `psi=0`. **Approach.** `/proc/TID/schedstat` of each task has both since the task began
+//! (Documentation/scheduler/sched-stats.rst). What a task gained between two looks is added to totals that only grow;
+//! what it did after the last look before its end is missing.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -4,7 +4,8 @@ use std::path::Path;
 use super::*;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
 
-/// A control file cuts what it had before; a file in a temporary directory keeps the tail, so all numbers here are of one length.
+/// A control file cuts what it had before; a file in a temporary directory keeps the tail, so all numbers here are of
+/// one length.
 const MAX: &str = "050000 100000";
 
 struct Node {

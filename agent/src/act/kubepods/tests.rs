@@ -14,7 +14,8 @@ fn text(host: &HostRoot, path: &str) -> String {
     std::fs::read_to_string(host.path(path)).unwrap()
 }
 
-/// A machine of 8 GiB, four CPUs and 1 GiB of huge pages. The kernel makes control files with the directory; here the test does.
+/// A machine of 8 GiB, four CPUs and 1 GiB of huge pages. The kernel makes control files with the directory; here the
+/// test does.
 fn machine_of(host: &HostRoot, dirs: &[&str], files: &[(&str, &str)]) {
     file(
         host,

@@ -1,7 +1,8 @@
 //! How much of the loop's time looking at processes takes in one go.
 //!
-//! A pod decides how many processes it has: to open the scores of 16,000 takes half a second, and to write one of them 2.4 ms where they share their memory, since
-//! the kernel then goes over all processes of the machine (fs/proc/base.c, `__set_oom_adj`).
+//! A pod decides how many processes it has: to open the scores of 16,000 takes half a second, and to write one of them
+//! 2.4 ms where they share their memory, since the kernel then goes over all processes of the machine (fs/proc/base.c,
+//! `__set_oom_adj`).
 
 use crate::host::clock::now_ns;
 

@@ -1,4 +1,5 @@
-//! On a fake procfs whose files behave as the kernel's do as far as reading and writing goes; and with real processes, which fork.
+//! On a fake procfs whose files behave as the kernel's do as far as reading and writing goes; and with real processes,
+//! which fork.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -388,7 +389,8 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
     assert_eq!((turns, fake.scores.counts().written), (3, 300));
 }
 
-/// Of a pod with very many processes a turn looks at a few, and the next one goes on after those: at the first look, for a new score, and when nothing is to do.
+/// Of a pod with very many processes a turn looks at a few, and the next one goes on after those: at the first look,
+/// for a new score, and when nothing is to do.
 #[test]
 fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
     const COUNT: u32 = 4_000;
@@ -483,7 +485,8 @@ fn a_review_that_finds_all_right_reads_each_cgroup_once() {
     fake.look(1, 100);
     assert_eq!((fake.adj(11), fake.adj(12)), (900, 900));
     assert_eq!(review(&mut fake, 2), 4, "of four cgroups");
-    // Privilege has lowered one: what it forks until it is put right has the low score, too. One reading for the proof, one for what was forked.
+    // Privilege has lowered one: what it forks until it is put right has the low score, too. One reading for the proof,
+    // one for what was forked.
     fake.set(12, 5);
     assert_eq!(review(&mut fake, 3), 4 + 2);
     assert_eq!(fake.adj(12), 900);

@@ -1,8 +1,10 @@
 //! Sets that the runtime was answered when it made a container (NRI), and writes for us.
 //!
-//! **Problem.** The answer is of the moment at which the runtime asks. It writes the set when it starts the container, some time after its cgroup has appeared and after the first look at it: by then the pool may be
-//! another one, and a set that nobody wants any more would be taken for somebody else's. **Approach.** What was answered is kept with the container's id ([`Answered`]). After
-//! the first look at its cgroup there are two more ([`LOOK_AGAIN`]), until one finds nothing to be put right ([`Settling`]).
+//! **Problem.** The answer is of the moment at which the runtime asks. It writes the set when it starts the container,
+//! some time after its cgroup has appeared and after the first look at it: by then the pool may be another one, and a
+//! set that nobody wants any more would be taken for somebody else's. **Approach.** What was answered is kept with the
+//! container's id ([`Answered`]). After the first look at its cgroup there are two more ([`LOOK_AGAIN`]), until one
+//! finds nothing to be put right ([`Settling`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +18,8 @@ use super::cgroups::Container;
 use super::outcome::Outcome;
 use crate::host::cgroup::CgroupPath;
 
-/// After the first look at a container's cgroup: a runtime writes the set within some milliseconds, on a busy node perhaps within a second or two.
+/// After the first look at a container's cgroup: a runtime writes the set within some milliseconds, on a busy node
+/// perhaps within a second or two.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Of each pod, by the ids of its containers.

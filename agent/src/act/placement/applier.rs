@@ -3,15 +3,16 @@
 //! One turn ([`Applier::apply`]), all of it while no container can be started by `exec`:
 //! 1. the checkpoint says what is to be, and what was;
 //! 2. each container is found, and what it runs on is read;
-//! 3. [`cpuset_order`] says who leaves, and who arrives; CPUs, then NUMA nodes, whose pages may take long to move, then quotas and interrupts;
+//! 3. [`cpuset_order`] says who leaves, and who arrives; CPUs, then NUMA nodes, whose pages may take long to move, then
+//!    quotas and interrupts;
 //! 4. the checkpoint says that it is so.
 //!
-//! Where the checkpoint cannot be written, what it has is carried out in place of what is wanted: nobody gets CPUs that the next agent would not know of, and containers that came
-//! since are kept off the exclusive CPUs of others.
+//! Where the checkpoint cannot be written, what it has is carried out in place of what is wanted: nobody gets CPUs that
+//! the next agent would not know of, and containers that came since are kept off the exclusive CPUs of others.
 //!
-//! A container that cannot be moved away keeps its CPUs from whoever should arrive there: that one stays where it is, and both are reported and tried
-//! again. Of one whose cpuset cannot even be read nobody knows where it runs: it is reported, and does not keep the others from their places. A turn
-//! in which everything is right writes nothing.
+//! A container that cannot be moved away keeps its CPUs from whoever should arrive there: that one stays where it is,
+//! and both are reported and tried again. Of one whose cpuset cannot even be read nobody knows where it runs: it is
+//! reported, and does not keep the others from their places. A turn in which everything is right writes nothing.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -104,8 +105,9 @@ impl Applier {
     /// Opens it, and puts back the interrupts that a dead agent has moved. Returns also what could not be put back.
     ///
     /// # Errors
-    /// [`PlacementError::OtherOwner`] without a kubelet's tree, when a kubelet does this; a ledger that cannot be opened. Beside a kubelet that is no error here:
-    /// [`Applier::apply`] asks each time, and does nothing while the kubelet does this, or nobody knows.
+    /// [`PlacementError::OtherOwner`] without a kubelet's tree, when a kubelet does this; a ledger that cannot be
+    /// opened. Beside a kubelet that is no error here: [`Applier::apply`] asks each time, and does nothing while the
+    /// kubelet does this, or nobody knows.
     pub fn open(paths: NodePaths, options: Options) -> Result<(Self, Vec<String>), PlacementError> {
         let sets = paths.kubelet.is_some();
         let sets = sets.then(|| Sets::open(&paths.host, &paths.state_dir));
@@ -147,7 +149,8 @@ impl Applier {
         &self.foreign.ids
     }
 
-    /// The kubelet places from now on, and this agent does not: nothing of what it has placed is left for it to go on from. Whether it is so.
+    /// The kubelet places from now on, and this agent does not: nothing of what it has placed is left for it to go on
+    /// from. Whether it is so.
     ///
     /// # Errors
     /// [`PlacementError`].
@@ -175,7 +178,8 @@ impl Applier {
         Ok((self.seen.replace(usable) != Some(usable)).then_some(usable))
     }
 
-    /// Whether the next [`Applier::look_at_machine`] has something to say. While it cannot be told, as far as anybody knows it has not.
+    /// Whether the next [`Applier::look_at_machine`] has something to say. While it cannot be told, as far as anybody
+    /// knows it has not.
     pub fn has_machine_changed(&self) -> bool {
         Usable::read(&self.paths).is_ok_and(|usable| self.seen != Some(usable))
     }
@@ -324,7 +328,8 @@ impl Applier {
         outcome.not_kept_for_kubelet = kept.err().map(|error| error.to_string());
     }
 
-    /// Ends the placement: all containers run on all CPUs, with memory from any node. Interrupts are put back. Nothing is done where none is in force.
+    /// Ends the placement: all containers run on all CPUs, with memory from any node. Interrupts are put back. Nothing
+    /// is done where none is in force.
     ///
     /// # Errors
     /// As [`Applier::apply`].
@@ -419,7 +424,8 @@ impl Applier {
         Ok(containers)
     }
 
-    /// Counts the sets that are not as we wrote them. Returns the cgroup that somebody else wrote to before, and does no more.
+    /// Counts the sets that are not as we wrote them. Returns the cgroup that somebody else wrote to before, and does
+    /// no more.
     fn notice_rewriting(
         &mut self,
         containers: &[Container],
@@ -437,7 +443,8 @@ impl Applier {
             let Ok(theirs) = runs_on(container, usable) else {
                 continue;
             };
-            // v1 takes CPUs out of sets when they go offline, and does not give them back. On v2 they stay in what is written.
+            // v1 takes CPUs out of sets when they go offline, and does not give them back. On v2 they stay in what is
+            // written.
             let is_as_written = theirs & usable == ours.cpus & usable;
             if is_as_written || ours.id != container.id || has_changed {
                 ours.rewritten = 0;
@@ -523,7 +530,8 @@ impl Applier {
             .collect()
     }
 
-    /// crun writes the sets of a specification into a cgroup below a scope as well: there they are to be those of the scope. What there was is in the ledger ([`Sets::note`]).
+    /// crun writes the sets of a specification into a cgroup below a scope as well: there they are to be those of the
+    /// scope. What there was is in the ledger ([`Sets::note`]).
     fn follow(
         &self,
         container: &Container,
@@ -692,7 +700,8 @@ impl Applier {
     }
 }
 
-/// Somebody else manages cpusets from now on: what they do not write is not to stay ours, and the checkpoint is not to be gone on from when they have ended.
+/// Somebody else manages cpusets from now on: what they do not write is not to stay ours, and the checkpoint is not to
+/// be gone on from when they have ended.
 fn leave_to(
     owner: &OtherOwner,
     paths: &NodePaths,

@@ -1,10 +1,11 @@
 //! Beside a kubelet: which of its cgroups is which container, and what their sets were before.
 //!
-//! **Problem.** A runtime names a container's cgroup by an id, and the API server says whose that is only when the container runs. The cgroups are the
-//! runtime's: none may be made or moved, and what is written has to be undone when nothing is placed any more. **Approach.** A cgroup is a container's by the
-//! ids that the API, or the runtime (NRI), has told ([`Names`]). One that nobody has named, and that runs on just what a container of its pod holds, is that
-//! container ([`claim`]): an agent that was started anew moves nobody. All others share the pool, the sandbox too. Before a set is first written, a line
-//! in a ledger says what it was ([`Sets`]).
+//! **Problem.** A runtime names a container's cgroup by an id, and the API server says whose that is only when the
+//! container runs. The cgroups are the runtime's: none may be made or moved, and what is written has to be undone when
+//! nothing is placed any more. **Approach.** A cgroup is a container's by the ids that the API, or the runtime (NRI),
+//! has told ([`Names`]). One that nobody has named, and that runs on just what a container of its pod holds, is that
+//! container ([`claim`]): an agent that was started anew moves nobody. All others share the pool, the sandbox too.
+//! Before a set is first written, a line in a ledger says what it was ([`Sets`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ use crate::pods::names::{KubeletTree, container_id};
 
 /// Its ledger, in the state directory.
 pub const CPUSETS_LEDGER: &str = "cpusets.jsonl";
-/// Space that it reserves for lines to come, bytes: some two hundred. A container that comes while the state directory is full must still be moved off others' exclusive CPUs.
+/// Space that it reserves for lines to come, bytes: some two hundred. A container that comes while the state directory
+/// is full must still be moved off others' exclusive CPUs.
 const RESERVE_BYTES: u64 = 64 << 10;
 /// After so many lines those of files that have gone are taken out.
 const FORGET_EVERY: u32 = 256;
@@ -39,7 +41,8 @@ const FORGET_EVERY: u32 = 256;
 /// The names of containers by their ids, of pods in which a container holds something.
 pub type Names = BTreeMap<PodUid, BTreeMap<String, String>>;
 
-/// All cgroups in those of a kubelet's pods. One of which the name is not known is called as its directory, which names no container: it is an id.
+/// All cgroups in those of a kubelet's pods. One of which the name is not known is called as its directory, which names
+/// no container: it is an id.
 pub(super) fn list(
     mounts: &CgroupMounts,
     tree: &KubeletTree,
@@ -75,7 +78,8 @@ pub(super) fn list(
     Ok(found)
 }
 
-/// Names the containers that run on just what a container of their pod holds by the first of these, or held by the next: a change may not have reached it.
+/// Names the containers that run on just what a container of their pod holds by the first of these, or held by the
+/// next: a change may not have reached it.
 pub(super) fn claim(containers: &mut [Container], known: &[&Assignments]) {
     for container in containers {
         let is_named = known
@@ -170,7 +174,8 @@ impl Sets {
         })
     }
 
-    /// Sees to it that the container has a cpuset: on v2 the controller is enabled above it, where the runtime has not had that done.
+    /// Sees to it that the container has a cpuset: on v2 the controller is enabled above it, where the runtime has not
+    /// had that done.
     pub(super) fn adopt(
         &mut self,
         mounts: &CgroupMounts,
@@ -188,8 +193,9 @@ impl Sets {
         Ok(())
     }
 
-    /// Before anything is written: a set that the runtime has written for us (NRI), as it was answered or as any of these has it, is to be none when it is undone. What else crun has
-    /// written below the container's own cgroup is to be put back there. Whatever comes there later it writes with a set of ours.
+    /// Before anything is written: a set that the runtime has written for us (NRI), as it was answered or as any of
+    /// these has it, is to be none when it is undone. What else crun has written below the container's own cgroup is to
+    /// be put back there. Whatever comes there later it writes with a set of ours.
     pub(super) fn note(
         &mut self,
         container: &Container,
@@ -287,8 +293,9 @@ impl Sets {
         self.known.contains(&container.cpuset.dir().join(MEMS))
     }
 
-    /// The kubelet places from now on. Memory nodes are as they were before, except in the files of `kept`: it writes them only of containers that it starts itself, and ours would stay
-    /// for as long as a container runs. CPUs stay, and are its own: those of all its containers it writes itself, but not one that has the value that it wants.
+    /// The kubelet places from now on. Memory nodes are as they were before, except in the files of `kept`: it writes
+    /// them only of containers that it starts itself, and ours would stay for as long as a container runs. CPUs stay,
+    /// and are its own: those of all its containers it writes itself, but not one that has the value that it wants.
     pub(super) fn hand_over(
         &mut self,
         kept: impl FnOnce() -> Result<BTreeSet<PathBuf>, PlacementError>,

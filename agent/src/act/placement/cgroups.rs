@@ -1,8 +1,9 @@
 //! The containers that there are, each in a cgroup with a cpuset.
 //!
-//! **Problem.** A container that was started before a placement was in force has no cpuset of its own: on v2 the controller is not enabled for it, on
-//! v1 its processes are in the cgroup of the whole machine. **Approach.** Before anything is assigned, the controller is enabled above it (v2), or its
-//! cgroup is made in the cpuset hierarchy, with all CPUs, and its processes are moved in (v1). What is made is in the ledger of pods.
+//! **Problem.** A container that was started before a placement was in force has no cpuset of its own: on v2 the
+//! controller is not enabled for it, on v1 its processes are in the cgroup of the whole machine. **Approach.** Before
+//! anything is assigned, the controller is enabled above it (v2), or its cgroup is made in the cpuset hierarchy, with
+//! all CPUs, and its processes are moved in (v1). What is made is in the ledger of pods.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,7 +23,8 @@ use crate::pods::names::{CRUN_CONTAINER, container_id};
 
 /// How often processes that were started while others were moved are looked for.
 const PASSES_MAX: u32 = 100;
-/// Cgroups of a container that are read for that, in all passes: it makes as many as it likes, and all others wait meanwhile.
+/// Cgroups of a container that are read for that, in all passes: it makes as many as it likes, and all others wait
+/// meanwhile.
 const CGROUPS_READ_MAX: usize = 8192;
 
 /// A container's cgroup.
@@ -44,7 +46,8 @@ impl Container {
         container_id(self.path.as_path().file_name()?.to_str()?)
     }
 
-    /// Where crun has the processes of a container whose cgroup is a scope of systemd's (v2), if that has a cpuset of its own.
+    /// Where crun has the processes of a container whose cgroup is a scope of systemd's (v2), if that has a cpuset of
+    /// its own.
     pub(super) fn nested(&self) -> Option<Cpuset> {
         let directory = self.path.as_path().file_name()?.to_str()?;
         let is_scope = directory.ends_with(".scope");

@@ -1,20 +1,24 @@
-//! Who holds what, in a file: for the next agent, and for `plimsoll exec`, which starts containers beside the running one.
+//! Who holds what, in a file: for the next agent, and for `plimsoll exec`, which starts containers beside the running
+//! one.
 //!
-//! **Problem.** A container must be in the right cpuset before its first instruction, although the agent moves the others at that moment; and no
-//! file, however damaged, may keep a node from working (kubernetes#84333, #110478).
-//! **Approach.** `placement.json` is replaced as a whole. Beside it `placement.lock` (flock): the agent holds it alone from writing the file until
-//! the last cgroup is written; `exec` holds it together with other `exec`s from reading the file until the container's process is in its
-//! cgroup. So `exec` sees a placement either before or after it came into force, and the agent sees every cgroup that was made by the last one.
+//! **Problem.** A container must be in the right cpuset before its first instruction, although the agent moves the
+//! others at that moment; and no file, however damaged, may keep a node from working (kubernetes#84333, #110478).
+//! **Approach.** `placement.json` is replaced as a whole. Beside it `placement.lock` (flock): the agent holds it alone
+//! from writing the file until the last cgroup is written; `exec` holds it together with other `exec`s from reading the
+//! file until the container's process is in its cgroup. So `exec` sees a placement either before or after it came into
+//! force, and the agent sees every cgroup that was made by the last one.
 //!
-//! An `exec` that is stopped (SIGSTOP, a frozen cgroup) while it holds the lock must not keep the node from being placed. The agent waits for
-//! [`BREAK_AFTER`] and then breaks the lock: it puts a new file in the place of the old one and locks that. So `exec` looks, when its process is in
-//! its cgroup, whether its lock still counts ([`PlacementLock::is_current`]), and begins anew if not. A process that is in its cgroup before the lock is
-//! broken is seen by the agent; one that comes later sees the new placement before its first instruction.
+//! An `exec` that is stopped (SIGSTOP, a frozen cgroup) while it holds the lock must not keep the node from being
+//! placed. The agent waits for [`BREAK_AFTER`] and then breaks the lock: it puts a new file in the place of the old one
+//! and locks that. So `exec` looks, when its process is in its cgroup, whether its lock still counts
+//! ([`PlacementLock::is_current`]), and begins anew if not. A process that is in its cgroup before the lock is broken
+//! is seen by the agent; one that comes later sees the new placement before its first instruction.
 //!
-//! An agent that dies in between leaves the placement *before* in the file: then a container starts where neither needs to be alone, and the next
-//! agent finishes the work.
+//! An agent that dies in between leaves the placement *before* in the file: then a container starts where neither needs
+//! to be alone, and the next agent finishes the work.
 //!
-//! A file that is cut off, edited or of another version is renamed to `placement.json.damaged-N`, and said; there is none then.
+//! A file that is cut off, edited or of another version is renamed to `placement.json.damaged-N`, and said; there is
+//! none then.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -42,8 +46,8 @@ pub const TURN: &str = "placement.turn";
 const VERSION: u32 = 1;
 /// A file above this is none of ours: a thousand containers take 100 KB.
 const BYTES_MAX: u64 = 16 << 20;
-/// How long who moves containers and who starts them wait for each other. On cgroup v1 a process enters each hierarchy only after all CPUs have
-/// passed through the scheduler (an RCU grace period): seconds, on a busy node.
+/// How long who moves containers and who starts them wait for each other. On cgroup v1 a process enters each hierarchy
+/// only after all CPUs have passed through the scheduler (an RCU grace period): seconds, on a busy node.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the agent waits for an `exec` before it breaks the lock.
 pub const BREAK_AFTER: Duration = Duration::from_secs(10);
@@ -126,8 +130,8 @@ pub struct SetAside {
 
 /// The lock, until it is dropped. `execve` closes it as well.
 ///
-/// Who wants it alone gets it although others share it one after the other: whoever asks has the turn until it has the lock, so that no other
-/// comes in between.
+/// Who wants it alone gets it although others share it one after the other: whoever asks has the turn until it has the
+/// lock, so that no other comes in between.
 #[derive(Debug)]
 pub struct PlacementLock {
     file: File,
@@ -290,7 +294,8 @@ impl Checkpoint {
         }
     }
 
-    /// Where a container is to start: where it is to be, or, while the others may not have made room yet, where nobody needs to be alone.
+    /// Where a container is to start: where it is to be, or, while the others may not have made room yet, where nobody
+    /// needs to be alone.
     #[must_use]
     pub fn starts_on(&self, pod: &PodUid, container: &str, online: CpuSet) -> CpuSet {
         let pool = self.assignments.shared_pool & online;
@@ -340,8 +345,8 @@ fn parse(text: &[u8]) -> Result<Checkpoint, String> {
     }
 }
 
-/// What cannot be: nobody's pool, or a CPU with two owners. Containers of one pod may have the same CPUs, for those of an init container are
-/// used again.
+/// What cannot be: nobody's pool, or a CPU with two owners. Containers of one pod may have the same CPUs, for those of
+/// an init container are used again.
 fn contradiction(assignments: &Assignments) -> Option<String> {
     if assignments.shared_pool.is_empty() {
         return Some("its shared pool is empty".into());

@@ -1,7 +1,8 @@
 //! Containers whose cpuset another plugin of the runtime has set: they keep it.
 //!
-//! **Problem.** Such a container looks like any other that is not where it should be, and only the runtime's question (NRI), which is asked once, shows that its set was somebody's choice.
-//! **Approach.** Their ids are kept in a file of the state directory, as long as their pods are there, so that an agent that is started anew leaves them alone too.
+//! **Problem.** Such a container looks like any other that is not where it should be, and only the runtime's question
+//! (NRI), which is asked once, shows that its set was somebody's choice. **Approach.** Their ids are kept in a file of
+//! the state directory, as long as their pods are there, so that an agent that is started anew leaves them alone too.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -46,7 +47,8 @@ fn read(path: &Path) -> Result<Ids, String> {
 }
 
 impl Foreign {
-    /// Goes on with what an agent before has left. Where that cannot be read nothing is known, and what follows is returned: placement goes on.
+    /// Goes on with what an agent before has left. Where that cannot be read nothing is known, and what follows is
+    /// returned: placement goes on.
     pub(super) fn open(state_dir: &Path) -> (Self, Option<String>) {
         let path = state_dir.join(FOREIGN);
         let read = read(&path);

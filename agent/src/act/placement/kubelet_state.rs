@@ -1,17 +1,21 @@
 //! What the kubelet has assigned: its `cpu_manager_state` and `memory_manager_state`, for taking over a node.
 //!
-//! Problem: the files are the kubelet's own checkpoints, in three formats each, and one that was cut off or edited must not be taken for a
-//! placement. Approach: all formats are read strictly into one value each, and the checksum is verified as the kubelet does it.
+//! Problem: the files are the kubelet's own checkpoints, in three formats each, and one that was cut off or edited must
+//! not be taken for a placement. Approach: all formats are read strictly into one value each, and the checksum is
+//! verified as the kubelet does it.
 //!
-//! Formats that kubelets from 1.30 on write (pkg/kubelet/cm/{cpumanager,memorymanager}/state/checkpoint.go, up to 1.36 and what follows it):
+//! Formats that kubelets from 1.30 on write (pkg/kubelet/cm/{cpumanager,memorymanager}/state/checkpoint.go, up to 1.36
+//! and what follows it):
 //! - CPU v2, memory v1: by pod and container.
 //! - CPU v3, memory v2: with what is assigned to pods as a whole (`PodLevelResourceManagers`).
-//! - CPU v4, memory v3: the same as a text in `data`, with a checksum of that text; the rest repeats it for older kubelets and is not read.
+//! - CPU v4, memory v3: the same as a text in `data`, with a checksum of that text; the rest repeats it for older
+//!   kubelets and is not read.
 //!
 //! CPU v1, which kubelets before 1.18 wrote, is an error: it names containers by the id that the runtime gave them.
 //!
-//! Checksum: FNV-1a, 32 bits, of the object as go-spew prints it with `%#v` and sorted keys (k8s.io/utils/dump `ForHash`), the checksum itself
-//! being 0. The object's type is part of that text, and was renamed between releases, so that every name is tried. A checksum of 0 is none.
+//! Checksum: FNV-1a, 32 bits, of the object as go-spew prints it with `%#v` and sorted keys (k8s.io/utils/dump
+//! `ForHash`), the checksum itself being 0. The object's type is part of that text, and was renamed between releases,
+//! so that every name is tried. A checksum of 0 is none.
 
 mod checksum;
 mod write;
@@ -28,7 +32,8 @@ use plimsoll_core::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
 
 pub use write::{FOR_KUBELET, cpu_manager_state, forget, forget_ours, keep, memory_manager_state};
 
-/// What the files of a kubelet begin with that has had static policies and has them no more, where somebody has put them into the agent's state directory.
+/// What the files of a kubelet begin with that has had static policies and has them no more, where somebody has put
+/// them into the agent's state directory.
 pub const FROM_KUBELET: &str = "from-kubelet.";
 /// The CPU manager's file in the kubelet's directory.
 pub const CPU_MANAGER_STATE: &str = "cpu_manager_state";
@@ -282,8 +287,8 @@ impl MemoryManagerState {
 
 /// What the two managers have assigned, as one value: where a node is to go on when it is taken over.
 ///
-/// What a pod has as a whole is no container's, and is left out of the shared pool by the kubelet already. A policy that assigns nothing has no
-/// entries. Devices are in neither file.
+/// What a pod has as a whole is no container's, and is left out of the shared pool by the kubelet already. A policy
+/// that assigns nothing has no entries. Devices are in neither file.
 #[must_use]
 pub fn assignments(cpu: &CpuManagerState, memory: Option<&MemoryManagerState>) -> Assignments {
     let mut containers: BTreeMap<PodUid, BTreeMap<String, Assignment>> = BTreeMap::new();
@@ -331,7 +336,8 @@ fn mask(field: &str, nodes: &[u64]) -> Result<NumaMask, KubeletStateError> {
     Ok(mask)
 }
 
-/// What tells CPU manager format v1 from the later ones: the CPUs follow the runtime's id of a container, with no pod between.
+/// What tells CPU manager format v1 from the later ones: the CPUs follow the runtime's id of a container, with no pod
+/// between.
 #[derive(Debug, Deserialize)]
 struct CpuFileV1 {
     entries: BTreeMap<String, String>,
@@ -343,7 +349,8 @@ struct PodCpus {
     cpu_set: String,
 }
 
-/// The fields of all supported formats. One that is not known is of a later kubelet, and is ignored as the kubelet does.
+/// The fields of all supported formats. One that is not known is of a later kubelet, and is ignored as the kubelet
+/// does.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CpuFile {

@@ -88,7 +88,8 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// What could not be.
     pub failed: Vec<Failed>,
-    /// Who went straight to CPUs where somebody else may have been for as long as a few writes take, because there was no CPU to wait on.
+    /// Who went straight to CPUs where somebody else may have been for as long as a few writes take, because there was
+    /// no CPU to wait on.
     pub shared: Vec<Written>,
     /// Who could not be moved.
     pub occupied: Vec<Occupied>,

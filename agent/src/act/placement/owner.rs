@@ -1,9 +1,10 @@
 //! Somebody else who manages cpusets: then we do not.
 //!
-//! **Problem.** Two that write the same cpusets undo each other's placements every few seconds, and both believe in theirs.
-//! **Approach.** The kubelet is known by its state files: a policy other than `none` in one of them, and a kubelet that runs. Anybody else is known
-//! by what happens: a set that we wrote has another value each time we look. Then nothing is written for a while ([`BackOff`]), and after that it is tried
-//! again: who changed a set for a minute and ended must not keep a node from being placed until somebody restarts the agent.
+//! **Problem.** Two that write the same cpusets undo each other's placements every few seconds, and both believe in
+//! theirs. **Approach.** The kubelet is known by its state files: a policy other than `none` in one of them, and a
+//! kubelet that runs. Anybody else is known by what happens: a set that we wrote has another value each time we look.
+//! Then nothing is written for a while ([`BackOff`]), and after that it is tried again: who changed a set for a minute
+//! and ended must not keep a node from being placed until somebody restarts the agent.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -127,7 +128,8 @@ impl BackOff {
         owner
     }
 
-    /// All sets were looked at; `as_written`: none had another value than ours. Returns the cgroup that nobody contests any more, once.
+    /// All sets were looked at; `as_written`: none had another value than ours. Returns the cgroup that nobody contests
+    /// any more, once.
     pub(super) fn looked(&mut self, as_written: bool) -> Option<CgroupPath> {
         if !as_written {
             self.held = 0;
@@ -174,8 +176,9 @@ pub fn kubelet(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
     })
 }
 
-/// The kubelet beside which the agent runs, unless its state files say that it manages neither CPUs nor memory. Its process is not looked for: it may
-/// have another name (it is a part of some distributions' own programs), or be between two starts.
+/// The kubelet beside which the agent runs, unless its state files say that it manages neither CPUs nor memory. Its
+/// process is not looked for: it may have another name (it is a part of some distributions' own programs), or be
+/// between two starts.
 #[must_use]
 pub fn beside(host: &HostRoot, kubelet_dir: &Path) -> Option<OtherOwner> {
     FILES.into_iter().find_map(|(name, _, field)| {
@@ -210,8 +213,9 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
     Some(found.policy_name)
 }
 
-/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be read counts as in one; what a unit or a
-/// container outside of pods is called makes no pod of it. On cgroup v1 a process that has ended is in no cgroup: it has no command line either.
+/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be
+/// read counts as in one; what a unit or a container outside of pods is called makes no pod of it. On cgroup v1 a
+/// process that has ended is in no cgroup: it has no command line either.
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries

@@ -10,7 +10,8 @@ use super::cgroups::Container;
 use super::outcome::Outcome;
 use crate::host::cpuset::CpusetError;
 
-/// Where its processes are: what is written, or, where that is nothing or nothing that pods can use (v2), what the kernel makes of it.
+/// Where its processes are: what is written, or, where that is nothing or nothing that pods can use (v2), what the
+/// kernel makes of it.
 pub(super) fn runs_on(container: &Container, usable: CpuSet) -> Result<CpuSet, CpusetError> {
     let written = container.cpuset.cpus()?;
     if written.is_disjoint(&usable) {
@@ -37,8 +38,9 @@ pub(super) fn all_of(known: &[Assignments]) -> Option<Assignments> {
     Some(all)
 }
 
-/// Of who was alone before, what still counts when all but some containers are where they are to be: those who are there have what they have now, those that
-/// are gone have nothing. Without that it would grow for as long as one of them cannot be moved.
+/// Of who was alone before, what still counts when all but some containers are where they are to be: those who are
+/// there have what they have now, those that are gone have nothing. Without that it would grow for as long as one of
+/// them cannot be moved.
 pub(super) fn left_over(
     before: Assignments,
     now: &Assignments,
@@ -69,8 +71,8 @@ pub(super) fn nobody_alone(usable: CpuSet) -> Assignments {
     }
 }
 
-/// Where a container is to run, of what pods can use. `bound`: one that shares runs on no other CPUs than these, if there are any; its pod, or its QoS class, may have been made when
-/// there were fewer (v1).
+/// Where a container is to run, of what pods can use. `bound`: one that shares runs on no other CPUs than these, if
+/// there are any; its pod, or its QoS class, may have been made when there were fewer (v1).
 fn then(
     assignments: &Assignments,
     container: &Container,
@@ -130,8 +132,9 @@ pub(super) fn changes<'a>(
     (moved, changes)
 }
 
-/// Where the kernel runs a container that was told to run on `target`, if that is elsewhere and matters: one that is to be alone has other CPUs, or one that shares is on `exclusive` ones.
-/// A set in which the cgroup above has nothing counts for nothing (v2): its processes are wherever those of the cgroup above may be.
+/// Where the kernel runs a container that was told to run on `target`, if that is elsewhere and matters: one that is to
+/// be alone has other CPUs, or one that shares is on `exclusive` ones. A set in which the cgroup above has nothing
+/// counts for nothing (v2): its processes are wherever those of the cgroup above may be.
 pub(super) fn runs_elsewhere(
     container: &Container,
     target: Cpus,

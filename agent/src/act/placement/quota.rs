@@ -1,10 +1,11 @@
 //! The CFS quota of who has exclusive CPUs: none.
 //!
-//! **Problem.** A container that may use exactly the CPUs that are its own is throttled all the same by the limit that says so, because the
-//! quota is handed out in slices (kubernetes#70585). **Approach.** The kubelet's (1.36, `DisableCPUQuotaWithExclusiveCPUs`): a container
-//! with exclusive CPUs has no quota (kuberuntime_container_linux.go, `generateLinuxContainerResources`), and neither has its pod
-//! (pod_container_manager_linux.go, `EnsureExists`: as soon as one container of it, init containers included, has exclusive CPUs). The kubelet
-//! decides that when the cgroup is made; here the quota also goes and comes back with the CPUs of a container that runs.
+//! **Problem.** A container that may use exactly the CPUs that are its own is throttled all the same by the limit that
+//! says so, because the quota is handed out in slices (kubernetes#70585). **Approach.** The kubelet's (1.36,
+//! `DisableCPUQuotaWithExclusiveCPUs`): a container with exclusive CPUs has no quota (kuberuntime_container_linux.go,
+//! `generateLinuxContainerResources`), and neither has its pod (pod_container_manager_linux.go, `EnsureExists`: as soon
+//! as one container of it, init containers included, has exclusive CPUs). The kubelet decides that when the cgroup is
+//! made; here the quota also goes and comes back with the CPUs of a container that runs.
 //!
 //! Only a quota that is off where it should be on is written: one that somebody has changed is not ours.
 

@@ -25,10 +25,12 @@ pub struct StartPermit {
 }
 
 impl StartPermit {
-    /// Waits until nobody is being moved, and reads what the pod was given. A pod that the placement does not know runs in the shared pool.
+    /// Waits until nobody is being moved, and reads what the pod was given. A pod that the placement does not know runs
+    /// in the shared pool.
     ///
     /// # Errors
-    /// [`PlacementError::Refused`] for a pod that could not be placed; a checkpoint that can neither be read nor set aside.
+    /// [`PlacementError::Refused`] for a pod that could not be placed; a checkpoint that can neither be read nor set
+    /// aside.
     pub fn begin(
         host: &HostRoot,
         (mounts, cgroup_root): (&CgroupMounts, &CgroupPath),
@@ -72,8 +74,8 @@ impl StartPermit {
         &self.notes
     }
 
-    /// Whether this leave still counts. One that does not is to be asked for again: the agent has not waited for it, and has placed the pods anew.
-    /// To be asked once the process is in its cgroup.
+    /// Whether this leave still counts. One that does not is to be asked for again: the agent has not waited for it,
+    /// and has placed the pods anew. To be asked once the process is in its cgroup.
     ///
     /// # Errors
     /// [`PlacementError`] when the lock file cannot be looked at.
@@ -124,7 +126,8 @@ impl StartPermit {
         };
         let cpuset = Cpuset::at(mounts, cgroup)?;
         let cpus = checkpoint.starts_on(&self.pod, container, self.usable);
-        // Nothing of the pool can be used any more: until the agent has planned anew, anything is better than not to start.
+        // Nothing of the pool can be used any more: until the agent has planned anew, anything is better than not to
+        // start.
         let others = self.usable - checkpoint.assignments.exclusive();
         let choices = [cpus, others, self.usable];
         let cpus = choices.into_iter().find(|cpus| !cpus.is_empty());

@@ -1,9 +1,10 @@
 //! Which CPUs pods can run on, and what placement follows of a machine that changes.
 //!
-//! **Problem.** A CPU that is online may be outside of the set of all pods: a kubelet writes that of `kubepods` at its start, with the CPUs that there are; systemd
-//! narrows it (`AllowedCPUs=`); cgroup v1 takes out for good what goes offline. A container that is given such a CPU runs wherever the cgroup above may (v2), beside
-//! others on their exclusive CPUs, or is refused it (v1). **Approach.** What counts are the CPUs that are online and in the effective set of the cgroup that all pods are
-//! in. All of it is in three small files, so that it can be looked at every second.
+//! **Problem.** A CPU that is online may be outside of the set of all pods: a kubelet writes that of `kubepods` at its
+//! start, with the CPUs that there are; systemd narrows it (`AllowedCPUs=`); cgroup v1 takes out for good what goes
+//! offline. A container that is given such a CPU runs wherever the cgroup above may (v2), beside others on their
+//! exclusive CPUs, or is refused it (v1). **Approach.** What counts are the CPUs that are online and in the effective
+//! set of the cgroup that all pods are in. All of it is in three small files, so that it can be looked at every second.
 
 use plimsoll_core::placement::cpu_set::CpuSet;
 
@@ -57,7 +58,8 @@ impl Usable {
     }
 }
 
-/// CPUs that are online: those in the set of this cgroup, in which all pods are, and those outside of it. A set in which nothing is online keeps nothing out.
+/// CPUs that are online: those in the set of this cgroup, in which all pods are, and those outside of it. A set in
+/// which nothing is online keeps nothing out.
 ///
 /// # Errors
 /// [`PlacementError`] when a file that is there cannot be read.
@@ -74,8 +76,8 @@ pub fn usable_cpus(
     Ok((usable, online - usable))
 }
 
-/// Where the kernel runs what is in a cgroup, by its own set or that of the nearest above it that has one: it may not be there yet, may not have the controller (v2), or
-/// nothing may be written yet (v1).
+/// Where the kernel runs what is in a cgroup, by its own set or that of the nearest above it that has one: it may not
+/// be there yet, may not have the controller (v2), or nothing may be written yet (v1).
 fn effective(mounts: &CgroupMounts, cgroup: &CgroupPath) -> Result<Option<CpuSet>, PlacementError> {
     let root = CgroupPath::default();
     for path in cgroup.lineage().iter().rev().chain([&root]) {

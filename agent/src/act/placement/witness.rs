@@ -1,8 +1,9 @@
 //! A witness of who may run where: samples the CPUs of processes while they are moved.
 //!
-//! **Problem.** "Nobody else was on an exclusive CPU at any instant" cannot be read from a file. **Approach.** `Cpus_allowed_list` of every thread of the
-//! cgroups in question, over and over. One after the other they are read, so that a conflict counts only if both masks are the same in the sample before
-//! and after: each was then so while the other was read (unless it changed and changed back in those microseconds).
+//! **Problem.** "Nobody else was on an exclusive CPU at any instant" cannot be read from a file. **Approach.**
+//! `Cpus_allowed_list` of every thread of the cgroups in question, over and over. One after the other they are read, so
+//! that a conflict counts only if both masks are the same in the sample before and after: each was then so while the
+//! other was read (unless it changed and changed back in those microseconds).
 
 use std::path::PathBuf;
 
@@ -78,8 +79,8 @@ impl Witness {
         seen
     }
 
-    /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `exclusive` must be alone there; returns who is not, now and in the sample
-    /// before.
+    /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `exclusive` must be alone there; returns
+    /// who is not, now and in the sample before.
     pub fn look(&mut self, exclusive: &[(usize, CpuSet)]) -> Vec<Sharing> {
         let seen = self.sample();
         let mut now = Vec::new();

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use super::*;
 use crate::host::HostRoot;
 
-/// Numbers of the same length: a file in a temporary directory keeps the tail of a longer text, a control file does not.
+/// Numbers of the same length: a file in a temporary directory keeps the tail of a longer text, a control file does
+/// not.
 const OLD: &str = "99999744";
 const NEW_BYTES: u64 = 67_108_864;
 
@@ -94,7 +95,8 @@ fn a_high_that_nobody_asks_back_is_put_back_all_the_same() {
     cgroup.wait_high(OLD);
 }
 
-/// The loop asks back at every moment: before the thread has begun, between its look at the ticket and its write, and after that.
+/// The loop asks back at every moment: before the thread has begun, between its look at the ticket and its write, and
+/// after that.
 #[test]
 fn a_high_that_is_asked_back_at_any_moment_does_not_stay() {
     let mut cgroup = cgroup();

@@ -105,7 +105,8 @@ fn what_would_be_otherwise() {
     }
 }
 
-/// A file that is empty, because kubectl failed, is no cluster without pods; and nothing is shared where there are no nodes.
+/// A file that is empty, because kubectl failed, is no cluster without pods; and nothing is shared where there are no
+/// nodes.
 #[test]
 fn without_objects_or_nodes_no_shares_are_made_up() {
     for (input, only) in [
@@ -226,7 +227,8 @@ fn json_and_svg() {
     assert_eq!(picture.matches("class=\"over\"").count(), 3, "{picture}");
 }
 
-/// The faults that files can have, each a condition of the object that says what is done and what to do; the rest is arbitrated.
+/// The faults that files can have, each a condition of the object that says what is done and what to do; the rest is
+/// arbitrated.
 #[test]
 fn every_fault_of_a_snapshot_is_a_condition() {
     let faults = "
@@ -284,7 +286,8 @@ metadata: {name: none, namespace: a}
     }
 }
 
-/// Six of its ten pods leave, and may take a year: the namespace uses ten CPUs all the same, and room is made of them. What is over in ten minutes is room for others.
+/// Six of its ten pods leave, and may take a year: the namespace uses ten CPUs all the same, and room is made of them.
+/// What is over in ten minutes is room for others.
 #[test]
 fn pods_that_leave_for_long_are_used() {
     let pod = |namespace: &str, at: usize, more: &str, node: &str| {

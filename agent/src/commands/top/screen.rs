@@ -1,6 +1,7 @@
 //! The terminal: entered, read, drawn on, and given back on every way out.
 //!
-//! Given back by [`Drop`] when the loop ends or fails, by ratatui's panic hook, and for signals that end a program by ending the loop.
+//! Given back by [`Drop`] when the loop ends or fails, by ratatui's panic hook, and for signals that end a program by
+//! ending the loop.
 
 use std::io;
 use std::path::PathBuf;

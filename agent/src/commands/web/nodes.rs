@@ -1,8 +1,9 @@
 //! The agents of a cluster, asked by `kubectl exec` with the rights of whoever has started this.
 //!
-//! **Problem.** An agent's socket is on its node, and the page is for people elsewhere. **Approach.** What `kubectl plimsoll` does: the pods of the DaemonSet are
-//! listed, and in each the program beside the agent asks its socket. Nothing listens for that in the cluster, and no right is needed but `exec` there. Answers are bounded
-//! in size and in time; a node that does not answer is a row that says so.
+//! **Problem.** An agent's socket is on its node, and the page is for people elsewhere. **Approach.** What
+//! `kubectl plimsoll` does: the pods of the DaemonSet are listed, and in each the program beside the agent asks its
+//! socket. Nothing listens for that in the cluster, and no right is needed but `exec` there. Answers are bounded in
+//! size and in time; a node that does not answer is a row that says so.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

@@ -58,8 +58,8 @@ struct Shared {
 }
 
 impl WebPages {
-    /// Answers browsers that call this host by an address, `localhost` or one of `hosts`: under another name a page of a stranger could read this one
-    /// (DNS rebinding).
+    /// Answers browsers that call this host by an address, `localhost` or one of `hosts`: under another name a page of
+    /// a stranger could read this one (DNS rebinding).
     pub(super) fn new(source: Source, hosts: Vec<String>) -> Self {
         Self {
             shared: Arc::new(Shared {

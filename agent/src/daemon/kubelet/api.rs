@@ -46,7 +46,8 @@ impl Agent {
             ClusterEvent::Reported { uid } => self.acknowledged(&uid),
             ClusterEvent::Refused { uid } => {
                 tracing::info!(%uid, "a disruption budget refuses an eviction");
-                // Heard, and not to be begun by a SIGTERM of ours: it is reported all the same when its grace period is over.
+                // Heard, and not to be begun by a SIGTERM of ours: it is reported all the same when its grace period is
+                // over.
                 self.acknowledged(&uid);
                 let evicted = self
                     .kubelet

@@ -113,8 +113,8 @@ impl Agent {
         }
     }
 
-    /// What was evicted and killed, and runs: v1 has no hold, and a container may have been about to start. Its cgroup was not known to the kill then, and
-    /// others of the pod may still be ending.
+    /// What was evicted and killed, and runs: v1 has no hold, and a container may have been about to start. Its cgroup
+    /// was not known to the kill then, and others of the pod may still be ending.
     fn kill_again(&mut self, at_ns: u64) {
         let Some(work) = &mut self.kubelet else {
             return;

@@ -13,7 +13,8 @@ use super::{ACKNOWLEDGE_NS, Evicted, WITHHELD_EVERY_NS};
 use crate::daemon::Agent;
 use crate::host::clock::wall;
 
-/// What the node's condition says of what is lost: the first loss, and where the others stand. A condition has one line in `kubectl describe`.
+/// What the node's condition says of what is lost: the first loss, and where the others stand. A condition has one line
+/// in `kubectl describe`.
 pub(super) fn losses_in_short(lost: &[String]) -> Option<String> {
     let (first, others) = lost.split_first()?;
     Some(match others.len() {
@@ -22,7 +23,8 @@ pub(super) fn losses_in_short(lost: &[String]) -> Option<String> {
     })
 }
 
-/// The one container that can run in a pod: its regular one, while no init container and no sidecar runs beside or before it.
+/// The one container that can run in a pod: its regular one, while no init container and no sidecar runs beside or
+/// before it.
 pub(super) fn only_container(pod: &Pod) -> Option<&Container> {
     let [container] = &pod.spec.containers[..] else {
         return None;
@@ -202,7 +204,8 @@ impl Agent {
         }
     }
 
-    /// Working sets of a pod's containers. Of a single one it is the pod's; of several what each was charged at the decision.
+    /// Working sets of a pod's containers. Of a single one it is the pod's; of several what each was charged at the
+    /// decision.
     fn container_uses(&self, uid: &PodUid, reason: &Reason) -> Vec<(String, u64)> {
         let Reason::Threshold(reason) = reason else {
             return Vec::new();

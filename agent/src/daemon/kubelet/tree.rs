@@ -68,7 +68,8 @@ impl Agent {
         self.tally.pods_watched |= has_names;
     }
 
-    /// A pod that the API server has not named: critical where it said so before this agent started, or where the kubelet has treated it so.
+    /// A pod that the API server has not named: critical where it said so before this agent started, or where the
+    /// kubelet has treated it so.
     fn apply_unnamed(&mut self, cgroup: PodCgroup) {
         let PodCgroup { uid, class, .. } = cgroup;
         let unnamed = Pod::unnamed(uid.clone(), class);
@@ -79,8 +80,8 @@ impl Agent {
             return self.apply(Arc::new(critical), "");
         }
         self.apply(Arc::new(unnamed), "");
-        // The kubelet gives it to Guaranteed pods, and to those of the class system-node-critical (`GetContainerOOMScoreAdjust`). A process needs
-        // CAP_SYS_RESOURCE to lower its own.
+        // The kubelet gives it to Guaranteed pods, and to those of the class system-node-critical
+        // (`GetContainerOOMScoreAdjust`). A process needs CAP_SYS_RESOURCE to lower its own.
         let is_node_critical =
             class != QosClass::Guaranteed && self.pods.has_oom_score_adj(&uid, GUARANTEED_ADJ);
         if is_node_critical {

@@ -1,4 +1,5 @@
-//! Which cgroups the BPF programs count for: each pod's and some of its containers', so that no pod takes another's room in their maps.
+//! Which cgroups the BPF programs count for: each pod's and some of its containers', so that no pod takes another's
+//! room in their maps.
 //!
 //! What happens in any other cgroup of a pod is in the counts of the container that it is in, or of the pod.
 
@@ -7,13 +8,13 @@ use plimsoll_abi::COUNTED_MAX;
 use super::Limits;
 use crate::kernel::Counted;
 
-/// Containers of one pod that are counted by themselves. Those beyond are in the pod's own counts, where nothing is lost but whether the pod's CPU
-/// limit or the container's has throttled it.
+/// Containers of one pod that are counted by themselves. Those beyond are in the pod's own counts, where nothing is
+/// lost but whether the pod's CPU limit or the container's has throttled it.
 const CONTAINERS_MAX: usize = 16;
 
 impl Limits {
-    /// As of the last [`Limits::follow`]. If there are too many, every pod's own cgroup comes before any container, and what came first stays: a pod that
-    /// makes new cgroups does not push others out.
+    /// As of the last [`Limits::follow`]. If there are too many, every pod's own cgroup comes before any container, and
+    /// what came first stays: a pod that makes new cgroups does not push others out.
     pub fn counted(&self) -> Counted {
         let mut ranked = Vec::new();
         for pod in self.pods.values() {
@@ -81,7 +82,8 @@ mod tests {
                 node.memory_v2(&format!("pod{uid}/c{index}"), 0, 0, 0, 0);
             }
         }
-        // Ids of cgroups only grow, the inode numbers of the directories that stand for them here do not: the one with the highest is the one made last.
+        // Ids of cgroups only grow, the inode numbers of the directories that stand for them here do not: the one with
+        // the highest is the one made last.
         let id = |path: &PathBuf| path.metadata().unwrap().ino();
         let containers =
             (0..2 * CONTAINERS_MAX).map(|index| node.dir("", &format!("poda/c{index}")));

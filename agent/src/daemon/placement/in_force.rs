@@ -1,8 +1,10 @@
 //! How much of what is decided is so by now: what the runtime may be told (NRI).
 //!
-//! **Problem.** A container must not be made on CPUs that somebody else still runs on, and one that cannot be moved must not keep all others out of their places.
-//! **Approach.** What the thread has carried out counts as a whole, except on the CPUs where it has left somebody. Who is about to get others keeps those that it has
-//! and will have: the runtime asks for containers that run too, when it changes their resources, and would move one on the shared pool that is told of nothing.
+//! **Problem.** A container must not be made on CPUs that somebody else still runs on, and one that cannot be moved
+//! must not keep all others out of their places. **Approach.** What the thread has carried out counts as a whole,
+//! except on the CPUs where it has left somebody. Who is about to get others keeps those that it has and will have: the
+//! runtime asks for containers that run too, when it changes their resources, and would move one on the shared pool
+//! that is told of nothing.
 
 use std::collections::BTreeMap;
 
@@ -63,15 +65,16 @@ impl InForce {
         self.revision += 1;
     }
 
-    /// Nothing is any more: somebody else says where containers run. Where nothing could be done for another reason, what was carried out before is still so.
+    /// Nothing is any more: somebody else says where containers run. Where nothing could be done for another reason,
+    /// what was carried out before is still so.
     pub(super) fn ended(&mut self) {
         if self.applied.take().is_some() {
             self.revision += 1;
         }
     }
 
-    /// Where the runtime makes containers that have no CPUs of their own (NRI): not on CPUs that somebody is about to get, nor on those that somebody still
-    /// has.
+    /// Where the runtime makes containers that have no CPUs of their own (NRI): not on CPUs that somebody is about to
+    /// get, nor on those that somebody still has.
     pub(super) fn pool_of_new(&self, online: CpuSet) -> Option<CpuSet> {
         let (decided, applied) = (self.decided.as_ref()?, self.applied.as_ref()?);
         let both = decided.shared_pool & applied.shared_pool & online;
@@ -79,7 +82,8 @@ impl InForce {
         [both, pool].into_iter().find(|cpus| !cpus.is_empty())
     }
 
-    /// Where the runtime makes the containers of a pod that hold something, and where those that run stay (NRI): once everybody else has left there.
+    /// Where the runtime makes the containers of a pod that hold something, and where those that run stay (NRI): once
+    /// everybody else has left there.
     pub(super) fn places(&self, uid: &PodUid, online: CpuSet) -> BTreeMap<String, ContainerPlace> {
         let decided = self.decided.as_ref();
         let names = decided.and_then(|decided| decided.containers.get(uid));

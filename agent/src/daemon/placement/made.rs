@@ -1,8 +1,10 @@
-//! What the runtime has told of the containers that it made (NRI): their names, and whose cpuset another plugin has set.
+//! What the runtime has told of the containers that it made (NRI): their names, and whose cpuset another plugin has
+//! set.
 //!
-//! **Problem.** The runtime asks once, when it makes a container: before the API has its id, and sometimes before the pod is known at all. A container of another plugin's
-//! that is forgotten is placed like any other. **Approach.** Everything is kept with its pod, also for pods that are not known yet, and goes with the pod. Where there is too much of it, what
-//! is not there any more goes first.
+//! **Problem.** The runtime asks once, when it makes a container: before the API has its id, and sometimes before the
+//! pod is known at all. A container of another plugin's that is forgotten is placed like any other. **Approach.**
+//! Everything is kept with its pod, also for pods that are not known yet, and goes with the pod. Where there is too
+//! much of it, what is not there any more goes first.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -29,26 +29,30 @@ Stops on SIGINT and SIGTERM. Pods keep running, and every kernel setting that wa
 Exit status: 0 stopped by a signal; 1 it could not start or continue (the message says why and what to do); 2 wrong usage; \
 70 its loop hung for a minute (the message says where).")]
 pub struct RunArgs {
-    /// Directory of Kubernetes manifests (YAML or JSON): pods, and the LimitRanges, ResourceQuotas and PriorityClasses that decide about them; a pod whose
-    /// manifest is removed is ended
+    /// Directory of Kubernetes manifests (YAML or JSON): pods, and the LimitRanges, ResourceQuotas and PriorityClasses
+    /// that decide about them; a pod whose manifest is removed is ended
     #[arg(long, value_name = "DIR", default_value = "/etc/plimsoll/pods")]
     pub manifests: PathBuf,
     /// Configuration file: a KubeletConfiguration, YAML or JSON; see `plimsoll config check`
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Cgroup that contains kubepods, relative to the cgroup mount [default: cgroupRoot of the configuration, or the mount itself]
+    /// Cgroup that contains kubepods, relative to the cgroup mount
+    /// [default: cgroupRoot of the configuration, or the mount itself]
     #[arg(long, value_name = "CGROUP")]
     pub cgroup_root: Option<String>,
     /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Socket for `plimsoll explain` and `plimsoll top` [default: control.sock in the state directory, or in DIR-control with --control-group]
+    /// Socket for `plimsoll explain` and `plimsoll top`
+    /// [default: control.sock in the state directory, or in DIR-control with --control-group]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Group (name or number) that may use the socket, which is then in a directory of its own beside the state directory [default: root only]
+    /// Group (name or number) that may use the socket, which is then in a directory of its own beside the state
+    /// directory [default: root only]
     #[arg(long, value_name = "GROUP")]
     pub control_group: Option<String>,
-    /// Serve metrics, health and statistics over HTTP on this address, e.g. 127.0.0.1:9186 [default: off]. Warns if it is not loopback
+    /// Serve metrics, health and statistics over HTTP on this address, e.g. 127.0.0.1:9186 [default: off]. Warns if it
+    /// is not loopback
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = http::address)]
     pub listen: Option<SocketAddr>,
     /// Export metrics for each pod, at most 1024 pods (with --listen)
@@ -75,19 +79,20 @@ pub struct RunArgs {
     /// A directory on containerfs, the file system of writable layers [default: as for images]
     #[arg(long, value_name = "DIR")]
     pub container_dir: Option<PathBuf>,
-    /// Socket of the container runtime (CRI): unused images and ended containers are removed when their disk is short, before any pod is evicted [default:
-    /// no runtime is asked]
+    /// Socket of the container runtime (CRI): unused images and ended containers are removed when their disk is short,
+    /// before any pod is evicted [default: no runtime is asked]
     #[arg(long, value_name = "PATH", value_parser = runtime_endpoint)]
     pub runtime_endpoint: Option<PathBuf>,
-    /// Socket on which the container runtime takes plugins (NRI), with --kubernetes and --runtime-endpoint: containers get their scores before they start, and those of
-    /// evicted pods are refused with the reason; without it they get both after their start
+    /// Socket on which the container runtime takes plugins (NRI), with --kubernetes and --runtime-endpoint: containers
+    /// get their scores before they start, and those of evicted pods are refused with the reason; without it they get
+    /// both after their start
     #[arg(long, value_name = "PATH", default_value = NRI_SOCKET, value_parser = runtime_endpoint)]
     pub nri_socket: PathBuf,
     /// File of the devices that pods may request, with their NUMA nodes; `plimsoll place --help` shows the format
     #[arg(long, value_name = "FILE")]
     pub devices: Option<PathBuf>,
-    /// Keep the eviction order in the kernel, so that a BPF program kills when memory is short and plimsoll does not react
-    /// (plimsoll.lastLine of the configuration)
+    /// Keep the eviction order in the kernel, so that a BPF program kills when memory is short and plimsoll does not
+    /// react (plimsoll.lastLine of the configuration)
     #[arg(long)]
     pub last_line: bool,
     /// Move interrupts off CPUs that are exclusive to a container (with cpuManagerPolicy static)

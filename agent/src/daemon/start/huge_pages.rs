@@ -1,7 +1,8 @@
 //! What reserved huge pages do to thresholds on `memory.available`.
 //!
-//! Problem: the kubelet's formula is all memory less what the root's cgroup uses, and pages that are reserved for huge ones are in the first and not in the second.
-//! With 64 GiB of them `memory.available` never falls below 64 GiB, and a threshold of 100 MiB is never met. Approach: the formula stays the kubelet's, and it is said.
+//! Problem: the kubelet's formula is all memory less what the root's cgroup uses, and pages that are reserved for huge
+//! ones are in the first and not in the second. With 64 GiB of them `memory.available` never falls below 64 GiB, and a
+//! threshold of 100 MiB is never met. Approach: the formula stays the kubelet's, and it is said.
 
 use plimsoll_core::model::amount::{In, Unit};
 use plimsoll_core::model::config::EngineConfig;

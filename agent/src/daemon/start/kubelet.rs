@@ -34,7 +34,8 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// What there is to say of the kubelet.
 #[derive(Debug, Clone, Args)]
 pub struct KubeletArgs {
-    /// Evict the pods of this node's kubelet, which plimsoll-cluster names and whose evictions it reports; nothing that the kubelet owns is changed
+    /// Evict the pods of this node's kubelet, which plimsoll-cluster names and whose evictions it reports; nothing that
+    /// the kubelet owns is changed
     #[arg(long, conflicts_with = "manifests")]
     pub kubernetes: bool,
     /// Socket at which plimsoll-cluster connects (with --kubernetes)
@@ -43,15 +44,17 @@ pub struct KubeletArgs {
     /// User that may connect there besides root (with --kubernetes)
     #[arg(long, value_name = "UID", requires = "kubernetes", default_value_t = USER)]
     pub cluster_uid: u32,
-    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are reported (with --kubernetes) [default: what the kubelet
-    /// that runs was started with, or config.yaml in --kubelet-dir]
+    /// The kubelet's configuration file, or what its /configz answers: conflicts with the agent's thresholds are
+    /// reported (with --kubernetes)
+    /// [default: what the kubelet that runs was started with, or config.yaml in --kubelet-dir]
     #[arg(long, value_name = "FILE", requires = "kubernetes")]
     pub kubelet_config: Option<PathBuf>,
-    /// Say what each NUMA node has left, for a scheduler that binds by it: plimsoll-runtime asks the kubelet, and plimsoll-cluster with the same option
-    /// writes this node's NodeResourceTopology (with --kubernetes)
+    /// Say what each NUMA node has left, for a scheduler that binds by it: plimsoll-runtime asks the kubelet, and
+    /// plimsoll-cluster with the same option writes this node's NodeResourceTopology (with --kubernetes)
     #[arg(long, requires = "kubernetes")]
     pub node_resource_topology: bool,
-    /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology, or a topologyManagerPolicy)
+    /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology, or a
+    /// topologyManagerPolicy)
     #[arg(long, value_name = "PATH", requires = "kubernetes", default_value = POD_RESOURCES)]
     pub pod_resources: PathBuf,
 }
@@ -64,7 +67,8 @@ pub fn kubelet_config(path: &Path) -> Result<Config, String> {
     configuration(path, &EvictionFlags::default())
 }
 
-/// The configuration of the kubelet that runs, and what its command line names that is not in it. `given` is its file, where somebody said so.
+/// The configuration of the kubelet that runs, and what its command line names that is not in it. `given` is its file,
+/// where somebody said so.
 ///
 /// # Errors
 /// It cannot be read, or is none. `Ok(None)`: no kubelet was found, nor a file where most have it.
@@ -106,9 +110,9 @@ fn as_seen_by(host: &HostRoot, process: u32, path: &Path) -> PathBuf {
     host.procfs(format!("{process}/root")).join(path)
 }
 
-/// The kubelet's file as the kubelet sees it, unless that cannot be looked at: without CAP_SYS_PTRACE the kernel does not let the agent through
-/// `/proc/PID/root`. Then the same path counts, if it is in the kubelet's directory, which is mounted where the kubelet has it, and not in what pods
-/// fill there.
+/// The kubelet's file as the kubelet sees it, unless that cannot be looked at: without CAP_SYS_PTRACE the kernel does
+/// not let the agent through `/proc/PID/root`. Then the same path counts, if it is in the kubelet's directory, which is
+/// mounted where the kubelet has it, and not in what pods fill there.
 fn readable(
     as_kubelet: PathBuf,
     looked: Result<(), ErrorKind>,
@@ -196,8 +200,8 @@ fn configuration(path: &Path, flags: &EvictionFlags) -> Result<Config, String> {
     }
 }
 
-/// Reads the kubelet's topology policy from its configuration, each time anew: a kubelet that is started again may have another. `None` where there is no file,
-/// or it cannot be read; that is said once for each change.
+/// Reads the kubelet's topology policy from its configuration, each time anew: a kubelet that is started again may have
+/// another. `None` where there is no file, or it cannot be read; that is said once for each change.
 pub fn alignment(path: PathBuf) -> ReadAlignment {
     let said = Cell::new(false);
     Box::new(move || match kubelet_config(&path) {

@@ -73,7 +73,8 @@ impl Ledgers {
     }
 }
 
-/// A ledger that cannot be read as a whole would end each start. Without an agent no pod is evicted, so the settings that it names stay as they are.
+/// A ledger that cannot be read as a whole would end each start. Without an agent no pod is evicted, so the settings
+/// that it names stay as they are.
 fn set_aside_if_too_large(ledger: &Path) {
     let is_too_large =
         std::fs::metadata(ledger).is_ok_and(|metadata| metadata.len() > LEDGER_BYTES_MAX);

@@ -150,7 +150,8 @@ pub(super) fn runtime_settings(args: &RunArgs) -> Option<RuntimeSettings> {
     Some(RuntimeSettings { socket, program })
 }
 
-/// What asks the kubelet what it has given to containers, where an option wants it, or the loop that places them near to their devices.
+/// What asks the kubelet what it has given to containers, where an option wants it, or the loop that places them near
+/// to their devices.
 pub(super) fn topology_source(
     plan: &Plan<'_>,
     link: &ClusterLink,

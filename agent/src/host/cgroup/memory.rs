@@ -33,7 +33,8 @@ impl PodMemoryFiles {
     /// Opens the memory files of a cgroup in the hierarchy that has the memory controller.
     ///
     /// # Errors
-    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
+    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not
+    /// exist.
     pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
         let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
         let dir = hierarchy.dir(path);
@@ -64,7 +65,8 @@ impl PodMemoryFiles {
         Ok(CgroupMemory { usage_bytes, cache })
     }
 
-    /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for it.
+    /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for
+    /// it.
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.
@@ -101,7 +103,8 @@ impl MemoryLimitFile {
     /// Opens it in the hierarchy that has the memory controller.
     ///
     /// # Errors
-    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not exist.
+    /// [`CgroupError::NoController`] without a memory controller; [`FileError::Vanished`] when the cgroup does not
+    /// exist.
     pub fn open(mounts: &CgroupMounts, path: &CgroupPath) -> Result<Self, CgroupError> {
         let hierarchy = mounts.hierarchy_of(Controller::Memory)?;
         let name = match hierarchy.version {

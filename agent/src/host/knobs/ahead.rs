@@ -6,8 +6,8 @@ use super::{Change, KnobError, Ledger};
 use crate::host::file::read_text;
 
 impl Ledger {
-    /// Records that a file may get this value later, by a write of the caller's. A change that is never made does no harm: the file still has the
-    /// old value when it is to be undone.
+    /// Records that a file may get this value later, by a write of the caller's. A change that is never made does no
+    /// harm: the file still has the old value when it is to be undone.
     ///
     /// # Errors
     /// [`KnobError`]: then the caller must not write.

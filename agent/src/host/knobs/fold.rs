@@ -1,14 +1,15 @@
-//! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go, or one that the kernel refuses to
-//! change.
+//! Keeps the ledger short where a file is written again and again, such as the weight of a tier whose pods come and go,
+//! or one that the kernel refuses to change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::{Change, Line};
 
-/// Joins writes of one file into the first of them, where each found what the one before had written. The last write of a file stays as it
-/// is: it may not have been made yet, and then the one before it has to be undone. A write that found what the one before it had found comes after one that
-/// was refused, or undone by somebody else: it takes that one's place. A cgroup that is made again after somebody has removed it has one line.
+/// Joins writes of one file into the first of them, where each found what the one before had written. The last write of
+/// a file stays as it is: it may not have been made yet, and then the one before it has to be undone. A write that
+/// found what the one before it had found comes after one that was refused, or undone by somebody else: it takes that
+/// one's place. A cgroup that is made again after somebody has removed it has one line.
 pub(super) fn fold(lines: Vec<Line>) -> Vec<Line> {
     let mut folded: Vec<Line> = Vec::with_capacity(lines.len());
     // Places in `folded` of a file's joined writes, and of its last one.

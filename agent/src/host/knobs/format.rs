@@ -9,7 +9,8 @@ use super::{LEDGER_BYTES_MAX, Line};
 /// Of a ledger's end that is read at one time, bytes: several lines.
 pub(super) const PORTION: usize = 4096;
 
-/// Where the last whole line ends. Read from the end on, so that a line takes as long in a long ledger as in a short one.
+/// Where the last whole line ends. Read from the end on, so that a line takes as long in a long ledger as in a short
+/// one.
 pub(super) fn whole_lines(file: &File, end: u64) -> std::io::Result<u64> {
     if end > LEDGER_BYTES_MAX {
         return Err(too_large());

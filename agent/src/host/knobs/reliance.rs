@@ -1,8 +1,9 @@
 //! Who would lose something if a controller were taken away from the cgroups below one.
 //!
-//! **Problem.** A controller that the agent has enabled is there for everybody: a runtime may have put limits on a cgroup of its own since, which are gone
-//! with the controller, without an error. **Approach.** Cgroups beside our own are asked whether any of the controller's files has another value than
-//! the kernel gives a new cgroup. A cgroup that passes the controller on needs no question: the kernel refuses then (EBUSY).
+//! **Problem.** A controller that the agent has enabled is there for everybody: a runtime may have put limits on a
+//! cgroup of its own since, which are gone with the controller, without an error. **Approach.** Cgroups beside our own
+//! are asked whether any of the controller's files has another value than the kernel gives a new cgroup. A cgroup that
+//! passes the controller on needs no question: the kernel refuses then (EBUSY).
 
 use std::path::Path;
 
@@ -94,7 +95,8 @@ pub(super) fn relied_on(
     None
 }
 
-/// A file's name and value, if the value is not the one of a new cgroup. A file that the kernel does not have says nothing.
+/// A file's name and value, if the value is not the one of a new cgroup. A file that the kernel does not have says
+/// nothing.
 fn other_than(file: &Path, default: &str) -> Option<(String, String)> {
     let text = read_text(file).ok()?;
     let value = text.trim();

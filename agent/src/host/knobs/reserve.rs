@@ -14,8 +14,8 @@ pub(super) struct Reserve {
 }
 
 impl Ledger {
-    /// Reserves this many bytes behind the ledger's end for lines to come, as far as the file system can do that. A file system that is full takes no line when they are used up, and
-    /// so no change.
+    /// Reserves this many bytes behind the ledger's end for lines to come, as far as the file system can do that. A
+    /// file system that is full takes no line when they are used up, and so no change.
     #[must_use]
     pub fn with_reserve(mut self, bytes: u64) -> Self {
         self.reserve.bytes = bytes;

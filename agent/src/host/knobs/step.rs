@@ -1,4 +1,5 @@
-//! The steps of the ledger, each of which may be the last that the agent takes. A build for tests can end the process, or fill the disk, at any of them.
+//! The steps of the ledger, each of which may be the last that the agent takes. A build for tests can end the process,
+//! or fill the disk, at any of them.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -275,7 +275,8 @@ fn a_line_in_a_long_ledger_takes_no_longer() {
 const KILLED_IN: &str = "PLIMSOLL_TEST_LEDGER_DIR";
 const KILLED_AT: &str = "PLIMSOLL_TEST_LEDGER_STEP";
 
-/// All that an agent does with a ledger: a torn line of the one before, changes of each kind, a fold, a restore of one file, and of all.
+/// All that an agent does with a ledger: a torn line of the one before, changes of each kind, a fold, a restore of one
+/// file, and of all.
 fn work_with_ledger(dir: &Path, at_step: u32) {
     let host = HostRoot::new(dir);
     let hierarchy = host.cgroup_mounts().unwrap().hierarchies()[0].clone();

@@ -9,8 +9,9 @@ use crate::host::HostRoot;
 use crate::host::file::{FileError, errno_of, read_text, write_text};
 use crate::host::shown::Show as _;
 
-/// A controller is not taken from cgroups of ours that have processes: their limits and CPUs would be gone. It may have been enabled after they
-/// were made, so that all lines count, and not only those that have been undone. Nor is it taken from other programs' cgroups that rely on it.
+/// A controller is not taken from cgroups of ours that have processes: their limits and CPUs would be gone. It may have
+/// been enabled after they were made, so that all lines count, and not only those that have been undone. Nor is it
+/// taken from other programs' cgroups that rely on it.
 pub(super) fn below_in_use(change: &Change, lines: &[Line]) -> Option<String> {
     let Change::Enable { cgroup, controller } = change else {
         return None;
@@ -41,7 +42,8 @@ fn is_populated(cgroup: &Path) -> bool {
     }
 }
 
-/// Whether a file has a value that an earlier change of ours found or wrote there: a restore was killed after it had undone this one.
+/// Whether a file has a value that an earlier change of ours found or wrote there: a restore was killed after it had
+/// undone this one.
 fn is_of_earlier(lines: &[Line], file: &Path, now: &str) -> bool {
     lines.iter().any(|line| match &line.change {
         Change::Write { path, old, new, .. } => path == file && (old == now || new == now),
@@ -118,7 +120,8 @@ fn written(path: &Path, value: &str) -> Outcome {
     }
 }
 
-/// What becomes of a change whose file cannot be read or written: it stays in the ledger if that can be otherwise the next time.
+/// What becomes of a change whose file cannot be read or written: it stays in the ledger if that can be otherwise the
+/// next time.
 fn refused(error: &FileError) -> Outcome {
     match error {
         error if error.is_vanished() => Outcome::NothingToDo,

@@ -181,6 +181,7 @@ fn this_machine() {
         .read()
         .unwrap();
     let total: u64 = read.iter().map(|memory| memory.capacity_bytes).sum();
-    // Not equal everywhere: where memory was plugged into a virtual machine, a node's total has been seen to lack half of it.
+    // Not equal everywhere: where memory was plugged into a virtual machine, a node's total has been seen to lack half
+    // of it.
     assert!(0 < total && total <= machine.total, "{read:?}");
 }

@@ -18,7 +18,8 @@ struct Place {
     l3_has_id: bool,
 }
 
-/// Writes the files of a machine: what the kernel shows of CPUs that are online, and that a CPU that is offline has a node.
+/// Writes the files of a machine: what the kernel shows of CPUs that are online, and that a CPU that is offline has a
+/// node.
 fn sysfs(
     online: &str,
     present: &str,

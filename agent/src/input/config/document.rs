@@ -1,8 +1,8 @@
 //! A configuration as a tree that knows where each value comes from.
 //!
-//! Problem: values come from a file, from flags and from defaults; errors have to name line and field, all of them at once, and
-//! `config print` has to say where each value comes from. Approach: the text ([`crate::input::yaml`]) becomes a tree of [`Node`]s, flags and defaults
-//! are put into it, and tables ([`super::schema`]) say what it may hold.
+//! Problem: values come from a file, from flags and from defaults; errors have to name line and field, all of them at
+//! once, and `config print` has to say where each value comes from. Approach: the text ([`crate::input::yaml`]) becomes
+//! a tree of [`Node`]s, flags and defaults are put into it, and tables ([`super::schema`]) say what it may hold.
 
 use std::fmt;
 

@@ -1,13 +1,15 @@
 //! Every field of a KubeletConfiguration, `kubelet.config.k8s.io/v1beta1` of 1.36.
 //!
-//! Source: names, types and ranges from `staging/src/k8s.io/kubelet/config/v1beta1/types.go` (with `component-base/logs/api/v1` and
-//! `component-base/tracing/api/v1`), defaults from `pkg/kubelet/apis/config/v1beta1/defaults.go`, ranges of single fields from
+//! Source: names, types and ranges from `staging/src/k8s.io/kubelet/config/v1beta1/types.go` (with
+//! `component-base/logs/api/v1` and `component-base/tracing/api/v1`), defaults from
+//! `pkg/kubelet/apis/config/v1beta1/defaults.go`, ranges of single fields from
 //! `pkg/kubelet/apis/config/validation/validation.go`; what several fields must be together is in [`super::rules`].
 //! `evictionHard` has its defaults elsewhere, in `pkg/kubelet/eviction/defaults_linux.go`.
 //!
 //! Differences: the kubelet falls back to a lenient reader when the strict one finds an unknown or repeated field
-//! (`pkg/kubelet/kubeletconfig/util/codec`), and goes on with a warning; here both are errors. Quantities may be numbers. A
-//! negative duration is refused everywhere. What the kubelet would say of its own fields is left to the kubelet: here only their names are known.
+//! (`pkg/kubelet/kubeletconfig/util/codec`), and goes on with a warning; here both are errors. Quantities may be
+//! numbers. A negative duration is refused everywhere. What the kubelet would say of its own fields is left to the
+//! kubelet: here only their names are known.
 
 use super::plimsoll;
 use super::schema::{COUNT, Class, Field, INT32, INT64, Shape, TEXTS, field, int, kubelets};
@@ -35,7 +37,8 @@ const LABELS: Shape = Map(&Text);
 const THRESHOLDS: Shape = Map(&Amount);
 const QUANTITIES: Shape = Map(&Quantity);
 
-/// The fields, in the order of `types.go`; behind them those that are the kubelet's alone, which are accepted by name; `plimsoll` last.
+/// The fields, in the order of `types.go`; behind them those that are the kubelet's alone, which are accepted by name;
+/// `plimsoll` last.
 // One field a line, as a table is read.
 #[rustfmt::skip]
 pub static FIELDS: &[Field] = &[

@@ -1,7 +1,7 @@
 //! What the configuration says about CPUs and memory of one's own.
 //!
-//! Source of the rules: `NewContainerManager` in pkg/kubelet/cm/container_manager_linux.go and `validateReservedMemory` in
-//! pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36.
+//! Source of the rules: `NewContainerManager` in pkg/kubelet/cm/container_manager_linux.go and `validateReservedMemory`
+//! in pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36.
 
 use std::collections::BTreeMap;
 

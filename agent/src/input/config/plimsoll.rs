@@ -170,7 +170,8 @@ fn entries(section: Option<&Node>) -> &[Entry] {
     }
 }
 
-/// What is wrong with `namespaceShares`: too many, names that no namespace can have, resources without shares, negative amounts.
+/// What is wrong with `namespaceShares`: too many, names that no namespace can have, resources without shares, negative
+/// amounts.
 pub(super) fn check_namespace_shares(section: Option<&Node>, problems: &mut Vec<Problem>) {
     let all = entries(section);
     if let Some(beyond) = all.get(NAMESPACE_SHARES_MAX) {
@@ -466,7 +467,8 @@ fn entry(name: &str, value: Value) -> Entry {
     }
 }
 
-/// Adds the options that the file leaves out, and says what an object lacks. A remedy that is left out of `remedies` is off.
+/// Adds the options that the file leaves out, and says what an object lacks. A remedy that is left out of `remedies` is
+/// off.
 pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
     let Value::Map(fields) = &mut root.value else {
         return;

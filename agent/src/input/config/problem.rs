@@ -11,8 +11,8 @@ use super::document::Origin;
 pub struct Problem {
     /// Where the value comes from.
     pub origin: Origin,
-    /// The field, as `memorySwap.swapBehavior`, `evictionHard: memory.available` or `reservedMemory[0].limits: memory`; empty
-    /// for the file as a whole.
+    /// The field, as `memorySwap.swapBehavior`, `evictionHard: memory.available` or `reservedMemory[0].limits: memory`;
+    /// empty for the file as a whole.
     pub field: String,
     /// What is wrong, and what would be right.
     pub reason: String,

@@ -1,4 +1,5 @@
-//! What is set and not acted on as the kubelet would: nothing that changes eviction, QoS or OOM handling passes in silence.
+//! What is set and not acted on as the kubelet would: nothing that changes eviction, QoS or OOM handling passes in
+//! silence.
 
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;
@@ -13,7 +14,8 @@ use super::schema::{self, Class, Field, Shape};
 use super::tree::GATES;
 use super::tree::Tree;
 
-/// Feature gates that change eviction, QoS, OOM handling or placement in the kubelet and are not acted on, with their defaults in 1.36.
+/// Feature gates that change eviction, QoS, OOM handling or placement in the kubelet and are not acted on, with their
+/// defaults in 1.36.
 const GATES_NOT_ACTED_ON: [(&str, bool); 6] = [
     ("InPlacePodVerticalScaling", true),
     ("InPlacePodVerticalScalingExclusiveCPUs", false),

@@ -18,8 +18,8 @@ use super::tree::Tree;
 use super::{ConfigError, ConfigFile};
 use crate::input::spelling::nearest;
 
-/// Default of Plimsoll's own signal: enough for an eviction to finish before the kernel's OOM killer starts, also where the
-/// kubelet's measure is far from its threshold. `0%` switches it off.
+/// Default of Plimsoll's own signal: enough for an eviction to finish before the kernel's OOM killer starts, also where
+/// the kubelet's measure is far from its threshold. `0%` switches it off.
 pub const DEFAULT_KERNEL_HARD: (&str, &str) = ("kernelMemory.available", "64Mi");
 
 /// What is in force, with where each value comes from.
@@ -119,8 +119,9 @@ fn default_entry(name: &str, value: Value) -> Entry {
     }
 }
 
-/// The kubelet's default thresholds: where the file has no `evictionHard`, and with `mergeDefaultEvictionSettings` for each signal
-/// that it does not name. A flag, set afterwards, replaces them all (`loadConfigFile` in `cmd/kubelet/app/server.go`).
+/// The kubelet's default thresholds: where the file has no `evictionHard`, and with `mergeDefaultEvictionSettings` for
+/// each signal that it does not name. A flag, set afterwards, replaces them all (`loadConfigFile` in
+/// `cmd/kubelet/app/server.go`).
 fn default_thresholds(root: &mut Node) {
     let merge = Tree(root).bool("mergeDefaultEvictionSettings") == Some(true);
     let given = Tree(root).has("evictionHard");

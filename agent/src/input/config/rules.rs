@@ -1,11 +1,13 @@
 //! What fields must be together, as the kubelet validates it.
 //!
-//! Source: `ValidateKubeletConfiguration` in `pkg/kubelet/apis/config/validation/validation.go` with `validation_reserved_memory.go`,
-//! `parseResourceList` and `run` in `cmd/kubelet/app/server.go`, `ParseQOSReserved` in `pkg/kubelet/cm/container_manager.go`, the
-//! option tables in `pkg/kubelet/cm/cpumanager/policy_options.go` and `pkg/kubelet/cm/topologymanager/policy_options.go`, and
-//! `cpuset.Parse` in `k8s.io/utils`, all of 1.36. Ranges of single fields are in the table ([`super::kubelet`]).
+//! Source: `ValidateKubeletConfiguration` in `pkg/kubelet/apis/config/validation/validation.go` with
+//! `validation_reserved_memory.go`, `parseResourceList` and `run` in `cmd/kubelet/app/server.go`, `ParseQOSReserved` in
+//! `pkg/kubelet/cm/container_manager.go`, the option tables in `pkg/kubelet/cm/cpumanager/policy_options.go` and
+//! `pkg/kubelet/cm/topologymanager/policy_options.go`, and `cpuset.Parse` in `k8s.io/utils`, all of 1.36. Ranges of
+//! single fields are in the table ([`super::kubelet`]).
 //!
-//! Of fields that are the kubelet's alone only their ranges are checked. Names of feature gates are not: each release has others.
+//! Of fields that are the kubelet's alone only their ranges are checked. Names of feature gates are not: each release
+//! has others.
 
 use std::collections::BTreeSet;
 

@@ -1,11 +1,13 @@
 //! What a configuration file may hold: tables of fields, and the check of a tree against them.
 //!
-//! Problem: a KubeletConfiguration has some 130 fields, of which Plimsoll uses a part; each of them must be accepted, a wrong one of that part
-//! must be named with its reason, and none that changes what Plimsoll does may be ignored in silence. Approach: one row per
-//! field, with its shape, default, class and meaning. Check, print, and the reference in `docs/` read the same rows.
+//! Problem: a KubeletConfiguration has some 130 fields, of which Plimsoll uses a part; each of them must be accepted, a
+//! wrong one of that part must be named with its reason, and none that changes what Plimsoll does may be ignored in
+//! silence. Approach: one row per field, with its shape, default, class and meaning. Check, print, and the reference in
+//! `docs/` read the same rows.
 //!
-//! Terms: a field's *class* says what Plimsoll does with it. A *zero* is Go's: `0`, `""`, `0s`; in a field that is no pointer in
-//! the kubelet's type it means the same as leaving the field out (`SetDefaults_KubeletConfiguration` of 1.36).
+//! Terms: a field's *class* says what Plimsoll does with it. A *zero* is Go's: `0`, `""`, `0s`; in a field that is no
+//! pointer in the kubelet's type it means the same as leaving the field out (`SetDefaults_KubeletConfiguration` of
+//! 1.36).
 
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;
@@ -136,8 +138,9 @@ impl Field {
     }
 }
 
-/// Checks the tree of a file. Fields that are `null`, unknown, or a zero that means nothing are removed; a value that is wrong
-/// becomes `null`, so that what looks at it later can tell it from one that was left out, and says nothing more about it.
+/// Checks the tree of a file. Fields that are `null`, unknown, or a zero that means nothing are removed; a value that
+/// is wrong becomes `null`, so that what looks at it later can tell it from one that was left out, and says nothing
+/// more about it.
 pub fn check(root: &mut Node, fields: &'static [Field], problems: &mut Vec<Problem>) {
     match &mut root.value {
         Value::Null => root.value = Value::Map(Vec::new()),

@@ -1,6 +1,7 @@
 //! Reading typed values out of a checked tree.
 //!
-//! A value that the check refused is `null` here and reads as absent, so a rule says nothing about what was named already.
+//! A value that the check refused is `null` here and reads as absent, so a rule says nothing about what was named
+//! already.
 
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;

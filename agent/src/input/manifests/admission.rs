@@ -1,14 +1,16 @@
-//! Which pods of the manifests directory may run, and with which requests, limits and priority, where LimitRanges, ResourceQuotas and PriorityClasses decide
-//! about them.
+//! Which pods of the manifests directory may run, and with which requests, limits and priority, where LimitRanges,
+//! ResourceQuotas and PriorityClasses decide about them.
 //!
-//! **Problem.** On one machine there is no API server that keeps a pod as it was admitted, and no clients whose requests come one after the other.
-//! **Approach.** The decision is the API server's ([`World`]), made anew from all objects whenever one has changed; here is what it has to be given. Pods ask in a
-//! fixed order: by when their file was first seen, then by namespace and name. A pod that was admitted stays admitted, as it was admitted, until its manifest is gone
-//! *and* it has left; a refused one asks again when anything has changed. Both outlive the agent ([`state`]). Usage is counted from the admitted pods each time.
-//! **What decides about whom.** A LimitRange or quota about the pods of its namespace, a PriorityClass about all. Other pods are admitted as their
-//! manifests have them, as if this module were not there.
-//! **Errors.** An object that the API server would not take has no effect, and its last good version stays in force; where there is none, no further pod of its
-//! namespace is admitted, for a quota with a typing error must not read as no quota.
+//! **Problem.** On one machine there is no API server that keeps a pod as it was admitted, and no clients whose
+//! requests come one after the other. **Approach.** The decision is the API server's ([`World`]), made anew from all
+//! objects whenever one has changed; here is what it has to be given. Pods ask in a fixed order: by when their file was
+//! first seen, then by namespace and name. A pod that was admitted stays admitted, as it was admitted, until its
+//! manifest is gone *and* it has left; a refused one asks again when anything has changed. Both outlive the agent
+//! ([`state`]). Usage is counted from the admitted pods each time. **What decides about whom.** A LimitRange or quota
+//! about the pods of its namespace, a PriorityClass about all. Other pods are admitted as their manifests have them, as
+//! if this module were not there. **Errors.** An object that the API server would not take has no effect, and its last
+//! good version stays in force; where there is none, no further pod of its namespace is admitted, for a quota with a
+//! typing error must not read as no quota.
 
 mod state;
 #[cfg(test)]
@@ -225,8 +227,8 @@ impl Admission {
         }
     }
 
-    /// Gives the world what decides: first what is unchanged, then what has changed, then what is new, so that of two objects that exclude each other
-    /// the one that is in force stays.
+    /// Gives the world what decides: first what is unchanged, then what has changed, then what is new, so that of two
+    /// objects that exclude each other the one that is in force stays.
     fn put_in_force(
         &mut self,
         world: &mut World,
@@ -326,9 +328,9 @@ impl Admission {
         }
     }
 
-    /// Admitted pods whose manifests are gone have to leave. The first look ends none: a file may be half written, or away for a moment, and what an earlier
-    /// agent has admitted is all that it knows. At that look pods that do not run any more have left, and pods that run and were admitted by nobody stay
-    /// as they are.
+    /// Admitted pods whose manifests are gone have to leave. The first look ends none: a file may be half written, or
+    /// away for a moment, and what an earlier agent has admitted is all that it knows. At that look pods that do not
+    /// run any more have left, and pods that run and were admitted by nobody stay as they are.
     fn end_unwanted(&mut self, wanted: &Wanted<'_>, decided: &mut Decided) {
         let is_first = !self.has_looked;
         self.has_looked |= wanted.is_complete;

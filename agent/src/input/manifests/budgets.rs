@@ -1,7 +1,8 @@
 //! PodDisruptionBudget documents (`policy/v1`).
 //!
-//! Rules: `ValidatePodDisruptionBudgetSpec` in pkg/apis/policy/validation/validation.go of Kubernetes 1.36; field names from
-//! `k8s.io/api/policy/v1/types.go`. One more: a budget that says neither amount has no meaning here, so it is refused.
+//! Rules: `ValidatePodDisruptionBudgetSpec` in pkg/apis/policy/validation/validation.go of Kubernetes 1.36; field names
+//! from `k8s.io/api/policy/v1/types.go`. One more: a budget that says neither amount has no meaning here, so it is
+//! refused.
 
 use std::path::Path;
 use std::sync::Arc;

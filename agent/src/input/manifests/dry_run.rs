@@ -1,6 +1,8 @@
-//! What an API server would answer if the objects of files were created, as by `kubectl create --dry-run=server`: nothing is kept.
+//! What an API server would answer if the objects of files were created, as by `kubectl create --dry-run=server`:
+//! nothing is kept.
 //!
-//! What decides about others goes first, then what exists, then what is asked for. The plugins are in [`plimsoll_core::kube::admission`].
+//! What decides about others goes first, then what exists, then what is asked for. The plugins are in
+//! [`plimsoll_core::kube::admission`].
 
 use std::io;
 use std::path::PathBuf;

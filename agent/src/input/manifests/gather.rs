@@ -12,7 +12,8 @@ use super::files::{STDIN, manifests_in, read_or_stdin};
 use super::pods::{Parsed, parse};
 use super::{Bounds, ManifestError, ManifestPod, read_text};
 
-/// Reads all of `paths`, in which [`STDIN`] stands for `stdin`. In a directory the same files are read as by `plimsoll run`.
+/// Reads all of `paths`, in which [`STDIN`] stands for `stdin`. In a directory the same files are read as by
+/// `plimsoll run`.
 ///
 /// # Errors
 /// All errors of all files, beside the pods of correct documents. A pod that is there twice is one.

@@ -1,7 +1,9 @@
-//! Documents that decide about pods: LimitRange, ResourceQuota and PriorityClass; and Namespace, which decides nothing here.
+//! Documents that decide about pods: LimitRange, ResourceQuota and PriorityClass; and Namespace, which decides nothing
+//! here.
 //!
-//! Field names, kinds of values and quantities are checked here, each with its line ([`objects`]); the rest is the API server's validation, which
-//! [`super::admission`] asks for. A document with an error is kept without its object, so that the pods of its namespace do not start as if it were not there.
+//! Field names, kinds of values and quantities are checked here, each with its line ([`objects`]); the rest is the API
+//! server's validation, which [`super::admission`] asks for. A document with an error is kept without its object, so
+//! that the pods of its namespace do not start as if it were not there.
 
 use std::fmt;
 use std::path::Path;
@@ -119,7 +121,8 @@ pub(super) fn limit_of(
     (Some(limit), findings)
 }
 
-/// Where a file has errors, its objects of before stay: those that it does not have any more, and those that have errors now.
+/// Where a file has errors, its objects of before stay: those that it does not have any more, and those that have
+/// errors now.
 pub(super) fn keep_known(limits: &mut Vec<ManifestLimit>, known: Vec<ManifestLimit>) {
     let is_good =
         |limit: &ManifestLimit, key: &LimitKey| limit.object.is_some() && limit.key == *key;

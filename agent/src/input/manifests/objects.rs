@@ -1,9 +1,10 @@
 //! Objects for admission: LimitRanges, quotas, priority classes, and what these decide about.
 //!
-//! **Which kinds.** Those of [`kinds`] are read; of those that are only counted nothing but the metadata matters. A kind without namespace, or one that is not
-//! in the table, is named as left out: a custom resource's plural is not in its document.
-//! **What is checked here**: field names, kinds of values and quantities, each with its line. What the API server would refuse is refused by
-//! [`plimsoll_core::kube::admission`], in its own sentence; [`Source::line_of`] finds the line of a field that it names.
+//! **Which kinds.** Those of [`kinds`] are read; of those that are only counted nothing but the metadata matters. A
+//! kind without namespace, or one that is not in the table, is named as left out: a custom resource's plural is not in
+//! its document. **What is checked here**: field names, kinds of values and quantities, each with its line. What the
+//! API server would refuse is refused by [`plimsoll_core::kube::admission`], in its own sentence; [`Source::line_of`]
+//! finds the line of a field that it names.
 
 mod kinds;
 
@@ -58,7 +59,8 @@ impl Source {
         self.node.line
     }
 
-    /// The line of a field in the API's notation (`spec.limits[0].min[cpu]`), or of the nearest one above it that is there.
+    /// The line of a field in the API's notation (`spec.limits[0].min[cpu]`), or of the nearest one above it that is
+    /// there.
     pub(crate) fn line_of(&self, field: &str) -> u64 {
         let mut node = &self.node;
         let mut line = node.line;
@@ -217,7 +219,8 @@ impl Objects {
     }
 }
 
-/// How an error names one of a list's objects, whose place in the list says little; `None` where it has no name, or is in no list.
+/// How an error names one of a list's objects, whose place in the list says little; `None` where it has no name, or is
+/// in no list.
 fn name_in_list(document: &Node, kind: &str, path: &str) -> Option<String> {
     let metadata = document.get("metadata").filter(|_| !path.is_empty())?;
     let name = metadata.get("name").and_then(Node::text)?.shown();

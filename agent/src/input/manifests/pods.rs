@@ -1,7 +1,8 @@
 //! From a manifest's text to pods, as the API server would admit them.
 //!
-//! Rules: `pkg/apis/core/validation/validation.go` (names, `ValidateContainerResourceRequirements`), `pkg/apis/core/v1/defaults.go` and
-//! the Priority admission plugin of Kubernetes 1.36. Each finding names file, line and field; a document with a finding gives no pod.
+//! Rules: `pkg/apis/core/validation/validation.go` (names, `ValidateContainerResourceRequirements`),
+//! `pkg/apis/core/v1/defaults.go` and the Priority admission plugin of Kubernetes 1.36. Each finding names file, line
+//! and field; a document with a finding gives no pod.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -321,7 +322,8 @@ impl Check {
         self.priority(spec, &path);
     }
 
-    /// Volumes and who mounts them (`ValidateVolumes`, `ValidateVolumeMounts`). A volume's name becomes a directory's name.
+    /// Volumes and who mounts them (`ValidateVolumes`, `ValidateVolumeMounts`). A volume's name becomes a directory's
+    /// name.
     fn volumes(&mut self, spec: &Node, path: &str) {
         let mut names: BTreeMap<&str, u64> = BTreeMap::new();
         let volumes = spec.get("volumes").map_or(&[][..], Node::items);

@@ -1,8 +1,9 @@
 //! The field names of a Pod, so that a misspelt one is found where it stands.
 //!
-//! Source: the Kubernetes 1.36 API reference (`k8s.io/api/core/v1/types.go`: Pod, PodSpec, Container, EphemeralContainer,
-//! ResourceRequirements; `k8s.io/apimachinery/pkg/apis/meta/v1/types.go`: ObjectMeta). All of an object's fields are listed, also those
-//! that Plimsoll does not use; objects that it never looks into (probes, affinity, …) are not checked inside.
+//! Source: the Kubernetes 1.36 API reference (`k8s.io/api/core/v1/types.go`: Pod, PodSpec, Container,
+//! EphemeralContainer, ResourceRequirements; `k8s.io/apimachinery/pkg/apis/meta/v1/types.go`: ObjectMeta). All of an
+//! object's fields are listed, also those that Plimsoll does not use; objects that it never looks into (probes,
+//! affinity, …) are not checked inside.
 
 use crate::input::spelling::nearest;
 use crate::input::yaml::{Node, Value};

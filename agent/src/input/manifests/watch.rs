@@ -15,7 +15,8 @@ use super::admission::AdmissionContext;
 use super::{ManifestChange, ManifestDir, PODS_MAX, SETTLE_MS};
 use crate::host::shown::Show as _;
 
-/// Stack of the thread: all of it is locked in memory. The deepest file takes more than 512 KiB of it without optimisation.
+/// Stack of the thread: all of it is locked in memory. The deepest file takes more than 512 KiB of it without
+/// optimisation.
 const STACK_BYTES: usize = 2 << 20;
 /// How often a directory that has gone away is looked for.
 const RETRY_MS: u64 = 1000;
@@ -54,8 +55,8 @@ pub struct ManifestWatch {
 }
 
 impl ManifestWatch {
-    /// Starts watching on an ordinary thread. `send` gets the first state, which may have no pods, and then each change; it may block (a
-    /// bounded channel), and ends the watch by returning `false`.
+    /// Starts watching on an ordinary thread. `send` gets the first state, which may have no pods, and then each
+    /// change; it may block (a bounded channel), and ends the watch by returning `false`.
     ///
     /// # Errors
     /// [`WatchError`] when the directory is not there or the kernel refuses the watch.
@@ -194,7 +195,8 @@ impl Follower {
             for uid in self.left.try_iter() {
                 manifests.note_left(&uid);
             }
-            // A directory that was moved away or deleted, and one that came back under its name, look the same: watch the name anew.
+            // A directory that was moved away or deleted, and one that came back under its name, look the same: watch
+            // the name anew.
             let is_gone = drain(&self.events);
             if is_gone || !is_watched {
                 is_watched = add_watch(&self.events, dir).is_ok();

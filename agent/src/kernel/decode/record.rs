@@ -35,8 +35,8 @@ pub struct NodeCounters {
     pub active_file_bytes: u64,
 }
 
-/// The part of a [`Record`] that depends on its kind. Sizes are in pages of the kernel; numbers called *so far* are totals
-/// since the programs were attached, so that a lost record loses nothing.
+/// The part of a [`Record`] that depends on its kind. Sizes are in pages of the kernel; numbers called *so far* are
+/// totals since the programs were attached, so that a lost record loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body<'bytes> {
     /// The cgroup was made.
@@ -151,8 +151,8 @@ pub enum Body<'bytes> {
         /// The newest acknowledgement.
         acked_ns: u64,
     },
-    /// Tasks were held up for lack of memory. The cgroup owns the limit for [`StallCause::Limit`] where fentry works, else it is
-    /// the task's. Numbers are of all threads so far.
+    /// Tasks were held up for lack of memory. The cgroup owns the limit for [`StallCause::Limit`] where fentry works,
+    /// else it is the task's. Numbers are of all threads so far.
     MemoryStall {
         /// Why.
         cause: StallCause,
@@ -216,7 +216,8 @@ pub enum OomLimit {
     Node,
     /// This cgroup's limit; it may be an ancestor of the victim's cgroup.
     Cgroup(u64),
-    /// The hook that names each victim (`mark_victim`) does not see it. The record of the choice before it has it, where that hook is attached.
+    /// The hook that names each victim (`mark_victim`) does not see it. The record of the choice before it has it,
+    /// where that hook is attached.
     Unknown,
 }
 

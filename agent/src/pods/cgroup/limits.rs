@@ -72,8 +72,8 @@ pub fn directly(path: &Path, value: &str) -> Result<(), KnobError> {
     write_text(path, value).map_err(KnobError::from)
 }
 
-/// Writes the limits of a pod's or container's cgroup. Returns one line for each controller or file that is missing and that the
-/// specification did not ask for.
+/// Writes the limits of a pod's or container's cgroup. Returns one line for each controller or file that is missing and
+/// that the specification did not ask for.
 ///
 /// These are not in the ledger: they are gone with the cgroup, which is.
 ///
@@ -110,8 +110,8 @@ pub fn apply_with(
     Ok(files.notes)
 }
 
-/// Writes the limits of the cgroup of all pods of a QoS class (`qos_container_manager_linux.go`). A tier without a cgroup is left out, and
-/// huge pages stay unlimited at this level (`setHugePagesUnbounded`).
+/// Writes the limits of the cgroup of all pods of a QoS class (`qos_container_manager_linux.go`). A tier without a
+/// cgroup is left out, and huge pages stay unlimited at this level (`setHugePagesUnbounded`).
 ///
 /// # Errors
 /// [`ApplyError`]. A tier that vanishes meanwhile is no error.
@@ -239,7 +239,8 @@ impl<'a> Files<'a, '_> {
         Ok(())
     }
 
-    /// The kernel refuses a quota below the burst (`tg_set_cfs_bandwidth`), which may be that of option `cpuBurst`: it is earned anew then.
+    /// The kernel refuses a quota below the burst (`tg_set_cfs_bandwidth`), which may be that of option `cpuBurst`: it
+    /// is earned anew then.
     fn lower_burst(
         &mut self,
         hierarchy: &Hierarchy,
@@ -247,7 +248,8 @@ impl<'a> Files<'a, '_> {
         field: &'static str,
         quota: i64,
     ) -> Result<(), ApplyError> {
-        // Without the file (an older kernel, a cgroup that is gone) there is none; the write of the quota says what is wrong.
+        // Without the file (an older kernel, a cgroup that is gone) there is none; the write of the quota says what is
+        // wrong.
         let text = read_text(hierarchy.dir(self.cgroup).join(file)).unwrap_or_default();
         let burst = text.trim().parse::<i64>().unwrap_or(0);
         match quota > 0 && burst > quota {
@@ -342,7 +344,8 @@ impl<'a> Files<'a, '_> {
         }
     }
 
-    /// Sizes that the specification does not name get 0, as the kubelet does it (`HugePageSizes` of kuberuntime and of the cgroup manager).
+    /// Sizes that the specification does not name get 0, as the kubelet does it (`HugePageSizes` of kuberuntime and of
+    /// the cgroup manager).
     fn huge_pages(&mut self, config: &CgroupConfig) -> Result<(), ApplyError> {
         let field = |size: u64| {
             format!(

@@ -1,9 +1,10 @@
 //! Ending a pod's containers one by one, and nothing new in its cgroup: for pods that a kubelet runs.
 //!
-//! **Problem.** What ends in such a pod is started again, and a sandbox that is killed costs more than it frees ([`crate::pods::sandbox`]).
-//! **Approach.** `cgroup.max.descendants` of the pod's cgroup: what is there stays, and no container's cgroup can be made. Each container's first process is
-//! killed before that ([`super::thread`] says why), and `cgroup.kill` of each container follows. All files are opened when the cgroups appear. v1 has neither file: there the processes are
-//! signalled, and what comes later has to be killed again.
+//! **Problem.** What ends in such a pod is started again, and a sandbox that is killed costs more than it frees
+//! ([`crate::pods::sandbox`]). **Approach.** `cgroup.max.descendants` of the pod's cgroup: what is there stays, and no
+//! container's cgroup can be made. Each container's first process is killed before that ([`super::thread`] says why),
+//! and `cgroup.kill` of each container follows. All files are opened when the cgroups appear. v1 has neither file:
+//! there the processes are signalled, and what comes later has to be killed again.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -61,8 +62,8 @@ impl Containers {
         }
     }
 
-    /// Opens what has come and closes what is gone: `dirs` are the containers' directories with their ids. Those that cannot be opened are tried again at the
-    /// next look, and the first error is returned.
+    /// Opens what has come and closes what is gone: `dirs` are the containers' directories with their ids. Those that
+    /// cannot be opened are tried again at the next look, and the first error is returned.
     pub(super) fn refresh<'dirs>(
         &mut self,
         dirs: impl Iterator<Item = (&'dirs Path, u64)>,
@@ -141,8 +142,8 @@ impl Containers {
         self.spared.sandbox.as_deref()
     }
 
-    /// Whether the pod is killed and looked at by its containers: its sandbox is known, or a monitor would die with the pod. CRI-O makes no sandbox by
-    /// default (`drop_infra_ctr`), so that there the monitors alone tell.
+    /// Whether the pod is killed and looked at by its containers: its sandbox is known, or a monitor would die with the
+    /// pod. CRI-O makes no sandbox by default (`drop_infra_ctr`), so that there the monitors alone tell.
     pub(super) fn is_by_container(&self) -> bool {
         self.spared.is_any()
     }
@@ -201,7 +202,8 @@ impl Containers {
         self.ending().map(move |one| (&*one.name, usage(one)))
     }
 
-    /// `cgroup.kill` of each. Returns whether all were killed so; else their processes have to be signalled. Allocates nothing.
+    /// `cgroup.kill` of each. Returns whether all were killed so; else their processes have to be signalled. Allocates
+    /// nothing.
     pub(super) fn kill(&self, write: Write<'_>) -> Result<bool, FileError> {
         write(&self.kills, What::Kill)?;
         Ok(self.ending().all(|one| one.kill.is_some()))
@@ -258,7 +260,8 @@ impl super::PodKill {
         self.beside.iter().flat_map(Containers::cgroups)
     }
 
-    /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole unless it has CRI-O's monitors.
+    /// The sandbox's cgroup is left alone; `None`: it is not known, and the pod is killed as a whole unless it has
+    /// CRI-O's monitors.
     pub fn spare(&mut self, name: Option<&OsStr>) {
         if let Some(containers) = &mut self.beside {
             containers.spare(name);
@@ -291,8 +294,8 @@ impl super::PodKill {
         }
     }
 
-    /// Lets nothing new start in the pod's cgroup. Returns whether it is held: not on v1, nor before [`super::PodKill::arm_hold`]. With a thread it is
-    /// once that has written the file. Allocates nothing.
+    /// Lets nothing new start in the pod's cgroup. Returns whether it is held: not on v1, nor before
+    /// [`super::PodKill::arm_hold`]. With a thread it is once that has written the file. Allocates nothing.
     ///
     /// # Errors
     /// The kernel's, of what is written here.

@@ -1,9 +1,10 @@
-//! The freezer of cgroup v1: a process that it holds takes SIGKILL only when it is thawed (it waits in the refrigerator, in state D). The freezer of
-//! v2 needs nothing: there a frozen process dies at once.
+//! The freezer of cgroup v1: a process that it holds takes SIGKILL only when it is thawed (it waits in the
+//! refrigerator, in state D). The freezer of v2 needs nothing: there a frozen process dies at once.
 //!
-//! **Approach.** `freezer.state` of each of the pod's cgroups in that hierarchy is open, as far as they are kept; to thaw is a write to each, from
-//! above, because a cgroup below a frozen one stays frozen whatever its own state is (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst).
-//! That a cgroup above the pod's is frozen is not the pod's doing, and is left.
+//! **Approach.** `freezer.state` of each of the pod's cgroups in that hierarchy is open, as far as they are kept; to
+//! thaw is a write to each, from above, because a cgroup below a frozen one stays frozen whatever its own state is
+//! (Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst). That a cgroup above the pod's is frozen is not the
+//! pod's doing, and is left.
 
 use std::os::fd::OwnedFd;
 

@@ -50,8 +50,9 @@ pub(super) enum FirstProcess {
     },
 }
 
-/// The search for the oldest process of a container, so many at a time: `cgroup.procs` is in no useful order (v1: by pid; v2: by css_set), and a container may
-/// have tens of thousands. They are looked at by ascending pid; one that comes meanwhile is no older, wherever its pid is.
+/// The search for the oldest process of a container, so many at a time: `cgroup.procs` is in no useful order (v1: by
+/// pid; v2: by css_set), and a container may have tens of thousands. They are looked at by ascending pid; one that
+/// comes meanwhile is no older, wherever its pid is.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     oldest: Option<(Age, Pid)>,
@@ -118,7 +119,8 @@ pub(super) struct Processes {
     /// For errors.
     path: Arc<Path>,
     dir: OwnedFd,
-    /// Keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes nothing.
+    /// Keeps the dentry and the inode of `cgroup.procs` in memory, so that opening it again reads no disk and makes
+    /// nothing.
     procs: OwnedFd,
     /// A read of `procs` from its beginning lists the processes as they are then: on v2, not on v1.
     pub(super) lists_anew: bool,
@@ -132,7 +134,8 @@ pub(super) struct Round {
     pub(super) is_cut: bool,
 }
 
-/// Processes that were listed, by pidfds that are older than the next reading. Sorted by their pids before they are signalled.
+/// Processes that were listed, by pidfds that are older than the next reading. Sorted by their pids before they are
+/// signalled.
 type Batch = [Option<(Pid, OwnedFd)>];
 
 impl Node for Member {
@@ -157,7 +160,8 @@ impl Node for Member {
 }
 
 impl Member {
-    /// Whether it is a child of the pod's cgroup, or where crun has a container's processes below systemd's scope for it.
+    /// Whether it is a child of the pod's cgroup, or where crun has a container's processes below systemd's scope for
+    /// it.
     pub(super) fn is_container(&self) -> bool {
         let path = &self.place.path;
         let is_in_scope = || {
@@ -167,7 +171,8 @@ impl Member {
         self.place.depth == 1 || self.place.depth == 2 && is_in_scope()
     }
 
-    /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes it may take several calls.
+    /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes
+    /// it may take several calls.
     pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
         match &mut self.first_process {
             FirstProcess::Exited | FirstProcess::Moved { .. } => {}
@@ -262,7 +267,8 @@ impl Processes {
         }
     }
 
-    /// Signals the processes of this cgroup, `max` and [`BATCH`] at most. Two readings, whatever their number. Allocates nothing.
+    /// Signals the processes of this cgroup, `max` and [`BATCH`] at most. Two readings, whatever their number.
+    /// Allocates nothing.
     pub(super) fn signal_some(
         &self,
         signal: Signal,
@@ -294,7 +300,8 @@ impl Processes {
         failed.map(|()| round)
     }
 
-    /// Signals every process of this cgroup, a batch at a time. For a thread that nobody waits for: each batch is a reading, and this allocates.
+    /// Signals every process of this cgroup, a batch at a time. For a thread that nobody waits for: each batch is a
+    /// reading, and this allocates.
     pub(super) fn signal_all(
         &self,
         signal: Signal,
@@ -369,8 +376,8 @@ impl Processes {
         }
     }
 
-    /// Whether the process is listed in a reading that begins now, by the open file where that lists anew: opening it, and being told where it ends, is
-    /// most of what SIGTERM takes.
+    /// Whether the process is listed in a reading that begins now, by the open file where that lists anew: opening it,
+    /// and being told where it ends, is most of what SIGTERM takes.
     pub(super) fn is_listed_anew(&self, wanted: Pid) -> Result<bool, FileError> {
         self.has_listed(&mut |pid| pid == wanted)
     }
@@ -398,7 +405,8 @@ impl Processes {
         Ok(has)
     }
 
-    /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is left out.
+    /// Calls `f` for each process now in this cgroup. A pid of 0 (a process of a pid namespace that we do not see) is
+    /// left out.
     pub(super) fn for_each_pid(&self, f: &mut dyn FnMut(Pid)) -> Result<(), FileError> {
         let mut pids = PidParser::default();
         self.for_each_chunk_of(&self.open_anew()?, &mut |chunk| {
@@ -422,7 +430,8 @@ impl Processes {
         })
     }
 
-    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts. Reads no further once there are more than `max`.
+    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts. Reads no further once there are more
+    /// than `max`.
     pub(super) fn count(&self, max: u64) -> Result<u64, FileError> {
         let mut lines = 0;
         self.for_each_chunk_of(&self.open_anew()?, &mut |chunk| {
@@ -440,8 +449,9 @@ impl Processes {
         open_procs(&self.dir).map_err(|errno| file_error(&self.path, errno))
     }
 
-    /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are listed in the cgroup that
-    /// is the root of its domain, which is the pod's own or one below that (Documentation/admin-guide/cgroup-v2.rst, "Threads").
+    /// Reads `cgroup.procs` from its beginning. A threaded cgroup has none to read (EOPNOTSUPP): its processes are
+    /// listed in the cgroup that is the root of its domain, which is the pod's own or one below that
+    /// (Documentation/admin-guide/cgroup-v2.rst, "Threads").
     fn for_each_chunk_of(&self, procs: &OwnedFd, f: OfChunk<'_>) -> Result<(), FileError> {
         let mut buffer = [MaybeUninit::uninit(); PROCS_CHUNK_BYTES];
         let mut offset = 0;
@@ -511,7 +521,8 @@ impl PidParser {
     }
 }
 
-/// Which pids were signalled in this call. Two pids may share a bit; the cost is a round too few, and the caller sees who is left.
+/// Which pids were signalled in this call. Two pids may share a bit; the cost is a round too few, and the caller sees
+/// who is left.
 #[derive(Debug)]
 pub(super) struct SeenPids([u64; 1024]);
 

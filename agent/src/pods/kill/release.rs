@@ -1,13 +1,14 @@
 //! Gets the memory of a killed pod back: hurries its processes out, and frees their pages in their stead.
 //!
-//! **Problem.** A killed process frees its memory when it runs again, and a pod decides how soon that is: SCHED_IDLE or a CPU that a neighbour keeps
-//! busy need no privilege, `cpu.max` throttles it. `process_mrelease(2)` frees its pages from the CPU time of the caller, but first waits for the
-//! `mmap_lock` of the victim, which a thread of the victim may hold while it does not run.
-//! **Approach.** Each dying thread gets SCHED_RR, which no weight, quota or idle state of a cgroup applies to, and all CPUs of its cpuset. Then the
-//! caller frees the pages. All of it may block for as long as the memory is large: this is for a thread that nobody waits for.
+//! **Problem.** A killed process frees its memory when it runs again, and a pod decides how soon that is: SCHED_IDLE or
+//! a CPU that a neighbour keeps busy need no privilege, `cpu.max` throttles it. `process_mrelease(2)` frees its pages
+//! from the CPU time of the caller, but first waits for the `mmap_lock` of the victim, which a thread of the victim may
+//! hold while it does not run. **Approach.** Each dying thread gets SCHED_RR, which no weight, quota or idle state of a
+//! cgroup applies to, and all CPUs of its cpuset. Then the caller frees the pages. All of it may block for as long as
+//! the memory is large: this is for a thread that nobody waits for.
 //!
-//! **Only the dying are hurried.** The flags or the pending signals of a thread say that it never returns to user mode (`PF_EXITING`, `PF_SIGNALED`, or
-//! a pending SIGKILL). A pid that another process has by now fails that test.
+//! **Only the dying are hurried.** The flags or the pending signals of a thread say that it never returns to user mode
+//! (`PF_EXITING`, `PF_SIGNALED`, or a pending SIGKILL). A pid that another process has by now fails that test.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::AsFd;
@@ -53,14 +54,15 @@ pub struct Released {
     pub freed: u32,
     /// Processes that had no memory any more.
     pub already_gone: u32,
-    /// Processes for which the kernel refused: not dying, sharing memory with one that is not, or locked. Their own exit frees it.
+    /// Processes for which the kernel refused: not dying, sharing memory with one that is not, or locked. Their own
+    /// exit frees it.
     pub refused: u32,
     /// Threads that were hurried.
     pub hurried: u32,
 }
 
-/// Hurries the processes out that are dying in the pod's cgroup and below, and frees their memory. Takes as long as the kernel needs to unmap their pages.
-/// `skip`: cgroups that an earlier call has read.
+/// Hurries the processes out that are dying in the pod's cgroup and below, and frees their memory. Takes as long as the
+/// kernel needs to unmap their pages. `skip`: cgroups that an earlier call has read.
 ///
 /// # Errors
 /// [`FileError`] when no process could be found because a cgroup cannot be read. A cgroup that is gone is no error.
@@ -76,7 +78,8 @@ pub fn release(host: &HostRoot, pod_dir: &Arc<Path>, skip: u32) -> Result<Releas
         released.hurried += hurry(host, *pid);
     }
     for pid in pids {
-        // A stranger behind a reused pid is not dying, so the kernel refuses; and freeing a dying one's memory harms no other.
+        // A stranger behind a reused pid is not dying, so the kernel refuses; and freeing a dying one's memory harms no
+        // other.
         let freed = pidfd_open(pid, PidfdFlags::empty())
             .and_then(|pidfd| process_mrelease(pidfd.as_fd()).map_err(|error| error.source));
         match freed {

@@ -1,8 +1,9 @@
-//! Processes in cgroups beyond those that are kept, where nothing but signals ends them (cgroup v1, or a kernel before 5.14).
+//! Processes in cgroups beyond those that are kept, where nothing but signals ends them (cgroup v1, or a kernel before
+//! 5.14).
 //!
-//! **Problem.** A pod may hide processes in its three hundredth cgroup. To walk all of its cgroups takes long, and memory. **Approach.** A thread
-//! that may take both does it ([`Sweep::end`]): it thaws and kills what it finds, and walks again until a walk finds no process. What it has found
-//! out is shared with the loop ([`SweepState`]).
+//! **Problem.** A pod may hide processes in its three hundredth cgroup. To walk all of its cgroups takes long, and
+//! memory. **Approach.** A thread that may take both does it ([`Sweep::end`]): it thaws and kills what it finds, and
+//! walks again until a walk finds no process. What it has found out is shared with the loop ([`SweepState`]).
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -41,7 +42,8 @@ impl SweepState {
     }
 }
 
-/// All cgroups of a pod, whatever their number, to be walked and emptied. A copy shares everything and allocates nothing.
+/// All cgroups of a pod, whatever their number, to be walked and emptied. A copy shares everything and allocates
+/// nothing.
 #[derive(Debug, Clone)]
 pub struct Sweep {
     dir: Arc<Path>,
@@ -82,8 +84,9 @@ impl Sweep {
         &self.state
     }
 
-    /// Thaws and kills every process in the pod's cgroups, in walks, until a walk finds none or the bound is met. `pause` is called after each cgroup
-    /// (`false`) and each walk (`true`), and says whether to go on. Allocates, and waits as long as `pause` does.
+    /// Thaws and kills every process in the pod's cgroups, in walks, until a walk finds none or the bound is met.
+    /// `pause` is called after each cgroup (`false`) and each walk (`true`), and says whether to go on. Allocates, and
+    /// waits as long as `pause` does.
     ///
     /// # Errors
     /// When processes can neither be read nor signalled, in the last walk. A cgroup that is gone is empty.
@@ -151,7 +154,8 @@ impl Sweep {
 /// What is done to a directory, with the name of the child of the root that it is or is below.
 type Visit<'a> = dyn FnMut(OwnedFd, Option<&OsStr>) -> Result<(), FileError> + 'a;
 
-/// Calls `f` for a directory and each below it, with the name of the child of `root` that it is or is below. Returns whether it came to the end.
+/// Calls `f` for a directory and each below it, with the name of the child of `root` that it is or is below. Returns
+/// whether it came to the end.
 ///
 /// # Errors
 /// The last error, after all were served. A cgroup that is gone is none.

@@ -324,7 +324,8 @@ fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
     assert_eq!(found(&mut pod_kill), (true, 3));
 }
 
-/// Makes directories in one another, each by its name in the one above, until their path has this many bytes. Returns the last.
+/// Makes directories in one another, each by its name in the one above, until their path has this many bytes. Returns
+/// the last.
 fn deep_below(dir: &Path, path_bytes: usize) -> std::os::fd::OwnedFd {
     use rustix::fs::{Mode, OFlags, mkdirat, openat};
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -355,7 +356,8 @@ fn write_in(dir: &std::os::fd::OwnedFd, file: &str, text: &str) {
     );
 }
 
-/// A container makes cgroups deeper than any path is long: 4,090 bytes are room for no file's name, 5,000 are no path at all.
+/// A container makes cgroups deeper than any path is long: 4,090 bytes are room for no file's name, 5,000 are no path
+/// at all.
 #[test]
 fn a_cgroup_without_a_path_hides_no_pod() {
     for path_bytes in [3839, 3840, 4090, 4094, 5000] {
@@ -579,7 +581,8 @@ fn a_file_that_lists_anew_is_asked_again_without_being_opened() {
     assert!(is_listed(77));
 }
 
-/// Without a sandbox (`drop_infra_ctr`), and with the monitors in the pod (`conmon_cgroup = "pod"`): what OpenShift's nodes have.
+/// Without a sandbox (`drop_infra_ctr`), and with the monitors in the pod (`conmon_cgroup = "pod"`): what OpenShift's
+/// nodes have.
 #[test]
 fn crios_monitors_outlive_their_containers() {
     let (_dir, host) = fake_v2();

@@ -1,14 +1,16 @@
 //! Writes `cgroup.kill`, and what holds a pod, on a thread of its own.
 //!
-//! **Problem.** Either write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one process that does nothing else it took 88 ms
-//! (p99), and 197 ms at most. The loop must not wait for what a tenant can hold. **Approach.** The loop kills the containers' first processes by itself,
-//! through pidfds, and hands the open files to a thread that is there before it is needed, at a real-time priority below the loop's. A pod's files are handed
-//! over together, however many containers it has. Where there is no place for them, the pod is signalled instead ([`super::PodKill::kill`]); the loop writes none.
-//! Where the kernel refuses the kill (a threaded cgroup), the thread signals each process below the cgroup instead.
+//! **Problem.** Either write waits for `cgroup_mutex`, which every mkdir and rmdir of a cgroup takes: beside one
+//! process that does nothing else it took 88 ms (p99), and 197 ms at most. The loop must not wait for what a tenant can
+//! hold. **Approach.** The loop kills the containers' first processes by itself, through pidfds, and hands the open
+//! files to a thread that is there before it is needed, at a real-time priority below the loop's. A pod's files are
+//! handed over together, however many containers it has. Where there is no place for them, the pod is signalled instead
+//! ([`super::PodKill::kill`]); the loop writes none. Where the kernel refuses the kill (a threaded cgroup), the thread
+//! signals each process below the cgroup instead.
 //!
-//! **The hold.** `cgroup.max.descendants` waits for the same lock, and is written before the kill and after the signals to first processes. What it is to
-//! refuse, the `mkdir` of a new container, waits for that lock too, and a kubelet asks for it a second after the end of the old one at the earliest: the
-//! write is ahead of it.
+//! **The hold.** `cgroup.max.descendants` waits for the same lock, and is written before the kill and after the signals
+//! to first processes. What it is to refuse, the `mkdir` of a new container, waits for that lock too, and a kubelet
+//! asks for it a second after the end of the old one at the earliest: the write is ahead of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,12 +1,14 @@
 //! The cgroups of a pod in one hierarchy: found within a bound, and read again only when they may have changed.
 //!
-//! **Problem.** A pod that may make cgroups decides how many there are to read: twenty thousand are made in a second. **Approach.** Reading stops at
-//! [`CGROUPS_PER_POD_MAX`], in the midst of a directory if need be. That there are more is a state of the tree ([`Tree::is_cut`]): it is then
-//! read again when its upper levels, which a runtime makes, have changed, and otherwise only at every [`CUT_READ_EVERY`]th look.
-//! Directories come level by level, so containers are found before what they have made.
+//! **Problem.** A pod that may make cgroups decides how many there are to read: twenty thousand are made in a second.
+//! **Approach.** Reading stops at [`CGROUPS_PER_POD_MAX`], in the midst of a directory if need be. That there are more
+//! is a state of the tree ([`Tree::is_cut`]): it is then read again when its upper levels, which a runtime makes, have
+//! changed, and otherwise only at every [`CUT_READ_EVERY`]th look. Directories come level by level, so containers are
+//! found before what they have made.
 //!
-//! A pod also decides how deep they are, and a directory that is made by its name alone may have a longer path than the kernel opens (PATH_MAX).
-//! Such a one, and what is in it, is not kept either: the tree is cut there. And so it is where the paths together have [`PATH_BYTES_PER_POD_MAX`].
+//! A pod also decides how deep they are, and a directory that is made by its name alone may have a longer path than the
+//! kernel opens (PATH_MAX). Such a one, and what is in it, is not kept either: the tree is cut there. And so it is
+//! where the paths together have [`PATH_BYTES_PER_POD_MAX`].
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
@@ -119,8 +121,9 @@ impl<N: Node> Tree<N> {
         self.read()
     }
 
-    /// Whether reading the directories would find what is known: as many links as before, of which all that are known are still there, are the
-    /// same directories. A tenth of what it costs to read directories of sixty files each. Of a tree that is cut only the upper levels are compared.
+    /// Whether reading the directories would find what is known: as many links as before, of which all that are known
+    /// are still there, are the same directories. A tenth of what it costs to read directories of sixty files each. Of
+    /// a tree that is cut only the upper levels are compared.
     pub(super) fn is_as_known(&self) -> bool {
         if self.nodes.is_empty()
             || self.is_partial
@@ -174,7 +177,8 @@ impl<N: Node> Tree<N> {
     }
 }
 
-/// The pod's cgroup and those below it, and whether there are more: than [`CGROUPS_PER_POD_MAX`], or with longer paths than are kept.
+/// The pod's cgroup and those below it, and whether there are more: than [`CGROUPS_PER_POD_MAX`], or with longer paths
+/// than are kept.
 fn places_below(dir: &Path, entries_read: &mut u64) -> Result<(Vec<Place>, bool), FileError> {
     let root = dir
         .metadata()

@@ -1,7 +1,8 @@
 //! What pods use: read from files that are open, without allocating.
 //!
-//! Usage is read for every pod in every sample that needs all pods, one system call each. `memory.stat`, much dearer, is read again
-//! where usage has moved since; at an urgent sample only where the engine asks for it ([`Pods::freshen`]).
+//! Usage is read for every pod in every sample that needs all pods, one system call each. `memory.stat`, much dearer,
+//! is read again where usage has moved since; at an urgent sample only where the engine asks for it
+//! ([`Pods::freshen`]).
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::PodMemory;
@@ -12,8 +13,9 @@ use super::{Open, Pods};
 use crate::host::cgroup::PageCache;
 use crate::host::file::FileError;
 
-/// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read anyway
-/// ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest costs.
+/// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read
+/// anyway ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest
+/// costs.
 const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
 
 /// The newest reading of `memory.stat`.
@@ -39,8 +41,8 @@ impl Stat {
 impl Pods {
     /// Reads the memory of every pod with a cgroup into `into`. Allocates nothing if `into` has room for all pods.
     ///
-    /// A cgroup that has vanished is left out; any other error is passed to `failed`, and the pod has the figures of its newest reading: one without
-    /// any would be the first to go.
+    /// A cgroup that has vanished is left out; any other error is passed to `failed`, and the pod has the figures of
+    /// its newest reading: one without any would be the first to go.
     pub fn read(
         &mut self,
         into: &mut Vec<PodMemory>,
@@ -57,8 +59,8 @@ impl Pods {
         }
     }
 
-    /// Reads one pod's memory, and adds it to `into`. Returns whether it has any: a pod without a cgroup has none. As urgent as
-    /// [`Pods::read`] can be.
+    /// Reads one pod's memory, and adds it to `into`. Returns whether it has any: a pod without a cgroup has none. As
+    /// urgent as [`Pods::read`] can be.
     pub fn read_one(
         &mut self,
         uid: &PodUid,
@@ -95,7 +97,8 @@ impl Pods {
         Ok(())
     }
 
-    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has room.
+    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has
+    /// room.
     ///
     /// A pod that cannot be counted is passed to `failed` and missing.
     pub fn count_processes(

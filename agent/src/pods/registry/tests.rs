@@ -33,7 +33,8 @@ fn pod(name: &str) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
-/// A pod's name and identity are what its author likes: a kubelet's manifest from a directory is checked by nobody else.
+/// A pod's name and identity are what its author likes: a kubelet's manifest from a directory is checked by nobody
+/// else.
 #[test]
 fn a_pod_is_named_with_its_identity_and_commands_no_terminal() {
     let (_dir, _host, mut pods) = one_pod("0");

@@ -1,8 +1,9 @@
-//! What a journal has beside its steps: what limits have cost the pods, and the plan of OOM kills. No engine decides by it; people ask for it.
+//! What a journal has beside its steps: what limits have cost the pods, and the plan of OOM kills. No engine decides by
+//! it; people ask for it.
 //!
-//! Problem: these figures move all the time, on a node with a thousand pods too, and a journal is for steps. Approach: what is written is
-//! the totals of pods of which any has moved, every few seconds at most and after the steps; a plan, when it says something else than
-//! the one before. Each file begins with all of it.
+//! Problem: these figures move all the time, on a node with a thousand pods too, and a journal is for steps. Approach:
+//! what is written is the totals of pods of which any has moved, every few seconds at most and after the steps; a plan,
+//! when it says something else than the one before. Each file begins with all of it.
 
 use std::collections::BTreeMap;
 
@@ -54,8 +55,8 @@ impl Written {
         now_ns.saturating_sub(self.known.at_ns) >= EVERY_NS
     }
 
-    /// What is to be written now, if there is anything. After the last change of a pod there is one more, without it: so much is
-    /// needed to see that it has ended.
+    /// What is to be written now, if there is anything. After the last change of a pod there is one more, without it:
+    /// so much is needed to see that it has ended.
     pub(super) fn next<'a>(
         &mut self,
         now_ns: u64,

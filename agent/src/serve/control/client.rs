@@ -78,7 +78,8 @@ pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
     })?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-    // An agent that has no place for us answers without reading: what it says counts, not that our line found no reader.
+    // An agent that has no place for us answers without reading: what it says counts, not that our line found no
+    // reader.
     let sent = stream.write_all(request.to_line().as_bytes());
     let mut line = Vec::new();
     let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut line);

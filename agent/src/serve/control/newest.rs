@@ -1,7 +1,7 @@
 //! The newest snapshot of the loop, shared by all threads that answer from one.
 //!
-//! A snapshot is used for [`SNAPSHOT_LIFE`], so the loop makes at most ten a second, however many ask how often, at the control socket or
-//! at the HTTP listener.
+//! A snapshot is used for [`SNAPSHOT_LIFE`], so the loop makes at most ten a second, however many ask how often, at the
+//! control socket or at the HTTP listener.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
 //! The server: one thread of ordinary priority, which owns the socket and every client.
 //!
-//! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line, the loop's snapshot, our
-//! answer) so much time; then it is cut off. A client beyond the number gets [`RefusalKind::Busy`] and is not waited for. Probes have places of their own.
+//! Bounds ([`Bounds`]): so many clients at once, a line of so many bytes, and for each of the three steps (its line,
+//! the loop's snapshot, our answer) so much time; then it is cut off. A client beyond the number gets
+//! [`RefusalKind::Busy`] and is not waited for. Probes have places of their own.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener as StdListener;

@@ -1,4 +1,5 @@
-//! The socket in the file system: made with the right owner and mode at once, a dead agent's replaced, a living agent's left alone.
+//! The socket in the file system: made with the right owner and mode at once, a dead agent's replaced, a living agent's
+//! left alone.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -66,8 +67,8 @@ pub enum SocketError {
     },
 }
 
-/// Where the socket is to be: `option`, or in the state directory, or for a group in a directory of its own beside that, which is made.
-/// The caller holds the state directory's lock.
+/// Where the socket is to be: `option`, or in the state directory, or for a group in a directory of its own beside
+/// that, which is made. The caller holds the state directory's lock.
 ///
 /// # Errors
 /// [`SocketError`].
@@ -101,7 +102,8 @@ pub fn prepare_place(
     }
 }
 
-/// Takes the directory for a group's socket away, if only a dead agent's socket is in it. The caller holds the state directory's lock.
+/// Takes the directory for a group's socket away, if only a dead agent's socket is in it. The caller holds the state
+/// directory's lock.
 pub(crate) fn remove_group_dir(dir: &Path) -> bool {
     let is_ours = std::fs::symlink_metadata(dir).is_ok_and(|metadata| {
         metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw()
@@ -163,8 +165,8 @@ impl ControlSocket {
         };
         let group = group.map(group_id).transpose()?;
         look_for_another(path)?;
-        // A socket gets its mode from the umask, and is open to connections at once. So it is made where nobody can reach it, and moved to
-        // its place when owner and mode are right; moving it also replaces a dead agent's.
+        // A socket gets its mode from the umask, and is open to connections at once. So it is made where nobody can
+        // reach it, and moved to its place when owner and mode are right; moving it also replaces a dead agent's.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let private = path.with_file_name(format!(".{name}.new"));
         remove_private(&private);

@@ -1,8 +1,9 @@
 //! The two forms in which a page can be had.
 //!
-//! `prometheus-client` writes OpenMetrics, which Prometheus asks for. Older readers, and `promtool check metrics`, know only the classic text:
-//! there a counter's family is named with `_total`, units have no line of their own, and nothing marks the end.
-//! Sources: <https://prometheus.io/docs/instrumenting/exposition_formats/>, <https://prometheus.io/docs/specs/om/open_metrics_spec/>.
+//! `prometheus-client` writes OpenMetrics, which Prometheus asks for. Older readers, and `promtool check metrics`, know
+//! only the classic text: there a counter's family is named with `_total`, units have no line of their own, and nothing
+//! marks the end. Sources: <https://prometheus.io/docs/instrumenting/exposition_formats/>,
+//! <https://prometheus.io/docs/specs/om/open_metrics_spec/>.
 
 /// A form of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

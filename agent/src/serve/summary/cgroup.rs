@@ -144,7 +144,8 @@ pub(super) struct Processes {
     pub(super) first: Option<u32>,
 }
 
-/// Cgroups of one pod that are read for one answer. A pod that may make cgroups makes as many as it likes, and the thread answers probes as well.
+/// Cgroups of one pod that are read for one answer. A pod that may make cgroups makes as many as it likes, and the
+/// thread answers probes as well.
 const CGROUPS_READ_MAX: usize = 256;
 
 fn processes(dir: &Path) -> Option<Processes> {
@@ -158,7 +159,8 @@ fn processes(dir: &Path) -> Option<Processes> {
 }
 
 impl Processes {
-    /// `left`: how many cgroups may still be read. With none left the count is unknown. `None`: this cgroup cannot be read.
+    /// `left`: how many cgroups may still be read. With none left the count is unknown. `None`: this cgroup cannot be
+    /// read.
     fn add_below(&mut self, dir: &Path, depth_left: usize, left: &mut usize) -> Option<()> {
         let Some(rest) = left.checked_sub(1) else {
             self.count = None;

@@ -47,7 +47,8 @@ impl Clock {
         Time(self.wall.saturating_sub(ago))
     }
 
-    /// When a cgroup was made or got its newest child, which is what cAdvisor calls its creation; `None` if it is not there.
+    /// When a cgroup was made or got its newest child, which is what cAdvisor calls its creation; `None` if it is not
+    /// there.
     pub(super) fn made(&self, dir: &Path) -> Option<Time> {
         let modified = std::fs::metadata(dir).ok()?.modified().ok()?;
         Some(Time(

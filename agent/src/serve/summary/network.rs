@@ -39,7 +39,8 @@ fn path(host: &HostRoot, pid: u32) -> PathBuf {
     host.procfs(format!("{pid}/net/dev"))
 }
 
-/// What tells one namespace from another: each has such files of its own, with their own inodes. `/proc/PID/ns/net` would need CAP_SYS_PTRACE.
+/// What tells one namespace from another: each has such files of its own, with their own inodes. `/proc/PID/ns/net`
+/// would need CAP_SYS_PTRACE.
 fn namespace(path: &Path) -> Option<(u64, u64)> {
     let file = metadata(path).ok()?;
     Some((file.dev(), file.ino()))

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A reading is compared with until one is so much newer: the mean is over at least this long once there is one, however often it is asked.
+/// A reading is compared with until one is so much newer: the mean is over at least this long once there is one,
+/// however often it is asked.
 const RENEWED_AFTER: Duration = Duration::from_secs(2);
 /// A mean over less than this says more about ticks than about the cgroup.
 const SHORTEST: Duration = Duration::from_millis(50);

@@ -1,7 +1,8 @@
-//! A kubelet's `/metrics/resource`, which metrics-server reads: CPU time, memory and swap of node, pods and containers, in the classic text.
+//! A kubelet's `/metrics/resource`, which metrics-server reads: CPU time, memory and swap of node, pods and containers,
+//! in the classic text.
 //!
-//! Names, labels, help and times as in `pkg/kubelet/metrics/collectors/resource_metrics.go` of 1.36. `scrape_error`, which it hides since
-//! 1.29, is left out.
+//! Names, labels, help and times as in `pkg/kubelet/metrics/collectors/resource_metrics.go` of 1.36. `scrape_error`,
+//! which it hides since 1.29, is left out.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! The shape: types and fields as in `k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go` of 1.36, less what is never known here.
+//! The shape: types and fields as in `k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go` of 1.36, less what is never
+//! known here.
 
 use plimsoll_core::model::reading::{StallReading, StallShares};
 use serde::Serialize;

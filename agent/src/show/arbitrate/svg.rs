@@ -1,7 +1,7 @@
 //! Shares as a picture: a row for each Consumer, groups above their members, and a bar for each resource.
 //!
-//! A bar is as wide as what there is of the resource. Filled: what is used, red where that is more than deserved. Framed: what is deserved. A line below: what is
-//! reserved. A mark: `hard`.
+//! A bar is as wide as what there is of the resource. Filled: what is used, red where that is more than deserved.
+//! Framed: what is deserved. A line below: what is reserved. A mark: `hard`.
 
 use super::{Answer, amount};
 use crate::show::svg::{Svg, escaped};

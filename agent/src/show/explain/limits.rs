@@ -8,7 +8,8 @@ use crate::show::table::{Table, Tone, bytes, span};
 
 const NOTHING: &str = "What limits have cost is unknown: no pod has been read yet, or the journal has format 1, which does not record it.";
 
-/// What LimitRanges have set in a pod: `request memory=256Mi, limit cpu=1 of app`. Where the namespace's are known, with those that say so: `limit cpu=1 (by small)`.
+/// What LimitRanges have set in a pod: `request memory=256Mi, limit cpu=1 of app`. Where the namespace's are known,
+/// with those that say so: `limit cpu=1 (by small)`.
 pub(crate) fn set(defaults: &LimitDefaults) -> String {
     let mut text = String::new();
     for (at, set) in defaults.set.iter().enumerate() {

@@ -1,5 +1,6 @@
-//! A rehearsal as a picture: a row for each namespace, a column for each policy. In each field time goes to the right, and the share of the cluster used upwards. The numbers below: how many pods were evicted,
-//! and how long 95 of 100 waited at most.
+//! A rehearsal as a picture: a row for each namespace, a column for each policy. In each field time goes to the right,
+//! and the share of the cluster used upwards. The numbers below: how many pods were evicted, and how long 95 of 100
+//! waited at most.
 
 use plimsoll_core::arbitration::rehearsal::figures::{Figures, PARTS};
 

@@ -93,7 +93,8 @@ fn admission(overview: &Overview, style: Style) -> String {
     text
 }
 
-/// The node in one line, its fields separated by tabs: pods with processes, memory available, of how much, conditions, who goes next and why.
+/// The node in one line, its fields separated by tabs: pods with processes, memory available, of how much, conditions,
+/// who goes next and why.
 pub(crate) fn node_line(overview: &Overview) -> String {
     let of = |it: Option<u64>| it.map_or_else(|| "?".to_owned(), |value| bytes(value.into()));
     let running = overview.pods.iter();

@@ -17,7 +17,8 @@ pub struct Holder {
 pub struct Holders {
     /// Containers with exclusive CPUs.
     pub exclusive: Vec<Holder>,
-    /// CPUs that are kept for the system (`reservedSystemCPUs`). Unless the policy is strict they are in the shared pool too.
+    /// CPUs that are kept for the system (`reservedSystemCPUs`). Unless the policy is strict they are in the shared
+    /// pool too.
     pub reserved: CpuSet,
     /// CPUs of all containers that have none of their own.
     pub shared: CpuSet,
@@ -68,7 +69,8 @@ impl Holders {
         })
     }
 
-    /// Every claim with its name and CPUs: containers as they are listed, then reserved, then shared. Without those of no CPU.
+    /// Every claim with its name and CPUs: containers as they are listed, then reserved, then shared. Without those of
+    /// no CPU.
     pub fn claims(&self) -> impl Iterator<Item = (Claim, &str, CpuSet)> {
         let exclusive = self.exclusive.iter().enumerate();
         let exclusive = exclusive.map(|(at, it)| (Claim::Exclusive(at), it.name.as_str(), it.cpus));

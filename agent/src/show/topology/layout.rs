@@ -1,8 +1,9 @@
 //! The parts of a machine as boxes in boxes.
 //!
-//! Problem: what contains what differs from machine to machine. A socket may have four NUMA nodes, a NUMA node two sockets; an L3
-//! may be a part of a node, or span two. Approach: a level with fewer parts is outside; levels with as many parts keep the usual
-//! order (socket, die, node, L3, cluster). A part that is all there is in the part around it is merged with it.
+//! Problem: what contains what differs from machine to machine. A socket may have four NUMA nodes, a NUMA node two
+//! sockets; an L3 may be a part of a node, or span two. Approach: a level with fewer parts is outside; levels with as
+//! many parts keep the usual order (socket, die, node, L3, cluster). A part that is all there is in the part around it
+//! is merged with it.
 
 use std::collections::BTreeMap;
 use std::fmt;

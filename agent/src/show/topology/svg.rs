@@ -1,7 +1,7 @@
 //! The machine as a picture: boxes in boxes, a cell for each CPU, a legend, and the distances as a map of shades.
 //!
-//! Sizes come first, from the inside out ([`place`]): every box puts what it contains into as many columns as give it about
-//! the shape of a screen. Then everything is written once, at its place. All lengths are pixels.
+//! Sizes come first, from the inside out ([`place`]): every box puts what it contains into as many columns as give it
+//! about the shape of a screen. Then everything is written once, at its place. All lengths are pixels.
 
 mod place;
 mod write;
@@ -330,7 +330,8 @@ fn titled(name: &str, node: Option<&NumaNode>) -> String {
     title
 }
 
-/// A claim's fill. More containers than colours take them in turn; their names are in the cells' tips and in the legend.
+/// A claim's fill. More containers than colours take them in turn; their names are in the cells' tips and in the
+/// legend.
 fn colour(claim: Claim) -> &'static str {
     match claim {
         Claim::Exclusive(at) => EXCLUSIVE[at % EXCLUSIVE.len()],

@@ -1,5 +1,5 @@
-//! Which pods the API server said are critical, on disk: an agent that starts while the API server is away knows a pod by its cgroup alone, and the UID does
-//! not tell.
+//! Which pods the API server said are critical, on disk: an agent that starts while the API server is away knows a pod
+//! by its cgroup alone, and the UID does not tell.
 //!
 //! Bounded as what is known is. Written when it changes, which is when such a pod comes or goes.
 
@@ -34,7 +34,8 @@ pub(super) struct CriticalPods {
 }
 
 impl CriticalPods {
-    /// Reads what an agent before has left. What cannot be used counts as empty, with a warning: the API server's next list replaces it.
+    /// Reads what an agent before has left. What cannot be used counts as empty, with a warning: the API server's next
+    /// list replaces it.
     pub(super) fn open(path: PathBuf) -> Self {
         let uids = match read(&path) {
             Ok(uids) => uids,

@@ -1,10 +1,12 @@
 //! Evictions that are to be reported, on disk: a line for each, read at the start, struck when the API shows it.
 //!
-//! Idempotent by UID: the first one counts, with its time. Bounded: of too many the oldest becomes a count. A torn last line is an eviction that the
-//! agent died over; the pod is then killed by the next agent, or shows as what it is. The file is replaced when most of its lines are struck.
+//! Idempotent by UID: the first one counts, with its time. Bounded: of too many the oldest becomes a count. A torn last
+//! line is an eviction that the agent died over; the pod is then killed by the next agent, or shows as what it is. The
+//! file is replaced when most of its lines are struck.
 //!
-//! Beside an eviction it is kept that the pod may run again although the API server has not shown its end (on disk: an agent that starts must not kill it
-//! for an eviction that is over), and that its cgroup has gone (for whoever connects next).
+//! Beside an eviction it is kept that the pod may run again although the API server has not shown its end (on disk: an
+//! agent that starts must not kill it for an eviction that is over), and that its cgroup has gone (for whoever connects
+//! next).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -48,7 +50,8 @@ pub(super) struct Intents {
     lines: usize,
     merged: u64,
     error: Option<io::Error>,
-    /// Whole lines that another version has written and this one cannot read: for that version they are still to be reported.
+    /// Whole lines that another version has written and this one cannot read: for that version they are still to be
+    /// reported.
     foreign: Vec<Vec<u8>>,
 }
 

@@ -1,4 +1,5 @@
-//! What the client has said of pods and budgets, as far as a change has to be compared with it; and the bounds on all of it.
+//! What the client has said of pods and budgets, as far as a change has to be compared with it; and the bounds on all
+//! of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,8 +62,8 @@ struct Pods {
 }
 
 impl Pods {
-    /// Gives a pod the UID of its cgroup, which it keeps: of the image of a static pod, the hash of that. The first image stays until it is gone. A pod that only says that
-    /// it is one is nobody's image, and keeps its own UID.
+    /// Gives a pod the UID of its cgroup, which it keeps: of the image of a static pod, the hash of that. The first
+    /// image stays until it is gone. A pod that only says that it is one is nobody's image, and keeps its own UID.
     fn name(&self, pod: &mut Pod, of_api: &PodUid) -> PodUid {
         let is_known = |uid: &PodUid| self.shelf.sizes.contains_key(uid);
         let hash = pod.metadata.annotations.get(CONFIG_HASH_ANNOTATION);

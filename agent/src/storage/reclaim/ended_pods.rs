@@ -1,20 +1,22 @@
 //! Logs and emptyDir volumes of pods that have ended.
 //!
-//! **Problem.** They take space until somebody deletes them, and deleting the wrong ones is the worst that a node agent can do.
-//! **Approach.** A directory goes only if all of these hold at the moment its turn comes:
+//! **Problem.** They take space until somebody deletes them, and deleting the wrong ones is the worst that a node agent
+//! can do. **Approach.** A directory goes only if all of these hold at the moment its turn comes:
 //! 1. its pod is not live, by the caller's list;
-//! 2. no cgroup with the pod's UID in its name, of either cgroup driver, has a process; one that cannot be read counts as having some;
-//! 3. nothing is mounted on the pod's directory or below it, in our mount namespace and in that of process 1. Where the two differ, the
-//!    directory's mount must be one that mounts of the host appear in: deleting a directory takes away, unseen, what other namespaces have
-//!    mounted there, and nobody sees the mounts of all namespaces;
-//! 4. the caller says that the pod has ended, or, for a pod that nobody has heard of, nothing about its directory has changed for
-//!    [`ReclaimRequest::age_min`]: the kubelet may just be making it.
+//! 2. no cgroup with the pod's UID in its name, of either cgroup driver, has a process; one that cannot be read counts
+//!    as having some;
+//! 3. nothing is mounted on the pod's directory or below it, in our mount namespace and in that of process 1. Where the
+//!    two differ, the directory's mount must be one that mounts of the host appear in: deleting a directory takes away,
+//!    unseen, what other namespaces have mounted there, and nobody sees the mounts of all namespaces;
+//! 4. the caller says that the pod has ended, or, for a pod that nobody has heard of, nothing about its directory has
+//!    changed for [`ReclaimRequest::age_min`]: the kubelet may just be making it.
 //!
-//! What goes are the emptyDir volumes, then the directories above them as far as they are empty, and the pod's directory of logs. Other
-//! volumes stay: they may be somebody's data. Deletion is [`super::super::remove`]: no link is followed, no mount crossed.
+//! What goes are the emptyDir volumes, then the directories above them as far as they are empty, and the pod's
+//! directory of logs. Other volumes stay: they may be somebody's data. Deletion is [`super::super::remove`]: no link is
+//! followed, no mount crossed.
 //!
-//! Somebody else may have a directory open, and fill it as fast as it is emptied. So only so many names of a pod are read in one request; what
-//! is left then is kept, and said.
+//! Somebody else may have a directory open, and fill it as fast as it is emptied. So only so many names of a pod are
+//! read in one request; what is left then is kept, and said.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -46,7 +48,8 @@ const VOLUMES_MAX: usize = 1_000;
 const CGROUPS_MAX: usize = 10_000;
 /// The tiers of QoS classes; Guaranteed pods are right in `kubepods`.
 const TIERS: [&str; 2] = ["burstable", "besteffort"];
-/// What `/proc/self/ns/pid` is in the machine's PID namespace: `PROC_PID_INIT_INO` in the kernel's `include/linux/proc_ns.h`.
+/// What `/proc/self/ns/pid` is in the machine's PID namespace: `PROC_PID_INIT_INO` in the kernel's
+/// `include/linux/proc_ns.h`.
 const MACHINE_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The provider.
@@ -259,8 +262,8 @@ impl EndedPods {
 
     /// Whether any cgroup of this pod has a process; `None` if that cannot be known.
     ///
-    /// The names that the kubelet gives it are looked for where the kubelet makes them, in the tiers. What a pod makes below its own cgroup is
-    /// not looked through: there may be any number of cgroups.
+    /// The names that the kubelet gives it are looked for where the kubelet makes them, in the tiers. What a pod makes
+    /// below its own cgroup is not looked through: there may be any number of cgroups.
     fn has_processes(&self, uid: &PodUid) -> Option<bool> {
         let slice_uid = uid.as_str().replace('-', "_");
         let kubepods = self.kubepods()?;
@@ -288,8 +291,8 @@ impl EndedPods {
         Some(false)
     }
 
-    /// Where a kubelet keeps its pods: `kubepods` or `…kubepods.slice`, right below the cgroup root or below a kubelet's cgroup there, as
-    /// in a node that is a container. `None` if there is none: then pods are elsewhere.
+    /// Where a kubelet keeps its pods: `kubepods` or `…kubepods.slice`, right below the cgroup root or below a
+    /// kubelet's cgroup there, as in a node that is a container. `None` if there is none: then pods are elsewhere.
     fn kubepods(&self) -> Option<Vec<CgroupPath>> {
         let mut found = Vec::new();
         let mut kubelets = Vec::new();
@@ -517,7 +520,8 @@ impl Current {
     }
 }
 
-/// The pod that a directory belongs to. Logs are in `<namespace>_<name>_<UID>`; neither of the first two may contain `_`.
+/// The pod that a directory belongs to. Logs are in `<namespace>_<name>_<UID>`; neither of the first two may contain
+/// `_`.
 fn uid_of(kind: Kind, name: &str) -> Option<PodUid> {
     let uid = match kind {
         Kind::Volumes => name,
@@ -526,7 +530,8 @@ fn uid_of(kind: Kind, name: &str) -> Option<PodUid> {
     (!uid.is_empty()).then(|| PodUid::from(uid))
 }
 
-/// How long nothing has changed about a pod's directory, the ones that volumes or containers have in it, and files right in those.
+/// How long nothing has changed about a pod's directory, the ones that volumes or containers have in it, and files
+/// right in those.
 fn age(candidate: &Candidate) -> Option<Duration> {
     let root = candidate.path();
     let inner = match candidate.kind {

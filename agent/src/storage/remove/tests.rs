@@ -78,7 +78,8 @@ fn what_is_no_directory_is_not_started_with() {
         (c"outside/../../..", Errno::XDEV),
     ] {
         let error = start(dir.path(), name).unwrap_err();
-        // EAGAIN: something on this machine was renamed or mounted while the kernel followed a `..` (openat2(2)). It is not opened either.
+        // EAGAIN: something on this machine was renamed or mounted while the kernel followed a `..` (openat2(2)). It is
+        // not opened either.
         let is_raced = wanted == Errno::XDEV && error == Errno::AGAIN;
         assert!(error == wanted || is_raced, "{name:?}: {error}");
     }

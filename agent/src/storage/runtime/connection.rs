@@ -1,4 +1,5 @@
-//! One `plimsoll-runtime` at a time: started when there is a question, killed when it does not answer, started again later.
+//! One `plimsoll-runtime` at a time: started when there is a question, killed when it does not answer, started again
+//! later.
 
 use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
@@ -91,7 +92,8 @@ impl Runtime {
         self.ask(&question, number, until).map(|_| ())
     }
 
-    /// After the first failure since an answer: waits until it may be started again. Whether that is before `until`. After further failures nothing waits.
+    /// After the first failure since an answer: waits until it may be started again. Whether that is before `until`.
+    /// After further failures nothing waits.
     pub(super) fn restarts_by(&self, until: Instant) -> bool {
         let is_first = self.again == AGAIN_FIRST * 2;
         let at = self.not_before.filter(|at| is_first && *at < until);

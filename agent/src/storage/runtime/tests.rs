@@ -273,7 +273,8 @@ fn targets(available: &str) -> Targets {
     })
 }
 
-/// Frees until so much is available on a file system of 16 MiB with seven files of 2 MiB; what is left, and what was said.
+/// Frees until so much is available on a file system of 16 MiB with seven files of 2 MiB; what is left, and what was
+/// said.
 fn freed(available: &str, keeps: &'static str) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
     let removes = Removes {
         keeps,
@@ -388,7 +389,8 @@ fn what_the_runtime_does_not_remove_is_passed_over_and_said() {
 
 #[test]
 fn space_that_comes_late_is_waited_for_before_anything_else_goes() {
-    // 2 MiB are free: the container and one image are enough, or the container alone, which the runtime has not removed in time.
+    // 2 MiB are free: the container and one image are enough, or the container alone, which the runtime has not removed
+    // in time.
     let later = |available: &str, is_late: bool| {
         let removes = Removes {
             later: true,

@@ -58,7 +58,8 @@ impl Machine {
         std::fs::write(self.places.host.path(path), text).unwrap();
     }
 
-    /// A process of the container `cgroup` below the pod's, that started at `ticks`, in that user namespace, with this as root and its mounts.
+    /// A process of the container `cgroup` below the pod's, that started at `ticks`, in that user namespace, with this
+    /// as root and its mounts.
     fn process(&self, pid: u32, ticks: u64, user_namespace: &str, root: &str) {
         let zeros = "0 ".repeat(18);
         self.text(
@@ -220,7 +221,8 @@ fn where_a_layer_cannot_be_walked_the_runtimes_figure_counts() {
     assert_eq!(rootfs(), Used::default());
 }
 
-/// `pthread_exit` of a main thread: the process lives, `/proc/PID/root` leads nowhere and `/proc/PID/mountinfo` cannot be opened.
+/// `pthread_exit` of a main thread: the process lives, `/proc/PID/root` leads nowhere and `/proc/PID/mountinfo` cannot
+/// be opened.
 #[test]
 fn a_first_process_whose_main_thread_has_ended_hides_no_layer() {
     let machine = Machine::new();
@@ -594,8 +596,9 @@ fn a_container_whose_processes_are_hidden_deep_down_has_an_unknown_layer() {
 
 /// Needs a file system with project quotas (in a guest the module `quota_v2`), and `chattr`:
 /// `mkfs.ext4 -O quota,project -E quotatype=prjquota IMAGE; mount -o loop,prjquota IMAGE /mnt`, then
-/// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`. In a guest: this program, stripped, with `libgcc_s.so.1` and
-/// `libm.so.6`, as `--payload` of `cargo xtask vm --bare --package e2fsprogs`, and the disk `/dev/nvme0n1`.
+/// `PLIMSOLL_QUOTA_DIR=/mnt cargo test -p plimsoll --lib projects -- --ignored`. In a guest: this program, stripped,
+/// with `libgcc_s.so.1` and `libm.so.6`, as `--payload` of `cargo xtask vm --bare --package e2fsprogs`, and the disk
+/// `/dev/nvme0n1`.
 #[test]
 #[ignore = "needs a file system with project quotas"]
 fn projects_are_asked_where_they_are_exactly_one_directory() {
@@ -686,7 +689,8 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     assert!(quota.used.bytes >= Some(200_000));
 }
 
-/// What a reader of the list of mounts costs who mounts beside it is the kernel's. A survey reads its own list once, however many mounts it meets.
+/// What a reader of the list of mounts costs who mounts beside it is the kernel's. A survey reads its own list once,
+/// however many mounts it meets.
 #[test]
 fn the_list_of_mounts_is_read_once_for_all_volumes() {
     use rustix::fs::inotify;

@@ -319,7 +319,8 @@ pub(in crate::storage) fn mount_silent_fuse(on: &Path) -> Option<OwnedFd> {
         .ok()
 }
 
-/// What `work` returns, which another thread does; `None` if it does not end, as where it asks `server`, whose end of it is closed then.
+/// What `work` returns, which another thread does; `None` if it does not end, as where it asks `server`, whose end of
+/// it is closed then.
 pub(in crate::storage) fn without_asking<T: Send + 'static>(
     server: OwnedFd,
     work: impl FnOnce() -> T + Send + 'static,

@@ -19,7 +19,8 @@ pub const ARGUMENT: &str = "names-of-standard-input";
 
 /// Larger files are left without names: their symbols alone may be more than the machine has to spare.
 const FILE_BYTES_MAX: u64 = 512 << 20;
-/// Memory of its own at most, bytes: the file is only mapped, and each of its symbols takes 8. With more than some 11 million a file has no names.
+/// Memory of its own at most, bytes: the file is only mapped, and each of its symbols takes 8. With more than some 11
+/// million a file has no names.
 const DATA_BYTES_MAX: u64 = 96 << 20;
 /// CPU time at most, seconds: where nobody is left to kill it.
 const CPU_SECONDS_MAX: u64 = 20;

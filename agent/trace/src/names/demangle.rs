@@ -1,8 +1,9 @@
 //! Names as people wrote them, and none longer than a bound.
 //!
-//! A mangled name refers to its own parts, so that each can be a pair of the one before: 200 bytes stand for more text than there is memory. The
-//! libraries bound how deep that goes, not how much it is; so they write into a buffer that refuses what is beyond its end, which ends them.
-//! Text that is empty can be repeated without end all the same: only the time of the [`child`](super::child) bounds that.
+//! A mangled name refers to its own parts, so that each can be a pair of the one before: 200 bytes stand for more text
+//! than there is memory. The libraries bound how deep that goes, not how much it is; so they write into a buffer that
+//! refuses what is beyond its end, which ends them. Text that is empty can be repeated without end all the same: only
+//! the time of the [`child`](super::child) bounds that.
 
 use std::fmt::{self, Write as _};
 

@@ -1,4 +1,5 @@
-//! Loops that do one thing as often as they are told, for `cargo xtask bench cost`. Each prints one JSON line: events and times.
+//! Loops that do one thing as often as they are told, for `cargo xtask bench cost`. Each prints one JSON line: events
+//! and times.
 
 use std::fs;
 use std::process::Command;

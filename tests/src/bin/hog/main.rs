@@ -1,8 +1,9 @@
-//! A workload for the guests: takes memory, page cache, disk space, disk time, inodes, PIDs or CPU time, and says when it was told to go.
+//! A workload for the guests: takes memory, page cache, disk space, disk time, inodes, PIDs or CPU time, and says when
+//! it was told to go.
 //!
-//! With `--log FILE` each event is one line `WORD NS AMOUNT` (`CLOCK_MONOTONIC`): `ready`, `start`, `at`, `full` (its goal is
-//! reached), `refused` (the kernel gave no more), `sigterm`. The amount is in the mode's unit: MiB, inodes, processes or rounds. `full`
-//! and `refused` are also said on standard output.
+//! With `--log FILE` each event is one line `WORD NS AMOUNT` (`CLOCK_MONOTONIC`): `ready`, `start`, `at`, `full` (its
+//! goal is reached), `refused` (the kernel gave no more), `sigterm`. The amount is in the mode's unit: MiB, inodes,
+//! processes or rounds. `full` and `refused` are also said on standard output.
 
 #![forbid(unsafe_code)]
 
@@ -71,7 +72,8 @@ enum Mode {
         /// Growth.
         #[arg(long)]
         rate_mb_s: u64,
-        /// Makes up for none of the time in which it was kept from growing: no step is more than twice as large as it should be.
+        /// Makes up for none of the time in which it was kept from growing: no step is more than twice as large as it
+        /// should be.
         #[arg(long)]
         steady: bool,
         /// Touched at once, before the ramp.
@@ -114,7 +116,8 @@ enum Mode {
         #[arg(long)]
         say: bool,
     },
-    /// Touches memory and makes it hard to get back: SCHED_IDLE, on one CPU, and it holds the lock of its memory nearly all the time.
+    /// Touches memory and makes it hard to get back: SCHED_IDLE, on one CPU, and it holds the lock of its memory nearly
+    /// all the time.
     Resist {
         /// Size.
         #[arg(long)]
@@ -156,7 +159,8 @@ enum Mode {
         #[arg(long)]
         path: PathBuf,
     },
-    /// On SIGUSR1, starts processes that start processes, as fast as the kernel lets them and for ever, and takes memory.
+    /// On SIGUSR1, starts processes that start processes, as fast as the kernel lets them and for ever, and takes
+    /// memory.
     Storm {
         /// Size.
         #[arg(long)]

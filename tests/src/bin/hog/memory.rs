@@ -13,7 +13,8 @@ use tests::guest::clock::now_ns;
 use super::{Log, STEP, files};
 
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// Larger than what malloc ever serves from its heap (32 MiB), so that each block is a mapping of its own, untouched and zero.
+/// Larger than what malloc ever serves from its heap (32 MiB), so that each block is a mapping of its own, untouched
+/// and zero.
 pub(crate) const BLOCK_BYTES: usize = 64 << 20;
 
 /// Anonymous memory that is mapped in blocks and touched page by page.
@@ -136,8 +137,8 @@ fn time_of_drop<T>(held: T) -> u64 {
     now_ns() - before_ns
 }
 
-/// Memory is taken from the node of the CPU that touches it first, unless that node is full. A binding without that exception
-/// is the pod's `cpuset.mems`.
+/// Memory is taken from the node of the CPU that touches it first, unless that node is full. A binding without that
+/// exception is the pod's `cpuset.mems`.
 pub(crate) fn run_on_numa_node(node: u32) -> anyhow::Result<()> {
     let path = format!("/sys/devices/system/node/node{node}/cpulist");
     let list = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;

@@ -69,7 +69,8 @@ pub(crate) fn sleep_while_the_parent_lives() -> anyhow::Result<()> {
     sleep_for_ever()
 }
 
-/// Starts one process after the other that does the same: at a limit of processes, one takes each place that falls free.
+/// Starts one process after the other that does the same: at a limit of processes, one takes each place that falls
+/// free.
 pub(crate) fn spawn_for_ever() -> anyhow::Result<()> {
     let program = std::env::current_exe()?;
     loop {

@@ -1,7 +1,8 @@
 //! `bpf(2)`, as far as an agent needs it that takes over pinned programs.
 //!
-//! The model offers the set of pins that this agent looks for, complete and attached; the agent's own way of taking one over does the rest. The
-//! programs are the [machine](crate::machine)'s: it charges, crosses and sends records as they do.
+//! The model offers the set of pins that this agent looks for, complete and attached; the agent's own way of taking one
+//! over does the rest. The programs are the [machine](crate::machine)'s: it charges, crosses and sends records as they
+//! do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -382,7 +383,8 @@ impl World {
         };
         let memory = self.bpf.maps.get(name).and_then(|map| map.memory.as_ref());
         let fd = match (memory, self.bpf.maps.get(name).map(|map| map.kind)) {
-            // A ring is waited for and mapped: an eventfd can be waited for, and the mapping is answered by the memory's own descriptor.
+            // A ring is waited for and mapped: an eventfd can be waited for, and the mapping is answered by the
+            // memory's own descriptor.
             (Some(memory), Some(kind)) if kind != RINGBUF => memory.fd,
             // SAFETY: no pointers.
             _ => unsafe {

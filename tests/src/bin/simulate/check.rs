@@ -194,7 +194,8 @@ impl Checks {
         }
     }
 
-    /// The agent has ended. It ends when it is asked to, or when something that it cannot start without could not be had.
+    /// The agent has ended. It ends when it is asked to, or when something that it cannot start without could not be
+    /// had.
     pub(crate) fn ended(&mut self, result: &str, is_asked: bool, now_ns: u64) {
         let is_start_refused = self.has_failed && !self.has_served;
         let is_well = result.is_empty() || self.has_failed;
@@ -384,7 +385,8 @@ impl World {
         }
     }
 
-    /// What a pod has beyond its request, as the ranking sees it; `None` for one that is not to be taken, or not any more.
+    /// What a pod has beyond its request, as the ranking sees it; `None` for one that is not to be taken, or not any
+    /// more.
     fn excess(&self, pod: usize) -> Option<u64> {
         let it = &self.machine.pods[pod];
         let victim = self.checks.victims.get(&pod)?;

@@ -1,7 +1,9 @@
-//! Each operation of a run fails, blocks, or is the last that the agent does: one run for each, until no operation is left.
+//! Each operation of a run fails, blocks, or is the last that the agent does: one run for each, until no operation is
+//! left.
 //!
-//! The scenario is a short one, so that all of it can be had in a test run; `--scenario` takes another. Operations are counted from a run in which
-//! nothing fails; a run that differs from it does so from the operation on that was made to fail.
+//! The scenario is a short one, so that all of it can be had in a test run; `--scenario` takes another. Operations are
+//! counted from a run in which nothing fails; a run that differs from it does so from the operation on that was made to
+//! fail.
 
 use crate::fault::{Call, Fault, Plan, errnos};
 use crate::progress;
@@ -9,7 +11,8 @@ use crate::run::{Order, Report, run_apart};
 use crate::scenario::Scenario;
 use crate::{Args, Tally};
 
-/// How long a blocked operation takes: longer than any patience of the agent's with its own threads, and less than what its watchdog takes for a hang.
+/// How long a blocked operation takes: longer than any patience of the agent's with its own threads, and less than what
+/// its watchdog takes for a hang.
 const BLOCKED_NS: u64 = 20_000_000_000;
 
 fn order(number: u64, fault: Fault) -> Order {
@@ -66,7 +69,8 @@ fn run(scenario: &Scenario, number: u64, fault: Fault, how: &str, tally: &mut Ta
     tally.take(scenario, &report, &again);
 }
 
-/// Each operation fails: with each error that it can have, or with `rotate` with one of them, another one for the next operation of its kind.
+/// Each operation fails: with each error that it can have, or with `rotate` with one of them, another one for the next
+/// operation of its kind.
 pub(crate) fn faults(args: &Args, scenario: &Scenario, rotate: bool, tally: &mut Tally) {
     let mut turns = std::collections::BTreeMap::<String, usize>::new();
     for (number, call) in operations(args, scenario, "faults") {
@@ -88,7 +92,8 @@ pub(crate) fn faults(args: &Args, scenario: &Scenario, rotate: bool, tally: &mut
     }
 }
 
-/// Each operation takes 20 seconds. Where it is the loop's, that is the loop's time, and all else must hold; with `others` only what is not the loop's.
+/// Each operation takes 20 seconds. Where it is the loop's, that is the loop's time, and all else must hold; with
+/// `others` only what is not the loop's.
 pub(crate) fn blocked(args: &Args, scenario: &Scenario, others: bool, tally: &mut Tally) {
     let how = format!("slow={}", BLOCKED_NS / 1_000_000);
     for (number, call) in operations(args, scenario, "blocked") {
@@ -98,8 +103,8 @@ pub(crate) fn blocked(args: &Args, scenario: &Scenario, others: bool, tally: &mu
     }
 }
 
-/// `kill -9` before each operation that changes something which outlives the agent, and in the middle of each write; the agent that
-/// follows finds what is left. With `all` before every other operation as well.
+/// `kill -9` before each operation that changes something which outlives the agent, and in the middle of each write;
+/// the agent that follows finds what is left. With `all` before every other operation as well.
 pub(crate) fn kills(args: &Args, scenario: &Scenario, all: bool, tally: &mut Tally) {
     for (number, call) in operations(args, scenario, "kills") {
         if all || call.changes() {

@@ -1,7 +1,8 @@
 //! Open files: which are the model's, and where the others are.
 //!
-//! `/proc` and `/sys` of the agent are directories of plain files in a temporary one. A control file is there as an empty file, so that it
-//! can be opened, listed and watched; what it says is made when it is read, by [`Machine::content`](crate::machine::Machine::content).
+//! `/proc` and `/sys` of the agent are directories of plain files in a temporary one. A control file is there as an
+//! empty file, so that it can be opened, listed and watched; what it says is made when it is read, by
+//! [`Machine::content`](crate::machine::Machine::content).
 
 use std::ffi::{CStr, CString};
 use std::sync::Arc;

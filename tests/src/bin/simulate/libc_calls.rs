@@ -1,8 +1,8 @@
 //! The C library's calls that the agent reaches the kernel by, answered by the model.
 //!
-//! This program defines them under the C library's names, so that the standard library, rustix (built for the C library: feature
-//! `simulation`), aya, tokio and libc all arrive here. The agent has no part in it: nothing of it is built differently. A call from no thread of the
-//! agent, and one of the model itself, goes to the kernel as it is.
+//! This program defines them under the C library's names, so that the standard library, rustix (built for the C
+//! library: feature `simulation`), aya, tokio and libc all arrive here. The agent has no part in it: nothing of it is
+//! built differently. A call from no thread of the agent, and one of the model itself, goes to the kernel as it is.
 #![allow(
     clippy::undocumented_unsafe_blocks,
     clippy::multiple_unsafe_ops_per_block,

@@ -1,4 +1,5 @@
-//! The machine: memory, cgroups, processes, and the BPF programs' side of it. It changes by events in virtual time and by what the agent does.
+//! The machine: memory, cgroups, processes, and the BPF programs' side of it. It changes by events in virtual time and
+//! by what the agent does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -205,7 +206,8 @@ pub(crate) enum Happening {
     /// A pod is as hostile as this from now on.
     Grow(usize, Ramp),
     MemoryBack(usize),
-    /// So many attaches, so far apart, by a process without privileges: in cgroups of no pod, or to and fro in a pod of that name.
+    /// So many attaches, so far apart, by a process without privileges: in cgroups of no pod, or to and fro in a pod of
+    /// that name.
     Attaches {
         left: u32,
         every_ns: u64,

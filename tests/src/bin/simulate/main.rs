@@ -1,12 +1,13 @@
 //! The whole agent against a model of the machine, in virtual time: `cargo xtask simulate`.
 //!
-//! **Problem.** The engine is pure and tested as such; what went wrong, went wrong between the loop, files, threads and the kernel. Guests show
-//! one timing each, slowly. **Approach.** The agent is the real one, [`plimsoll::daemon::start::run`] and all its threads. The C library below it is this
-//! program's ([`libc_calls`]): files, clock, threads and system calls are answered by a [`machine`] whose every change comes from one seed. A run is a
-//! process; the same seed is the same run. [`check`] holds what must be so after every step.
+//! **Problem.** The engine is pure and tested as such; what went wrong, went wrong between the loop, files, threads and
+//! the kernel. Guests show one timing each, slowly. **Approach.** The agent is the real one,
+//! [`plimsoll::daemon::start::run`] and all its threads. The C library below it is this program's ([`libc_calls`]):
+//! files, clock, threads and system calls are answered by a [`machine`] whose every change comes from one seed. A run
+//! is a process; the same seed is the same run. [`check`] holds what must be so after every step.
 //!
-//! **Terms.** *operation*: a call that can fail. *plan*: which operation of a run fails, takes longer, or is followed by nothing (`kill -9`). *turn*:
-//! from one wait of the loop to the next.
+//! **Terms.** *operation*: a call that can fail. *plan*: which operation of a run fails, takes longer, or is followed
+//! by nothing (`kill -9`). *turn*: from one wait of the loop to the next.
 
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
@@ -322,7 +323,8 @@ fn shrink(scenario: &mut Scenario, order: &Order, report: &Report) {
     }
 }
 
-/// Of the operations of a short run, so many are one that a test run has time for; `--faults --blocked --kills` takes them all.
+/// Of the operations of a short run, so many are one that a test run has time for; `--faults --blocked --kills` takes
+/// them all.
 const EVERY: u64 = 32;
 
 /// What a test run has time for.

@@ -1,4 +1,5 @@
-//! How far the program is, on standard error, at least every ten seconds: to fail each call of a run takes more than an hour.
+//! How far the program is, on standard error, at least every ten seconds: to fail each call of a run takes more than an
+//! hour.
 //!
 //! The lines look as cargo's do, so that `cargo xtask test` does not take them for what a failed run has said last.
 

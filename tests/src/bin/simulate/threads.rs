@@ -1,7 +1,8 @@
 //! Threads in virtual time.
 //!
-//! Each thread has its own time, as if it had a CPU of its own. An operation costs time; the thread that is furthest behind runs next, and
-//! what the machine does comes in between. So the same seed gives the same run, and a thread that is held up holds up those that wait for it.
+//! Each thread has its own time, as if it had a CPU of its own. An operation costs time; the thread that is furthest
+//! behind runs next, and what the machine does comes in between. So the same seed gives the same run, and a thread that
+//! is held up holds up those that wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

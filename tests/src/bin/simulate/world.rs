@@ -1,7 +1,8 @@
 //! The one world of this process: threads, virtual time, open files, the machine. One run is one process.
 //!
-//! **Who may touch it.** Threads of the agent run one at a time, each between two operations: the thread that has the baton has the world. A call of
-//! the C library inside the model itself is not the agent's and goes to the real kernel ([`enter`]).
+//! **Who may touch it.** Threads of the agent run one at a time, each between two operations: the thread that has the
+//! baton has the world. A call of the C library inside the model itself is not the agent's and goes to the real kernel
+//! ([`enter`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::collections::{BTreeMap, BTreeSet};

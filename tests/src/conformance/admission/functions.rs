@@ -261,8 +261,8 @@ enum Decimals {
     Shared,
 }
 
-/// The pod as the plugin counts it last: its usage was asked for `pod_usage` before, and is asked by the plugin once more if something
-/// is limited by default (`CheckRequest`).
+/// The pod as the plugin counts it last: its usage was asked for `pod_usage` before, and is asked by the plugin once
+/// more if something is limited by default (`CheckRequest`).
 fn counted_before(mut pod: PodObject, limited_resources: &[LimitedResource]) -> PodObject {
     let is_limited =
         |limited: &LimitedResource| limited.resource == "pods" && limited.api_group.is_empty();
@@ -346,7 +346,8 @@ fn pod_create(vector: &Value, admission: Admission, decimals: Decimals) -> Resul
 mod tests {
     use super::*;
 
-    /// 1.5Gi is a big decimal: `PodRequests` and `PodLimits` of 1.36.2 return 1.5Gi and 1Gi, then 2Gi, then 3Gi of overhead.
+    /// 1.5Gi is a big decimal: `PodRequests` and `PodLimits` of 1.36.2 return 1.5Gi and 1Gi, then 2Gi, then 3Gi of
+    /// overhead.
     #[test]
     fn a_pod_that_is_counted_again_has_more_overhead() {
         let vector = |used: &str, limited: Value| {

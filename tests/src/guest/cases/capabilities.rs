@@ -1,7 +1,8 @@
-//! What the agent does with fewer capabilities than root has: as a DaemonSet that is not privileged, and with none at all.
+//! What the agent does with fewer capabilities than root has: as a DaemonSet that is not privileged, and with none at
+//! all.
 //!
-//! A capability that is taken from a thread's bounding set is not there in what that thread starts; the scene's own processes are started
-//! by others.
+//! A capability that is taken from a thread's bounding set is not there in what that thread starts; the scene's own
+//! processes are started by others.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -96,7 +97,8 @@ fn name(capability: CapabilitySet) -> String {
     names.concat()
 }
 
-/// A pod that runs as another user than the agent and grows when told to, and such a process in a container whose score protects.
+/// A pod that runs as another user than the agent and grows when told to, and such a process in a container whose score
+/// protects.
 struct Foreign {
     node: Node,
     pod: Pod,
@@ -225,7 +227,8 @@ fn report(held: CapabilitySet) -> anyhow::Result<serde_json::Value> {
     Ok(serde_json::from_str(&check(held, "json")?)?)
 }
 
-/// The sysctl is for processes that may not use BPF: 1 and 2 refuse them, and whoever has the capabilities does not notice.
+/// The sysctl is for processes that may not use BPF: 1 and 2 refuse them, and whoever has the capabilities does not
+/// notice.
 fn unprivileged_bpf_disabled() -> Outcome {
     const SYSCTL: &str = "/proc/sys/kernel/unprivileged_bpf_disabled";
     // 1 last: it cannot be taken back.

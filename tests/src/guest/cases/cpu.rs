@@ -1,4 +1,5 @@
-//! Bursts above a CPU limit and holding back BestEffort, on real kernels: written, explained by the decision, and put back.
+//! Bursts above a CPU limit and holding back BestEffort, on real kernels: written, explained by the decision, and put
+//! back.
 
 use std::fs;
 use std::path::PathBuf;
@@ -88,7 +89,8 @@ fn burst() -> Outcome {
     let with = options(&node, BURST)?.journal(&journal);
     let mut agent = node.agent(&with)?;
     let _running = node.hog(&tight, "spin")?;
-    // Its container: the pod has the same quota, and whether the kernel throttles it as well or it only follows its container is chance.
+    // Its container: the pod has the same quota, and whether the kernel throttles it as well or it only follows its
+    // container is chance.
     let decision = given(&mut agent, &tight, Some("main"))?;
     ensure!(
         decision["knob"] == "burst"

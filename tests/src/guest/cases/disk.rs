@@ -41,7 +41,8 @@ pub(super) const TESTS: &[Test] = &[
 /// The volume of the pods here.
 const VOLUME: &str = "data";
 
-/// The guest's first disk with an empty file system, mounted until it is dropped. Make it before the [`Node`], whose pods use it.
+/// The guest's first disk with an empty file system, mounted until it is dropped. Make it before the [`Node`], whose
+/// pods use it.
 pub(super) struct Disk(pub(super) PathBuf);
 
 impl Disk {

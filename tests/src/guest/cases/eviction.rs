@@ -217,7 +217,8 @@ fn ignoring_sigterm() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// The first process ends at SIGTERM; others of its container get none, and would keep their memory for the pod's own 30 s.
+/// The first process ends at SIGTERM; others of its container get none, and would keep their memory for the pod's own
+/// 30 s.
 fn left_behind() -> Outcome {
     let node = Node::new()?;
     let leaky = Pod::burstable("leaky", "32Mi").grace_s(30);

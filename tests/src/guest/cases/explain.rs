@@ -1,4 +1,5 @@
-//! `plimsoll explain` asks a running agent over its socket, and `plimsoll rank` ranks from files: what they say is what happens.
+//! `plimsoll explain` asks a running agent over its socket, and `plimsoll rank` ranks from files: what they say is what
+//! happens.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -92,8 +93,8 @@ fn pods(places: &Value) -> Vec<&str> {
     places.filter_map(|place| place["pod"].as_str()).collect()
 }
 
-/// Three pods, by the kubelet's order: above its request, without a request but small and of higher priority, within its request; and
-/// one that is never evicted. All of them run.
+/// Three pods, by the kubelet's order: above its request, without a request but small and of higher priority, within
+/// its request; and one that is never evicted. All of them run.
 struct Scene {
     node: Node,
     pods: Vec<(Pod, Running)>,

@@ -146,7 +146,8 @@ fn pods_come_and_go() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// The kernel freezes the loop's thread alone, in a threaded cgroup: it stands still wherever it is, and the rest of the agent goes on.
+/// The kernel freezes the loop's thread alone, in a threaded cgroup: it stands still wherever it is, and the rest of
+/// the agent goes on.
 fn frozen_loop() -> Outcome {
     const EXIT_HUNG: i32 = 70;
     /// Several times what the watchdog waits.
@@ -212,7 +213,8 @@ fn flood() -> Outcome {
     let hog = leak(&node, &leaky, 192, "")?;
     let _busy = node.hog(&busy, "hold --mb 8")?;
     let agent = node.agent(&Options::hard(&threshold_below_now(96)?))?;
-    // A pod that makes cgroups as fast as it can, to drown the records that matter: before the leak, and until it is judged.
+    // A pod that makes cgroups as fast as it can, to drown the records that matter: before the leak, and until it is
+    // judged.
     let path = cgroup::memory_root().join(busy.cgroup()).join("flood");
     let (made, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! A hostile cgroup floods the rings: what is urgent arrives all the same, and every record is accounted for.
 //!
-//! `PLIMSOLL_FLOOD_RECORDS=1000000` makes the flood as large as that (minutes in an emulated guest); without it, it is as large
-//! as some seconds allow.
+//! `PLIMSOLL_FLOOD_RECORDS=1000000` makes the flood as large as that (minutes in an emulated guest); without it, it is
+//! as large as some seconds allow.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -112,8 +112,8 @@ impl Drop for Hostile {
     }
 }
 
-/// Two chains of cgroups, and a user without any privilege who moves a process from the end of one to the end of the other: every
-/// cgroup on the way is emptied or filled, a record each. And one who makes and removes cgroups.
+/// Two chains of cgroups, and a user without any privilege who moves a process from the end of one to the end of the
+/// other: every cgroup on the way is emptied or filled, a record each. And one who makes and removes cgroups.
 fn storm(hostile: &Hostile) -> anyhow::Result<Vec<Guard>> {
     let mut ends = Vec::new();
     for chain in ["a", "b"] {
@@ -323,7 +323,8 @@ fn oom_flood() -> Outcome {
             && count.folded == folded_choices + folded_victims,
         "{count:?}, and {folded_choices} and {folded_victims} in totals"
     );
-    // The kernel counts the chosen one twice, by itself and with its cgroup, unless it was dead by then; it marks a task once.
+    // The kernel counts the chosen one twice, by itself and with its cgroup, unless it was dead by then; it marks a
+    // task once.
     let named = victims + folded_victims;
     ensure!(
         folded_choices == 0 && (kernel - 1..=kernel).contains(&named),
@@ -333,8 +334,8 @@ fn oom_flood() -> Outcome {
 }
 
 const PAGE_BYTES: u64 = 4096;
-/// Pages that stay in the page cache, and as many that need not: the kernel remembers evicted pages only while a cgroup has some cache left
-/// (mm/workingset.c `count_shadow_nodes`).
+/// Pages that stay in the page cache, and as many that need not: the kernel remembers evicted pages only while a cgroup
+/// has some cache left (mm/workingset.c `count_shadow_nodes`).
 const KEPT: u64 = 2048;
 
 /// A file whose pages a cgroup has had in the page cache, and has no more.

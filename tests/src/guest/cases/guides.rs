@@ -38,7 +38,8 @@ pub(super) const TESTS: &[Test] = &[
 const README: &str = "README.md";
 /// It fills the memory of its node, which takes minutes where that is large and emulated.
 const INCIDENT: &str = "docs/incident.md";
-/// What its pod need not fill: enough is left to see it grow for as long as a reader looks. Where the clock is the host's, that may be long.
+/// What its pod need not fill: enough is left to see it grow for as long as a reader looks. Where the clock is the
+/// host's, that may be long.
 const INCIDENT_FILLED: [&str; 2] = ["hold --mb 1000", "hold --mb 700"];
 
 fn commands_work(is_wanted: fn(&str) -> bool) -> Outcome {
@@ -70,8 +71,8 @@ fn commands_work(is_wanted: fn(&str) -> bool) -> Outcome {
     Ok(Done::Passed)
 }
 
-/// What a reader's `plimsoll` is here: the program, whose agents do without fentry as those of other tests (`Options::on_tracepoints`). What is
-/// printed of an agent does not depend on it.
+/// What a reader's `plimsoll` is here: the program, whose agents do without fentry as those of other tests
+/// (`Options::on_tracepoints`). What is printed of an agent does not depend on it.
 fn command(node: &Node) -> anyhow::Result<PathBuf> {
     let program = program("plimsoll");
     if every_hook() {

@@ -100,8 +100,8 @@ fn resisting() -> Outcome {
     let stubborn = Pod::burstable("stubborn", "16Mi").grace_s(1);
     let second = Pod::burstable("second", "16Mi");
     let neighbour = Pod::guaranteed("neighbour", "1", "64Mi");
-    // Before the victim: to attach a program the kernel waits until every task has left the CPU by itself (RCU tasks), which a task that
-    // stays in the kernel and hardly runs does not.
+    // Before the victim: to attach a program the kernel waits until every task has left the CPU by itself (RCU tasks),
+    // which a task that stays in the kernel and hardly runs does not.
     let mut agent = node.agent(&Options::hard(&threshold_below_now(256 + 64)?).on_tracepoints())?;
     let _neighbour = node.hog(&neighbour, "spin --threads 8")?;
     let mut victim = node.hog(&stubborn, "--on-term ignore resist --mb 256")?;
@@ -216,7 +216,8 @@ fn outliving() -> Outcome {
     })
 }
 
-/// So does a memfd that another process has open, as after SCM_RIGHTS; and so are pages that a pipe or an io_uring of another process holds.
+/// So does a memfd that another process has open, as after SCM_RIGHTS; and so are pages that a pipe or an io_uring of
+/// another process holds.
 fn handed_over() -> Outcome {
     left_behind(|node, hog| {
         let running = node.hog(hog, "memfd --mb 256")?;
@@ -379,7 +380,8 @@ fn cache_becomes_memory() -> Outcome {
     let disk = Disk::mount(192, 16384)?;
     let node = Node::new()?;
     let hog = Pod::burstable("hog", "16Mi").limit("memory", "136Mi");
-    // Less beyond its request than the hog has by the time of the crossing, and more than the hog has without its new memory.
+    // Less beyond its request than the hog has by the time of the crossing, and more than the hog has without its new
+    // memory.
     let innocent = Pod::burstable("innocent", "16Mi");
     let mut spared = node.hog(&innocent, "hold --mb 32")?;
     let file = disk.0.join("cache");
@@ -436,7 +438,8 @@ fn storm() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// A command whose name clears the screen and begins a line is killed by the kernel, in a cgroup whose name does the same.
+/// A command whose name clears the screen and begins a line is killed by the kernel, in a cgroup whose name does the
+/// same.
 fn names() -> Outcome {
     /// Resets a terminal, hides what follows, and begins a line.
     const FAKE: &str = "\u{1b}c\u{1b}[8m\nfake";

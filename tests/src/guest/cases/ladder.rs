@@ -1,8 +1,8 @@
-//! Hosts that allow only part of what the agent would like: by the next best mechanism it still evicts the right pod before the kernel's
-//! OOM killer has to, and both `plimsoll check` and the agent itself say what is missing.
+//! Hosts that allow only part of what the agent would like: by the next best mechanism it still evicts the right pod
+//! before the kernel's OOM killer has to, and both `plimsoll check` and the agent itself say what is missing.
 //!
-//! What a running kernel can be made to refuse is done here; what only the kernel command line can (`lockdown=`, `psi=0`) is
-//! [`as_booted`], which expects what this guest was booted with: `cargo xtask test --all` boots them all.
+//! What a running kernel can be made to refuse is done here; what only the kernel command line can (`lockdown=`,
+//! `psi=0`) is [`as_booted`], which expects what this guest was booted with: `cargo xtask test --all` boots them all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +105,8 @@ pub(super) const WHOLE: Wanted = Wanted {
     because: None,
 };
 
-/// What a kernel that was booted without parameters has: nothing is missing, but for arm64 before 6.4, which calls no program from a function.
+/// What a kernel that was booted without parameters has: nothing is missing, but for arm64 before 6.4, which calls no
+/// program from a function.
 fn whole() -> anyhow::Result<Wanted> {
     const RELEASE: &str = "/proc/sys/kernel/osrelease";
     let release = fs::read_to_string(RELEASE).context(RELEASE)?;
@@ -121,8 +122,8 @@ fn whole() -> anyhow::Result<Wanted> {
     Ok(WHOLE)
 }
 
-/// What `plimsoll check` says. Programs are tried for each of its forms, which takes long in a guest: its text is asked for where a reason is wanted,
-/// its JSON where none is, and both where no programs are tried.
+/// What `plimsoll check` says. Programs are tried for each of its forms, which takes long in a guest: its text is asked
+/// for where a reason is wanted, its JSON where none is, and both where no programs are tried.
 fn checked(without: Option<&str>, wanted: &Wanted) -> anyhow::Result<()> {
     let check = |output: &str| -> anyhow::Result<String> {
         let mut command = Command::new(program("plimsoll"));
@@ -201,7 +202,8 @@ pub(super) fn said(agent: &Agent, wanted: &Wanted) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `plimsoll check` says what is `wanted`, and an agent started now does, and evicts the pod that grows; nobody else goes.
+/// `plimsoll check` says what is `wanted`, and an agent started now does, and evicts the pod that grows; nobody else
+/// goes.
 fn evicts(without: Option<&str>, wanted: &Wanted) -> Outcome {
     checked(without, wanted)?;
     let kills = oom_kills()?;
@@ -295,8 +297,8 @@ impl Drop for Hidden {
     }
 }
 
-/// Type information in which the function that charges memory has another name, as in a kernel that has renamed it. All else, the
-/// ids among it, is as the running kernel has it, so that the other hooks attach.
+/// Type information in which the function that charges memory has another name, as in a kernel that has renamed it. All
+/// else, the ids among it, is as the running kernel has it, so that the other hooks attach.
 fn function_is_missing() -> Outcome {
     const NAME: &[u8] = b"\0page_counter_try_charge\0";
     const OTHER: &[u8] = b"\0page_counter_may_charge\0";

@@ -1,4 +1,5 @@
-//! The last line in the kernel: it kills the condemned when the agent cannot, nobody else, and nobody while memory is available.
+//! The last line in the kernel: it kills the condemned when the agent cannot, nobody else, and nobody while memory is
+//! available.
 
 use std::fs;
 use std::thread::sleep;
@@ -76,7 +77,8 @@ const LINE_MB: u64 = 256;
 /// Time for a hog to fill the guest.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A scene: a hog that will grow until it is killed, an innocent pod, and one that is exempt, larger than both, and allocates all the time.
+/// A scene: a hog that will grow until it is killed, an innocent pod, and one that is exempt, larger than both, and
+/// allocates all the time.
 struct Scene {
     /// Goes first: what follows needs the memory.
     _ballast: Ballast,
@@ -102,7 +104,8 @@ impl Scene {
         let hog = node.hog(&Pod::best_effort("hog"), &ramp)?;
         // So little that the hog does not need long.
         let ballast = Ballast::leaving(LINE_MB + 250)?;
-        // Nobody stops the kernel's killer at the hog: of huge pages, none is free until the last is unmapped, and meanwhile it looks for others.
+        // Nobody stops the kernel's killer at the hog: of huge pages, none is free until the last is unmapped, and
+        // meanwhile it looks for others.
         spare_this_process()?;
         Ok(Self {
             _ballast: ballast,
@@ -113,7 +116,8 @@ impl Scene {
         })
     }
 
-    /// Where the last line acts `late`, the kernel's OOM killer may be on its way for another task: then it is no promise for the innocent.
+    /// Where the last line acts `late`, the kernel's OOM killer may be on its way for another task: then it is no
+    /// promise for the innocent.
     fn others_live(&mut self, late: bool) -> anyhow::Result<()> {
         ensure!(
             late || self.innocent.process.is_running()?,
@@ -295,9 +299,11 @@ const UNATTENDED: Duration = Duration::from_secs(90);
 /// The leak takes half a minute more to the line.
 const LEAK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Nobody renews the order, by the default of how long it holds. Meanwhile one pod comes that no order knows, and one ends.
+/// Nobody renews the order, by the default of how long it holds. Meanwhile one pod comes that no order knows, and one
+/// ends.
 fn slow_leak(signal: Signal) -> Outcome {
-    // Minutes of a guest cost what its pods do in them: the exempt one allocates four times as fast as the hog, and no faster.
+    // Minutes of a guest cost what its pods do in them: the exempt one allocates four times as fast as the hog, and no
+    // faster.
     let mut scene = Scene::with_hog(5, "1000")?;
     // First in the ranking, and gone before memory is short: nobody waits for it.
     let mut gone = scene.node.hog(&Pod::best_effort("gone"), "hold --mb 48")?;
@@ -399,8 +405,8 @@ fn expired() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// Memory is taken and given back, and page cache read anew, near the line and many times what was left: a crossing that nobody
-/// acknowledges, and still memory is available.
+/// Memory is taken and given back, and page cache read anew, near the line and many times what was left: a crossing
+/// that nobody acknowledges, and still memory is available.
 fn churn() -> Outcome {
     let disk = Disk::mount(96, 4096)?;
     let mut scene = Scene::new()?;

@@ -1,4 +1,5 @@
-//! What the kernel's OOM killer chooses: `oom_score_adj` of processes that appear later, and its order made that of eviction.
+//! What the kernel's OOM killer chooses: `oom_score_adj` of processes that appear later, and its order made that of
+//! eviction.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -156,7 +157,8 @@ fn forked_meanwhile() -> Outcome {
     let pod = Pod::guaranteed("forking", "1", "64Mi");
     let leader = node.hog(&pod, "hold --mb 4")?;
     let agent = node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?;
-    // It forks all the time while it is moved, so that some children have copied the old score, 0. No more than a thousand.
+    // It forks all the time while it is moved, so that some children have copied the old score, 0. No more than a
+    // thousand.
     let enough = node.directory.join("enough");
     let script = format!(
         "i=0; while [ $i -lt 1000 -a ! -e {} ]; do sleep 600 & i=$((i+1)); done; wait",
@@ -193,7 +195,8 @@ fn forked_meanwhile() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// Runs out of memory as a node, by a process that is in no pod and that the kernel does not take. `first` is whom the kernel takes first.
+/// Runs out of memory as a node, by a process that is in no pod and that the kernel does not take. `first` is whom the
+/// kernel takes first.
 ///
 /// `greedy` is 50 % above its request, in ten processes; `innocent` is within its own, which is smaller, in one.
 fn node_oom(config: &str, first: &str) -> Outcome {
@@ -252,8 +255,8 @@ fn run_out_of_memory(agent: &Agent) -> anyhow::Result<Vec<KernelVictim>> {
     Ok(victims)
 }
 
-/// A pod with six processes in its container and one in another cgroup of the pod, which no container's name is on. `groups`: the cgroups
-/// that are taken as a whole. `kills`: how many go.
+/// A pod with six processes in its container and one in another cgroup of the pod, which no container's name is on.
+/// `groups`: the cgroups that are taken as a whole. `kills`: how many go.
 fn group_oom(config: &str, groups: &[&str], kills: u64) -> Outcome {
     if let Some(lacks) = super::needs_memory_v2() {
         return Ok(lacks);

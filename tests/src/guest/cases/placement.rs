@@ -1,5 +1,5 @@
-//! Containers end up on the CPUs that are planned for them, and nobody else is there on the way. On a machine of any shape: where they are to be is
-//! asked of `plimsoll place`.
+//! Containers end up on the CPUs that are planned for them, and nobody else is there on the way. On a machine of any
+//! shape: where they are to be is asked of `plimsoll place`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -283,8 +283,8 @@ fn policy_changed() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// A running container that requests more keeps its CPU and gets others beside it; what does not fit changes nothing of the pod and names the NUMA node that is short; and
-/// what shrinks gives back.
+/// A running container that requests more keeps its CPU and gets others beside it; what does not fit changes nothing of
+/// the pod and names the NUMA node that is short; and what shrinks gives back.
 fn resized() -> Outcome {
     if let Some(lacking) = lacking()? {
         return Ok(lacking);

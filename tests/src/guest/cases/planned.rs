@@ -1,7 +1,7 @@
 //! On machines of many shapes, processes end up where `plimsoll place` says, and stay there.
 //!
-//! Run it where it matters: `cargo xtask vm --kernel 7.2 --memory 4096 --topology numa8 --cmd 'guest_tests planned::'`, likewise with the topologies
-//! smt, dies, numa2, numa4 and multi.
+//! Run it where it matters: `cargo xtask vm --kernel 7.2 --memory 4096 --topology numa8 --cmd 'guest_tests planned::'`,
+//! likewise with the topologies smt, dies, numa2, numa4 and multi.
 
 use std::fs;
 use std::time::Duration;

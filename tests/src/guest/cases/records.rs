@@ -65,8 +65,8 @@ pub(super) const TESTS: &[Test] = &[
     },
 ];
 
-/// Instructions of a program that the verifier may walk, of the million that it takes: what it walks is the larger part of the agent's start, and a
-/// program that is near the end on one kernel is beyond it on the next.
+/// Instructions of a program that the verifier may walk, of the million that it takes: what it walks is the larger part
+/// of the agent's start, and a program that is near the end on one kernel is beyond it on the next.
 const WALKED_MAX: u32 = 120_000;
 
 /// A scratch cgroup in the hierarchy of a controller.
@@ -274,7 +274,8 @@ fn one_crossing_per_arming() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// What a record says of the node is between what `/proc/meminfo` says before and after the hog has come, but for what else changes meanwhile.
+/// What a record says of the node is between what `/proc/meminfo` says before and after the hog has come, but for what
+/// else changes meanwhile.
 fn are_between(counted: &NodeCounters, before: &Meminfo, after: &Meminfo) -> Result<()> {
     let figures = [
         (
@@ -513,8 +514,8 @@ fn limit_counts_equal_memory_events() -> Outcome {
         kernel.0 > 0 && kernel.1 > 0 && kernel.2 > 0,
         "the hogs did not meet their limits: {kernel:?}"
     );
-    // Before 7.2 each entry of `reclaim_high` counts. One that finds the cgroup within its limit again is no event for the kernel: too many at
-    // times, never too few.
+    // Before 7.2 each entry of `reclaim_high` counts. One that finds the cgroup within its limit again is no event for
+    // the kernel: too many at times, never too few.
     let most_highs = if bpf.is_attached("memcg_memory_event") {
         kernel.0
     } else {
@@ -549,8 +550,8 @@ fn throttle_time_equals_cpu_stat() -> Outcome {
     })?;
     let totals = totals.context("no throttling was seen")?;
     let kernel_ns = cgroup::keyed(&scratch.0.join("cpu.stat"), "throttled_usec")? * 1000;
-    // The same clock, at the same two moments; the file's microseconds are rounded down. A kernel may bring its clock up to date
-    // once more before the end.
+    // The same clock, at the same two moments; the file's microseconds are rounded down. A kernel may bring its clock
+    // up to date once more before the end.
     let bound_ns = kernel_ns / 100 + 1000;
     ensure!(
         kernel_ns > 0 && totals.count > 0,

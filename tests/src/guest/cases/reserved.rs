@@ -1,5 +1,5 @@
-//! Reservations that are enforced on the cgroups of the system and of Kubernetes' daemons, on a real kernel: written, given back, and
-//! refused where they could not hold.
+//! Reservations that are enforced on the cgroups of the system and of Kubernetes' daemons, on a real kernel: written,
+//! given back, and refused where they could not hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};

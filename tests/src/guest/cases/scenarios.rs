@@ -272,11 +272,11 @@ fn cache_read_once() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// A file that is read again and again is active page cache, which the kubelet's measure counts as used: it falls below the threshold,
-/// and what the kernel could hand out does not.
+/// A file that is read again and again is active page cache, which the kubelet's measure counts as used: it falls below
+/// the threshold, and what the kernel could hand out does not.
 fn cache_in_use() -> Outcome {
-    /// What the agent, the pod and the pages that the kernel keeps back take of what it calls available. With 64 MiB the pod was
-    /// evicted, and rightly.
+    /// What the agent, the pod and the pages that the kernel keeps back take of what it calls available. With 64 MiB
+    /// the pod was evicted, and rightly.
     const MARGIN: u64 = mib(160);
     /// How far the kubelet's measure goes below the threshold.
     const BELOW: u64 = mib(64);
@@ -355,7 +355,8 @@ fn flapping() -> Outcome {
         &Pod::burstable("flapping", "32Mi"),
         "flap --wait-usr1 --low-mb 16 --high-mb 112 --period-ms 1200",
     )?;
-    // The peaks are shorter than the grace period; the valleys are far shorter than the transition period, also in a slow guest.
+    // The peaks are shorter than the grace period; the valleys are far shorter than the transition period, also in a
+    // slow guest.
     let options = Options::default()
         .on_tracepoints()
         .flag("--eviction-hard", "memory.available<1Mi")

@@ -1,4 +1,5 @@
-//! The agent's sources that need no BPF, on a real kernel: notifications of cgroup v1 and v2, PSI triggers, inotify on cgroups.
+//! The agent's sources that need no BPF, on a real kernel: notifications of cgroup v1 and v2, PSI triggers, inotify on
+//! cgroups.
 //!
 //! Each of them says something when it happens and nothing before, and tells a cgroup that is gone from other errors.
 

@@ -58,8 +58,9 @@ fn goes_alone(agent: &mut Agent, signal: &str, victim: &Pod) -> anyhow::Result<(
     Ok(())
 }
 
-/// What it reads does not fit into its limit, so each page is fetched again, and dropped again. The other pod has more, within its request.
-/// An emulated disk is so fast that this costs some 8 % of the time; without it there is no stall at all.
+/// What it reads does not fit into its limit, so each page is fetched again, and dropped again. The other pod has more,
+/// within its request. An emulated disk is so fast that this costs some 8 % of the time; without it there is no stall
+/// at all.
 fn memory_stall() -> Outcome {
     const LIMIT_MB: usize = 64;
     let disk = Disk::mount(192, 65536)?;
@@ -93,8 +94,8 @@ fn limit_reads(file: &Path, bytes_per_s: u64) -> anyhow::Result<()> {
         .with_context(|| format!("writing {}", file.display()))
 }
 
-/// It wants more of the disk than the disk gives: here a limit of its cgroup, as an emulated disk is as fast as the emulated CPUs. Of
-/// the others one has far more memory over its request, and one reads now and then.
+/// It wants more of the disk than the disk gives: here a limit of its cgroup, as an emulated disk is as fast as the
+/// emulated CPUs. Of the others one has far more memory over its request, and one reads now and then.
 fn io_stall() -> Outcome {
     let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
     if !controllers.split_whitespace().any(|name| name == "io") {

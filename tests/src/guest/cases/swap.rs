@@ -98,7 +98,8 @@ fn forbidden_swap() -> Outcome {
     Ok(Done::Passed)
 }
 
-/// A pod that grows by `more` beyond what there is. Where this machine keeps the guest waiting it does not make up for that at once: pages are swapped out no faster meanwhile.
+/// A pod that grows by `more` beyond what there is. Where this machine keeps the guest waiting it does not make up for
+/// that at once: pages are swapped out no faster meanwhile.
 fn hog(node: &Node, pod: &Pod, more: &str) -> anyhow::Result<Running> {
     let ramp = format!("ramp --wait-usr1 --rate-mb-s 96 --steady {more}");
     node.hog(pod, &ramp)

@@ -1,4 +1,5 @@
-//! `plimsoll top` of a running agent: the pods that are throttled, killed and next to go are seen; and later, from the journal.
+//! `plimsoll top` of a running agent: the pods that are throttled, killed and next to go are seen; and later, from the
+//! journal.
 
 use std::process::Command;
 use std::time::Duration;

@@ -74,7 +74,8 @@ fn number(value: &Value, field: &str) -> anyhow::Result<u64> {
         .with_context(|| format!("no number {field} in {value}"))
 }
 
-/// One pod that is throttled, one that is held at `memory.high`, one that is killed for its limit, and one beside them that nobody asked for.
+/// One pod that is throttled, one that is held at `memory.high`, one that is killed for its limit, and one beside them
+/// that nobody asked for.
 fn a_session_agrees_with_the_kernel() -> Outcome {
     if let Some(skipped) = needs_memory_v2() {
         return Ok(skipped);

@@ -1,8 +1,10 @@
-//! The agent's CPU time and memory with many cgroups: at rest, while they are busy, and after ten thousand have come and gone.
+//! The agent's CPU time and memory with many cgroups: at rest, while they are busy, and after ten thousand have come
+//! and gone.
 //!
-//! A pod is two cgroups, its own and its container's, with one sleeping process. *Busy* is three more pods that do without end what the
-//! agent listens to: one has a CPU quota and spins, one grows and shrinks, one forks. CPU time is the kernel's, of all the agent's
-//! threads; the guest's clock counts an instruction as a nanosecond, so it is several times what a real CPU needs.
+//! A pod is two cgroups, its own and its container's, with one sleeping process. *Busy* is three more pods that do
+//! without end what the agent listens to: one has a CPU quota and spins, one grows and shrinks, one forks. CPU time is
+//! the kernel's, of all the agent's threads; the guest's clock counts an instruction as a nanosecond, so it is several
+//! times what a real CPU needs.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! From the event to userspace.
 //!
-//! The main thread reads the rings as the agent does: at real-time priority, woken by those that wake, looking at the others every
-//! [`LOOK_EVERY`] (as `plimsoll events`). Another thread makes things happen ([`super::load`]). A record's latency is the time at which
-//! the reader has it less the time that the program put into it; both clocks are the same.
+//! The main thread reads the rings as the agent does: at real-time priority, woken by those that wake, looking at the
+//! others every [`LOOK_EVERY`] (as `plimsoll events`). Another thread makes things happen ([`super::load`]). A record's
+//! latency is the time at which the reader has it less the time that the program put into it; both clocks are the same.
 
 use std::collections::BTreeMap;
 use std::fs;

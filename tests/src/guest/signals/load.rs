@@ -1,7 +1,8 @@
 //! What makes the records: a little of everything that the agent listens to, then floods.
 //!
-//! Each step is short and leaves time between its events, so that each wakes the reader by itself. A signal that is added later is heard
-//! when one of these steps causes it; one that none causes is missing from the table, and wants a step here.
+//! Each step is short and leaves time between its events, so that each wakes the reader by itself. A signal that is
+//! added later is heard when one of these steps causes it; one that none causes is missing from the table, and wants a
+//! step here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -204,7 +205,8 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Processes come into a cgroup, at times that are spread over ten seconds; its `cgroup.events` is read on the second.
+    /// Processes come into a cgroup, at times that are spread over ten seconds; its `cgroup.events` is read on the
+    /// second.
     fn polled(&self) -> anyhow::Result<Vec<Polled>> {
         let mut rows = Vec::new();
         let longest_ns = POLLED_EVERY_S[1] * 1_000_000_000;
@@ -250,8 +252,8 @@ impl Load<'_> {
         account.recv().context("there is no account")
     }
 
-    /// What `flood` makes, and how long it takes. The reader is more urgent and is woken by each record: when the flood is over, so is
-    /// the reading.
+    /// What `flood` makes, and how long it takes. The reader is more urgent and is woken by each record: when the flood
+    /// is over, so is the reading.
     fn flooded(
         &self,
         name: &'static str,

@@ -1,7 +1,8 @@
-//! What it takes to read the HTTP listener with many cgroups: time and size of each page, and the agent's CPU time for it.
+//! What it takes to read the HTTP listener with many cgroups: time and size of each page, and the agent's CPU time for
+//! it.
 //!
-//! The pods are those of [`super::footprint`], at rest. Pods have series of their own in the metrics: without them the page's size does not depend on
-//! how many there are.
+//! The pods are those of [`super::footprint`], at rest. Pods have series of their own in the metrics: without them the
+//! page's size does not depend on how many there are.
 
 use std::thread::sleep;
 use std::time::Duration;

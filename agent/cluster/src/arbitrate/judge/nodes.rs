@@ -21,8 +21,8 @@ const NO_SUCH_RESOURCE: &str = "a resource that no node has";
 const TOO_MANY_QUOTAS: &str = "more resource quotas in their namespace than are compared";
 const TOO_MUCH_WORK: &str = "rules for their nodes of which there are too many";
 
-/// Writes into pending pods which nodes they may use; returns those for which no room is made, and why. Each namespace in turn, and in it the pods in the order in which they are
-/// served, so that none can use up the work of all.
+/// Writes into pending pods which nodes they may use; returns those for which no room is made, and why. Each namespace
+/// in turn, and in it the pods in the order in which they are served, so that none can use up the work of all.
 pub(super) fn choose_nodes(
     store: &Store,
     pods: &[(&String, &SeenPod)],

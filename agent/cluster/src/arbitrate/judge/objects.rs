@@ -1,4 +1,5 @@
-//! From what is watched to what the core takes ([`Objects`]): what counts of each pod, and what only time can tell of it.
+//! From what is watched to what the core takes ([`Objects`]): what counts of each pod, and what only time can tell of
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,8 @@ use crate::report::pressure::valid_ms;
 /// A pod for which room was begun counts as one that has waited for longer than any other.
 const BEGUN_S: u64 = 1 << 32;
 
-/// A pod that was there before this process is as old as its time stamp says; each later one counts from when it was seen, so that no clock but ours matters.
+/// A pod that was there before this process is as old as its time stamp says; each later one counts from when it was
+/// seen, so that no clock but ours matters.
 pub(super) fn note_running(store: &Store, memory: &mut Memory, mono_ms: u64, unix_ms: u64) {
     let is_bound = |uid: &String| {
         let pod = store.pods.get(uid);
@@ -62,7 +64,8 @@ pub(super) fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
     }
 }
 
-/// By our own clock, from when the deletion was seen: of the pod, or of its namespace, which deletes its pods unless something keeps it from that.
+/// By our own clock, from when the deletion was seen: of the pod, or of its namespace, which deletes its pods unless
+/// something keeps it from that.
 fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Leaving {
     if !pod.is_leaving {
         let since_ms = memory.terminating_since.get(&pod.namespace);
@@ -147,7 +150,8 @@ pub(super) fn objects(
             .map(|(key, budget)| (key.clone(), budget.allowed))
             .collect(),
         options: Options {
-            // Notices take its place: the plan is made from the beginning, and what still stands at the end of the notice is done.
+            // Notices take its place: the plan is made from the beginning, and what still stands at the end of the
+            // notice is done.
             reclaim_grace_period: 0,
             minimum_run_time: minimum_run_time_s(times),
             max_evictions_per_cycle: NOTICES_MAX
@@ -190,7 +194,8 @@ fn named_pod(
     // Of whole seconds, so that the order of two pods is the same in each cycle.
     let since_ms = memory.entitled_since.get(uid).copied().unwrap_or(mono_ms);
     let waiting = (mono_ms / 1000).saturating_sub(since_ms / 1000);
-    // Pods that are alike keep the room that was begun for each: else one of them takes it in the plan, and the next pod is evicted for another that has its own already.
+    // Pods that are alike keep the room that was begun for each: else one of them takes it in the plan, and the next
+    // pod is evicted for another that has its own already.
     let begun = u64::from(memory.begun.contains(uid)) * BEGUN_S;
     let age = memory
         .running_since
@@ -200,9 +205,11 @@ fn named_pod(
     let least = least.unwrap_or(times.minimum_run_time_ms);
     let usual = minimum_run_time_s(times);
     let age = match age / 1000 {
-        // The core knows one time for all: who may go by its own Consumer is as old as that at least, and who may not is younger.
+        // The core knows one time for all: who may go by its own Consumer is as old as that at least, and who may not
+        // is younger.
         seconds if age < least => seconds.min(usual - 1),
-        // Of victims that are alike the youngest goes. That is one that has notice: a new pod would begin the grace anew.
+        // Of victims that are alike the youngest goes. That is one that has notice: a new pod would begin the grace
+        // anew.
         _ if memory.noticed.contains(uid) => usual,
         seconds => seconds.max(usual) + 1,
     };
@@ -239,7 +246,8 @@ fn named_pod(
             || spec.is_none()
             || memory.left_alone.contains(uid),
         nodes: None,
-        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it. One that waits is no victim.
+        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it. One that waits
+        // is no victim.
         budgets: if has_many_budgets || leaving == Leaving::Later || pod.node.is_none() {
             BTreeSet::new()
         } else {

@@ -11,7 +11,8 @@ use super::OfNamespaces;
 use crate::arbitrate::store::Store;
 use crate::clock::Now;
 
-/// For nodes that report pressure: namespaces that use too much and have pods there, with the excess in 1/1000 of the capacity.
+/// For nodes that report pressure: namespaces that use too much and have pods there, with the excess in 1/1000 of the
+/// capacity.
 pub(super) fn overused_on(
     store: &Store,
     cluster: &Cluster,

@@ -1,4 +1,5 @@
-//! Reviews that are not answered yet. A refusal waits a second for what the watch has yet to say: a group and its first member are often written within milliseconds.
+//! Reviews that are not answered yet. A refusal waits a second for what the watch has yet to say: a group and its first
+//! member are often written within milliseconds.
 
 use std::collections::VecDeque;
 

@@ -58,7 +58,8 @@ impl SeenBudget {
     }
 }
 
-/// Names of budgets of the pod's namespace that select it, two at most: the Eviction API refuses a pod that several select.
+/// Names of budgets of the pod's namespace that select it, two at most: the Eviction API refuses a pod that several
+/// select.
 pub fn selecting<'a>(
     budgets: impl Iterator<Item = (&'a (String, String), &'a SeenBudget)>,
     labels: &Texts,

@@ -1,6 +1,8 @@
-//! A pod with what counts of it alone, for one that cannot be read as a whole: whatever its owner has written, its requests are found.
+//! A pod with what counts of it alone, for one that cannot be read as a whole: whatever its owner has written, its
+//! requests are found.
 //!
-//! What is no quantity is more than any node has. Nothing is held that does not count, and of the names of resources not many more than a cluster can have: a pod can have some MiB of each.
+//! What is no quantity is more than any node has. Nothing is held that does not count, and of the names of resources
+//! not many more than a cluster can have: a pod can have some MiB of each.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -49,7 +49,8 @@ pub struct SeenNode {
     pub is_cordoned: bool,
     /// Its kubelet says that it is short of something.
     pub kubelet_has_pressure: bool,
-    /// Its agent says that it is short of memory, and said so last at this time, milliseconds since 1970 by the node's clock.
+    /// Its agent says that it is short of memory, and said so last at this time, milliseconds since 1970 by the node's
+    /// clock.
     pub pressed_at_unix_ms: Option<u64>,
     /// Labels.
     pub labels: Texts,
@@ -60,8 +61,8 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Whether it is short of something. The condition of an agent counts for [`PRESSED_FOR_MS`] after its last heartbeat: an agent that has gone cannot take
-    /// it back.
+    /// Whether it is short of something. The condition of an agent counts for [`PRESSED_FOR_MS`] after its last
+    /// heartbeat: an agent that has gone cannot take it back.
     #[must_use]
     pub fn has_pressure(&self, now: Now) -> bool {
         let is_new = |at_unix_ms: u64| now.unix_ms.saturating_sub(at_unix_ms) < PRESSED_FOR_MS;

@@ -1,5 +1,6 @@
-//! On which nodes a pending pod may start: `nodeSelector`, required node affinity, taints. What else binds it to nodes (volumes, other pods, host ports,
-//! topology spread) is not known here: for such a pod no other is evicted, since it might not start in the hole.
+//! On which nodes a pending pod may start: `nodeSelector`, required node affinity, taints. What else binds it to nodes
+//! (volumes, other pods, host ports, topology spread) is not known here: for such a pod no other is evicted, since it
+//! might not start in the hole.
 //!
 //! Source: `k8s.io/component-helpers/scheduling/corev1/nodeaffinity` and `helpers.go` of 1.36.
 

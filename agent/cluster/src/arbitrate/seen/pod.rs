@@ -18,7 +18,8 @@ use crate::clock::unix_ms_of;
 
 /// The notice on a pod: when it is evicted if nothing changes.
 pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
-/// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's word.
+/// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's
+/// word.
 pub const ROOM_ON: &str = "plimsoll.dev/room-on";
 /// Bytes of a node's name.
 const NODE_NAME_MAX: usize = 253;
@@ -99,8 +100,9 @@ pub struct SeenPod {
 }
 
 impl SeenPod {
-    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about it, or took back the node that was kept for it. Each of these takes a
-    /// right to bind pods or to write their status; a pod that is made with a node was placed by nobody.
+    /// Whether the scheduler has done something since the pod was seen before: it placed it, said something else about
+    /// it, or took back the node that was kept for it. Each of these takes a right to bind pods or to write their
+    /// status; a pod that is made with a node was placed by nobody.
     #[must_use]
     pub fn is_sign_after(&self, before: &Self) -> bool {
         let is_tried = self.tried.is_some() && self.tried != before.tried;
@@ -205,7 +207,8 @@ impl SeenPod {
             core = with_resize(core, object);
         }
         let mut requests = counted(&core);
-        // Schedulers and kubelets pass over what is 0 and no node has: a pod runs with any number of such names, and they hide no other.
+        // Schedulers and kubelets pass over what is 0 and no node has: a pod runs with any number of such names, and
+        // they hide no other.
         let usual = ["cpu", "memory", "ephemeral-storage", "pods"];
         requests.retain(|name, amount| *amount > 0 || usual.contains(&name.as_str()));
         let owners = metadata.owner_references.unwrap_or_default();
@@ -261,7 +264,8 @@ impl SeenPod {
     }
 }
 
-/// What counts of a pod. A pod can have more than is read here (volumes, words of its status), and quantities with more digits than any machine has: nobody hides one by that.
+/// What counts of a pod. A pod can have more than is read here (volumes, words of its status), and quantities with more
+/// digits than any machine has: nobody hides one by that.
 fn core_pod(object: &[u8]) -> Result<Pod, String> {
     match read(object) {
         Ok(pod) => Ok(pod),
@@ -269,7 +273,8 @@ fn core_pod(object: &[u8]) -> Result<Pod, String> {
     }
 }
 
-/// A pod on a node with what its containers and it have, where a resize has not been done yet or cannot be: so the scheduler counts it.
+/// A pod on a node with what its containers and it have, where a resize has not been done yet or cannot be: so the
+/// scheduler counts it.
 fn with_resize(pod: Pod, object: &[u8]) -> Pod {
     #[derive(Deserialize, Default)]
     #[serde(default)]

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::{Meta, amounts, read};
 
-/// A ResourceQuota: its `hard` for what the arbitrator counts. One with scopes is for some pods only, and bounds no namespace.
+/// A ResourceQuota: its `hard` for what the arbitrator counts. One with scopes is for some pods only, and bounds no
+/// namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SeenQuota {
     /// By resource.

@@ -1,11 +1,14 @@
 //! Objects of one kind, bounded, so that no tenant takes the room of others.
 //!
-//! Problem: what is kept has to be bounded, and objects of some kinds a tenant can make without an end: pending pods, disruption budgets. With one bound for all together one namespace uses it up,
-//! and then nothing is known of the objects of the others.
+//! Problem: what is kept has to be bounded, and objects of some kinds a tenant can make without an end: pending pods,
+//! disruption budgets. With one bound for all together one namespace uses it up, and then nothing is known of the
+//! objects of the others.
 //!
-//! Approach: an object that can be left out at the cost of its own namespace alone has a *bearer*, that namespace. A namespace bears so many objects at most, of which a large one counts as
-//! several; where there is no room for an object of any kind, one of the namespace that bears most gives way. Of what was left out it is known in which namespace, until all are listed anew. An object without a bearer (a node, a pod that
-//! runs) is never left out but where nothing else gives way: then all is in doubt.
+//! Approach: an object that can be left out at the cost of its own namespace alone has a *bearer*, that namespace. A
+//! namespace bears so many objects at most, of which a large one counts as several; where there is no room for an
+//! object of any kind, one of the namespace that bears most gives way. Of what was left out it is known in which
+//! namespace, until all are listed anew. An object without a bearer (a node, a pod that runs) is never left out but
+//! where nothing else gives way: then all is in doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +110,8 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Bounded<K, V> {
         self.all.is_empty()
     }
 
-    /// How many objects of the namespace were left out since they were last listed. While a list is on its way no fewer than before it.
+    /// How many objects of the namespace were left out since they were last listed. While a list is on its way no fewer
+    /// than before it.
     #[must_use]
     pub fn left_out_of(&self, namespace: &str) -> u64 {
         let counts = [&self.left_out, &self.left_out_before].map(|it| it.get(namespace));
@@ -227,7 +231,8 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Bounded<K, V> {
         }
     }
 
-    /// One of the namespace's objects that the list which is on its way has not shown so far: it may be gone. If it is not, the list shows it later.
+    /// One of the namespace's objects that the list which is on its way has not shown so far: it may be gone. If it is
+    /// not, the list shows it later.
     fn not_listed_of(&self, namespace: &str) -> Option<K> {
         self.not_shown.get(namespace)?.last().cloned()
     }
@@ -242,7 +247,8 @@ impl<K: Ord + Clone, V: PartialEq + Borne<K>> Bounded<K, V> {
         self.leave_out(namespace, most)
     }
 
-    /// One object of the namespace is not known. Whether that is new; nothing: there are more such namespaces than can be.
+    /// One object of the namespace is not known. Whether that is new; nothing: there are more such namespaces than can
+    /// be.
     fn leave_out(&mut self, namespace: String, most: Most) -> Option<bool> {
         if self.left_out.len() >= most.in_all && !self.left_out.contains_key(&namespace) {
             return None;

@@ -3,7 +3,8 @@
 use super::*;
 use crate::arbitrate::seen::pod::ROOM_ON;
 
-/// What was written about holes: pod, node of the annotation, node of the status. Nothing of one is not written, an empty text takes it away.
+/// What was written about holes: pod, node of the annotation, node of the status. Nothing of one is not written, an
+/// empty text takes it away.
 fn holes(calls: &[(Target, Call)]) -> Vec<(String, Option<String>, Option<String>)> {
     let text = |value: Option<&Value>| Some(value?.as_str().unwrap_or_default().to_owned());
     let holes = calls.iter().filter_map(|(target, call)| {
@@ -238,7 +239,8 @@ fn a_hole_is_taken_back_only_as_it_was_seen_and_not_once_it_is_wanted_again() {
     assert!(!world.arbiter.is_wanted_again(&target, world.ms));
 }
 
-/// Pods that are alike come within a second, in cycles of their own, the last in the order of UIDs first. Victims are slow.
+/// Pods that are alike come within a second, in cycles of their own, the last in the order of UIDs first. Victims are
+/// slow.
 #[test]
 fn each_pod_keeps_the_room_that_was_begun_for_it() {
     let mut world = World::full(false);
@@ -261,7 +263,8 @@ fn each_pod_keeps_the_room_that_was_begun_for_it() {
     assert_eq!(kept.count(), 5, "one hole for each");
 }
 
-/// Whether the scheduler has tried its pod before is not known, and it may have been taken: no sign of the scheduler need follow.
+/// Whether the scheduler has tried its pod before is not known, and it may have been taken: no sign of the scheduler
+/// need follow.
 #[test]
 fn a_hole_that_was_free_before_a_leader_came_is_no_doubt_about_the_scheduler() {
     let mut world = World::full(false);

@@ -1,4 +1,5 @@
-//! Objects that are wrong: each says so in a condition and an Event of its own, and evicts no pod that would not have gone without it.
+//! Objects that are wrong: each says so in a condition and an Event of its own, and evicts no pod that would not have
+//! gone without it.
 
 use super::*;
 

@@ -63,7 +63,8 @@ fn done() -> Answer {
     Answer::Done(b"{}".to_vec())
 }
 
-/// The writer in virtual time: the milliseconds at which it writes, with what is available, while the agent says these things at these times.
+/// The writer in virtual time: the milliseconds at which it writes, with what is available, while the agent says these
+/// things at these times.
 fn written(
     until_ms: u64,
     said: &[(u64, u64)],
@@ -237,7 +238,8 @@ fn only_what_was_written_here_is_deleted() {
     assert!(!here("<html>".to_owned()) && !here("{}".to_owned()));
 }
 
-/// The objects of which scheduler-plugins' own code was asked (docs/contributing/build.md), those that are kept with all that they are made of.
+/// The objects of which scheduler-plugins' own code was asked (docs/contributing/build.md), those that are kept with
+/// all that they are made of.
 #[test]
 fn the_object_is_the_one_that_the_plugin_was_asked_of() {
     let vectors = include_str!("../../../../core/src/placement/node_topology/tests/plugin.jsonl");

@@ -1,7 +1,9 @@
-//! Changes of objects that are there, beside a real API server: what may change, what a quota charges for it, and in-place resize.
+//! Changes of objects that are there, beside a real API server: what may change, what a quota charges for it, and
+//! in-place resize.
 //!
-//! The objects are those of [`all`], created like those of the other cases. Each change is made to the object as the server has it, and asked on both sides with
-//! the quotas as the server has them then, so that one difference makes no other.
+//! The objects are those of [`all`], created like those of the other cases. Each change is made to the object as the
+//! server has it, and asked on both sides with the quotas as the server has them then, so that one difference makes no
+//! other.
 
 use plimsoll_core::kube::admission::limit_range::{self, validate as range_rules};
 use plimsoll_core::kube::admission::object::{GroupResource, LimitRange};
@@ -14,7 +16,8 @@ use plimsoll_core::kube::admission::{pod_rules, priority};
 use super::cases::{case, claim, limits, pod, quota, range, requests, service, with};
 use super::*;
 
-/// The first version with `pods/NAME/ephemeralcontainers`, with `pods/NAME/resize`, and with all that this is compared with.
+/// The first version with `pods/NAME/ephemeralcontainers`, with `pods/NAME/resize`, and with all that this is compared
+/// with.
 const EPHEMERAL: u32 = 25;
 const RESIZE: u32 = 33;
 const NEWEST: u32 = 36;
@@ -538,7 +541,8 @@ async fn compare(
     }
 }
 
-/// A quota that was lowered below its use, as its controller then counts it: what is there stays, and nothing more comes.
+/// A quota that was lowered below its use, as its controller then counts it: what is there stays, and nothing more
+/// comes.
 async fn lowered(client: &Client, tally: &mut Tally) {
     let namespace = "changes-quota";
     let mut quotas: Vec<ResourceQuota> = client.items("resourcequotas", namespace).await;

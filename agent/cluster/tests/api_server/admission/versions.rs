@@ -1,6 +1,7 @@
 //! In what older API servers answer otherwise than 1.36, which the core follows.
 //!
-//! Only 1.20 and 1.36 have been tried. An entry applies to every version before 1.36, and has to be needed by 1.20: one that is not is out of date.
+//! Only 1.20 and 1.36 have been tried. An entry applies to every version before 1.36, and has to be needed by 1.20: one
+//! that is not is out of date.
 
 use super::Status;
 

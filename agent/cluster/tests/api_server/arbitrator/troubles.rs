@@ -1,4 +1,5 @@
-//! What goes wrong around the arbitrator: a scheduler that is away, a leader that dies beside a slow pod, an API server that asks for patience, resources of other versions.
+//! What goes wrong around the arbitrator: a scheduler that is away, a leader that dies beside a slow pod, an API server
+//! that asks for patience, resources of other versions.
 
 use bytes::Bytes;
 use k8s_openapi::ByteString;
@@ -44,7 +45,8 @@ async fn deserves(server: &Server, name: &str, cpus: &str) {
     .await;
 }
 
-/// The proposal's T1 to T3: one namespace has all that is idle; another one that comes gets its half back; and with a half each, who waits for more gets nothing.
+/// The proposal's T1 to T3: one namespace has all that is idle; another one that comes gets its half back; and with a
+/// half each, who waits for more gets nothing.
 #[test]
 fn the_three_scenarios_of_the_proposal() {
     run(async {
@@ -109,7 +111,8 @@ fn where_nobody_places_pods_one_pod_goes_and_the_others_when_the_scheduler_is_ba
     });
 }
 
-/// What the arbitrator takes for a word of the scheduler needs rights that no tenant has: the roles of Kubernetes for them let pods be made and changed, and nothing else of a pod be written.
+/// What the arbitrator takes for a word of the scheduler needs rights that no tenant has: the roles of Kubernetes for
+/// them let pods be made and changed, and nothing else of a pod be written.
 #[test]
 fn a_tenant_writes_nothing_that_is_taken_for_a_word_of_the_scheduler() {
     run(async {
@@ -156,7 +159,8 @@ fn a_tenant_writes_nothing_that_is_taken_for_a_word_of_the_scheduler() {
     });
 }
 
-/// A tenant's pods have a year to end, and it deletes them: they are evicted all the same, which makes their time ten minutes.
+/// A tenant's pods have a year to end, and it deletes them: they are evicted all the same, which makes their time ten
+/// minutes.
 #[test]
 fn a_pod_that_leaves_in_a_year_is_evicted_once_more() {
     run(async {
@@ -199,7 +203,8 @@ fn a_pod_that_leaves_in_a_year_is_evicted_once_more() {
     });
 }
 
-/// A pod takes its time to end, and the leader dies meanwhile: the next one goes on with the hole, and evicts no other pod for it.
+/// A pod takes its time to end, and the leader dies meanwhile: the next one goes on with the hole, and evicts no other
+/// pod for it.
 #[test]
 fn a_new_leader_goes_on_with_the_hole_of_a_slow_pod() {
     run(async {
@@ -288,8 +293,8 @@ fn an_api_server_that_asks_for_patience_gets_it() {
     });
 }
 
-/// A resource of before `unlimited` and `reclaim` takes them from what is written, and one of later keeps a field that is not known here. The first is arbitrated by the usual times, the second
-/// stops evictions and says so.
+/// A resource of before `unlimited` and `reclaim` takes them from what is written, and one of later keeps a field that
+/// is not known here. The first is arbitrated by the usual times, the second stops evictions and says so.
 #[test]
 fn resources_of_an_earlier_and_of_a_later_version() {
     run(async {

@@ -1,8 +1,9 @@
 //! How far a claimant gets at which level (`docs/reference/arbitrator.md`, "Who deserves how much").
 //!
-//! As long as the same classes are open, `x` grows in proportion to the level: the dominant resource is the one of which the open classes together are the
-//! greatest share, and its share grows at the rate of the weight. A segment ends where `x` is whole, or where a resource with a cap is at its cap: the
-//! classes that need it close there, and the next segment begins.
+//! As long as the same classes are open, `x` grows in proportion to the level: the dominant resource is the one of
+//! which the open classes together are the greatest share, and its share grows at the rate of the weight. A segment
+//! ends where `x` is whole, or where a resource with a cap is at its cap: the classes that need it close there, and the
+//! next segment begins.
 
 use super::{ClassEnd, Filling, Fixed, NO_CAP, ONE, times};
 use crate::arbitration::amounts::ResourceSet;
@@ -18,7 +19,8 @@ struct Segment {
     from: Fixed,
     /// `x` at its end.
     to: Fixed,
-    /// By the weight, what there is of the dominant resource, and how much of that the open classes are in total: `x` grows by `rate / total` a level.
+    /// By the weight, what there is of the dominant resource, and how much of that the open classes are in total: `x`
+    /// grows by `rate / total` a level.
     rate: Fixed,
     total: Fixed,
 }
@@ -190,8 +192,8 @@ impl Totals {
         (next, at_cap)
     }
 
-    /// The resource of which the open classes are the greatest share, of equals the lesser name: how much there is of it, and how much of it they are. Nothing if they
-    /// need no counted resource.
+    /// The resource of which the open classes are the greatest share, of equals the lesser name: how much there is of
+    /// it, and how much of it they are. Nothing if they need no counted resource.
     fn dominant(&self, whole: &[Fixed]) -> Option<(Fixed, Fixed)> {
         let mut greatest: Option<(Fixed, Fixed)> = None;
         for (whole, open) in whole.iter().zip(&self.open) {

@@ -43,11 +43,13 @@ pub(super) fn whole_units(filling: &Filling<'_>) -> Table<u64> {
     amounts
 }
 
-/// The part of a unit that a claimant has, whether it uses the unit already, and its name's place: the least has the best claim to a whole unit.
+/// The part of a unit that a claimant has, whether it uses the unit already, and its name's place: the least has the
+/// best claim to a whole unit.
 type Claim = (Reverse<(u16, bool)>, usize);
 
-/// One resource: the units left over go one each to those that have a part of one. The greatest part is first, of equal ones
-/// that of a claimant that uses the unit already, then the lesser name. Only of a resource that is used up more than one round can be left.
+/// One resource: the units left over go one each to those that have a part of one. The greatest part is first, of equal
+/// ones that of a claimant that uses the unit already, then the lesser name. Only of a resource that is used up more
+/// than one round can be left.
 fn share_out(
     filling: &Filling<'_>,
     resource: usize,

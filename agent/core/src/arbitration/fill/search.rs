@@ -1,10 +1,13 @@
-//! Where a phase ends (`docs/reference/arbitrator.md`, "Who deserves how much"): the greatest level at which nothing passes the room.
+//! Where a phase ends (`docs/reference/arbitrator.md`, "Who deserves how much"): the greatest level at which nothing
+//! passes the room.
 //!
-//! What all have together grows with the level, nearly in straight lines. So the level is narrowed from both sides by false position: a straight line
-//! through what is known below and above says where to look next. When one side stays where it is, its weight is halved each time, so that the
-//! guess goes beyond the line (the method "Illinois"). A guess decides nothing: both sides are always exact sums.
+//! What all have together grows with the level, nearly in straight lines. So the level is narrowed from both sides by
+//! false position: a straight line through what is known below and above says where to look next. When one side stays
+//! where it is, its weight is halved each time, so that the guess goes beyond the line (the method "Illinois"). A guess
+//! decides nothing: both sides are always exact sums.
 //!
-//! A claimant that has the same on both sides has the same in between. It is added to one constant and not looked at again; near the end few are left.
+//! A claimant that has the same on both sides has the same in between. It is added to one constant and not looked at
+//! again; near the end few are left.
 
 use super::path::Paths;
 use super::{Filling, Fixed};

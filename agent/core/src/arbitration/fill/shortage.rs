@@ -31,8 +31,8 @@ pub(super) fn floors(claimants: &[Claimant<'_>], given: &[Option<u64>]) -> (Tabl
     (floors, shortage)
 }
 
-/// Lowers all amounts in proportion, so that their sum is what is given, if it is more: rounded down, then the units left go one each to the greatest remainders, of
-/// equal ones to the first.
+/// Lowers all amounts in proportion, so that their sum is what is given, if it is more: rounded down, then the units
+/// left go one each to the greatest remainders, of equal ones to the first.
 pub(in crate::arbitration) fn scale_down(amounts: &mut [u64], given: u64) {
     let sum: u128 = amounts.iter().copied().map(u128::from).sum();
     if sum <= u128::from(given) {

@@ -8,7 +8,8 @@ use crate::arbitration::demand::{Class, Demand};
 use crate::arbitration::fill::round::{UNIT, in_parts};
 use crate::arbitration::fill::{Claimant, Filled, Room, fill};
 
-/// What groups asked for when it was last computed. It follows from what their members ask for and from the whole (`T`), so that it holds until one of both changes.
+/// What groups asked for when it was last computed. It follows from what their members ask for and from the whole
+/// (`T`), so that it holds until one of both changes.
 #[derive(Debug, Default)]
 pub struct Asked {
     whole: Bounds,

@@ -77,8 +77,8 @@ impl Tree<'_> {
         got
     }
 
-    /// How much more of a resource a group may take: up to the same share of the whole as it has of its dominant resource, within its `hard`. That costs no sibling
-    /// a share, and lets members run whose mix is not the group's.
+    /// How much more of a resource a group may take: up to the same share of the whole as it has of its dominant
+    /// resource, within its `hard`. That costs no sibling a share, and lets members run whose mix is not the group's.
     fn may_take(&self, group: usize, amounts: &[u64], resource: usize) -> u64 {
         let Some(whole) = self.whole[resource] else {
             return 0;
@@ -98,7 +98,8 @@ impl Tree<'_> {
         same_share.min(hard).saturating_sub(amounts[resource])
     }
 
-    /// One filling over all leaves, in which each has for sure what it has, and does not pass it where a group above it has a `hard`.
+    /// One filling over all leaves, in which each has for sure what it has, and does not pass it where a group above it
+    /// has a `hard`.
     pub(super) fn fill_leaves(&mut self) {
         let weights = self.leaf_weights();
         let leaves: Vec<usize> = (0..self.cluster())

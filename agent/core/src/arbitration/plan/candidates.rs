@@ -1,4 +1,5 @@
-//! The pods that may be victims of some pod, by node, with what they request in one piece of memory: a search for victims goes over all of them.
+//! The pods that may be victims of some pod, by node, with what they request in one piece of memory: a search for
+//! victims goes over all of them.
 
 use std::ops::Range;
 

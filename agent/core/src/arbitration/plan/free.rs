@@ -1,7 +1,7 @@
 //! What is free on each node, and how much of the cluster that is.
 //!
-//! The exact amounts can be below 0, where pods request more than there is. A search for room goes over all nodes and asks for amounts only: these stand apart, in as little memory as can
-//! be, and are counted anew when a node changes.
+//! The exact amounts can be below 0, where pods request more than there is. A search for room goes over all nodes and
+//! asks for amounts only: these stand apart, in as little memory as can be, and are counted anew when a node changes.
 
 use crate::arbitration::amounts::Table;
 
@@ -65,7 +65,8 @@ impl Free {
     }
 }
 
-/// The capacity of a resource, to tell what part of it an amount is, in 2⁻³². By a multiplication: a plan asks for millions of them.
+/// The capacity of a resource, to tell what part of it an amount is, in 2⁻³². By a multiplication: a plan asks for
+/// millions of them.
 pub(super) struct Parts {
     capacity: u64,
     /// 2 to the power of `shift + 32`, divided by the capacity: all 64 bits of it count.
@@ -89,7 +90,8 @@ impl Parts {
     /// Rounded down; of more than there is the whole: no ready node has more.
     pub(super) fn part(&self, amount: u64) -> u64 {
         let amount = u128::from(amount.min(self.capacity));
-        // The reciprocal is too small by less than one in 2⁶³, and the amount is below 2⁶⁰: the product can be short of one.
+        // The reciprocal is too small by less than one in 2⁶³, and the amount is below 2⁶⁰: the product can be short of
+        // one.
         let low = (amount * u128::from(self.reciprocal)) >> self.shift;
         let is_short = (low + 1) * u128::from(self.capacity) <= amount << 32 && self.capacity > 0;
         u64::try_from(low + u128::from(is_short)).unwrap_or(u64::MAX)

@@ -1,8 +1,9 @@
 //! Where pods that are alike have room: the best fit, found without a look at all nodes each time.
 //!
-//! How well a pod fits is, but for rounding, what is free on the node less what the pod requests, as parts of the cluster. So for all pods that request the same resources the [`Order`]
-//! of nodes is the same, and is made once. Pods that are alike go along it, each node once, as far as they need: nodes with room go into a heap. A node on which something has changed since
-//! is looked at again, and goes into the heap anew; what the heap still has of it is void.
+//! How well a pod fits is, but for rounding, what is free on the node less what the pod requests, as parts of the
+//! cluster. So for all pods that request the same resources the [`Order`] of nodes is the same, and is made once. Pods
+//! that are alike go along it, each node once, as far as they need: nodes with room go into a heap. A node on which
+//! something has changed since is looked at again, and goes into the heap anew; what the heap still has of it is void.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,14 +1,16 @@
 //! Candidates of a node by kind: pods of one namespace with the same requests, priority and budget.
 //!
-//! Pods of a kind differ in age and UID alone, so in a set of victims one is as good as another for every rule (`docs/reference/arbitrator.md`, "Who gives back"): what is covered, budgets, `reserved`, excess and loss
-//! stay as they are if one takes the place of another. Of the comparison only its last parts tell them apart: the age of the oldest, and then the UIDs. So it is enough to try how many of
-//! each kind leave:
+//! Pods of a kind differ in age and UID alone, so in a set of victims one is as good as another for every rule
+//! (`docs/reference/arbitrator.md`, "Who gives back"): what is covered, budgets, `reserved`, excess and loss stay as
+//! they are if one takes the place of another. Of the comparison only its last parts tell them apart: the age of the
+//! oldest, and then the UIDs. So it is enough to try how many of each kind leave:
 //!
 //! - the least age that the oldest can have is that of the oldest among the k youngest of each kind;
-//! - all sets in which none is older compare as equal up to the UIDs, and the k least UIDs of each kind among those that are not older are the least: any other choice has, place by place of the sorted list,
-//!   no lesser one.
+//! - all sets in which none is older compare as equal up to the UIDs, and the k least UIDs of each kind among those
+//!   that are not older are the least: any other choice has, place by place of the sorted list, no lesser one.
 //!
-//! The second is why the youngest alone would not do: beside an old victim the younger ones may be of any age up to that.
+//! The second is why the youngest alone would not do: beside an old victim the younger ones may be of any age up to
+//! that.
 
 use std::cell::OnceCell;
 

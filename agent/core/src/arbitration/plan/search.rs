@@ -23,8 +23,8 @@ pub(super) fn missing(need: &Need) -> ResourceSet {
     missing
 }
 
-/// How good a set is, up to the UIDs; the least is the best. In this order: the highest priority among its pods, what their namespaces lose, the least excess of these namespaces
-/// (greater is better), the age of the oldest, the node.
+/// How good a set is, up to the UIDs; the least is the best. In this order: the highest priority among its pods, what
+/// their namespaces lose, the least excess of these namespaces (greater is better), the age of the oldest, the node.
 pub(super) type Worth = (i64, i128, Reverse<i128>, u64, usize);
 
 /// The best set so far.

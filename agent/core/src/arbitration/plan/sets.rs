@@ -1,7 +1,10 @@
-//! The search for the best set of two or three victims: every one is tried, but for those that are known not to be the best.
+//! The search for the best set of two or three victims: every one is tried, but for those that are known not to be the
+//! best.
 //!
-//! [Kinds](super::kinds) are tried instead of pods. They stand in the order in which the comparison looks at a single pod of each, so the first sets are good ones. A set is at least as bad as what is in it already, in every part of the comparison
-//! (the highest priority, the loss, the least excess and the age of the oldest only get worse by another victim): what is worse than the best so far is not gone on with.
+//! [Kinds](super::kinds) are tried instead of pods. They stand in the order in which the comparison looks at a single
+//! pod of each, so the first sets are good ones. A set is at least as bad as what is in it already, in every part of
+//! the comparison (the highest priority, the loss, the least excess and the age of the oldest only get worse by another
+//! victim): what is worse than the best so far is not gone on with.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,7 +22,8 @@ pub(super) struct Site<'a> {
     pub(super) need: Need,
     /// Those who could leave, each for itself, by kind; the best first.
     choices: Vec<Choice<'a>>,
-    /// For each of them what the greatest of it and of those after it have of each resource that is needed, one row after the other.
+    /// For each of them what the greatest of it and of those after it have of each resource that is needed, one row
+    /// after the other.
     most: Vec<u64>,
     /// Fewer than so many cannot make enough room.
     fewest: usize,
@@ -146,7 +150,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Tries every set of so many victims that begins with these. What breaks a rule, or costs too much, does so with more victims, too.
+    /// Tries every set of so many victims that begins with these. What breaks a rule, or costs too much, does so with
+    /// more victims, too.
     fn try_more<'a>(
         &'a self,
         site: &Site<'a>,

@@ -1,15 +1,21 @@
 //! Whose turn it is to be searched for, from cycle to cycle.
 //!
-//! Problem: what a cycle searches is bounded ([`Work`](super::work::Work)), and pods are served in an order that may stay the same. Who comes first would use the common part up in each cycle, and a pod behind that
-//! needs more than its namespace's own part would wait without end, and nobody would have looked for victims for it.
+//! Problem: what a cycle searches is bounded ([`Work`](super::work::Work)), and pods are served in an order that may
+//! stay the same. Who comes first would use the common part up in each cycle, and a pod behind that needs more than its
+//! namespace's own part would wait without end, and nobody would have looked for victims for it.
 //!
-//! Approach: pods whose search was cut make a *round*. In the next cycle the first of them have a part of the bound for themselves, whatever comes before them. Who was looked at leaves the round; when it is empty the next
-//! one begins with those whose search was cut then. The first are one pod of each namespace, then a second one: a namespace with thousands of them holds up no other. How many have their turn at once follows from how many could be looked at: twice as many if all could, as many as could if not, one at the least.
+//! Approach: pods whose search was cut make a *round*. In the next cycle the first of them have a part of the bound for
+//! themselves, whatever comes before them. Who was looked at leaves the round; when it is empty the next one begins
+//! with those whose search was cut then. The first are one pod of each namespace, then a second one: a namespace with
+//! thousands of them holds up no other. How many have their turn at once follows from how many could be looked at:
+//! twice as many if all could, as many as could if not, one at the least.
 //!
-//! So in a round of `n` pods each is looked at within `2n` cycles: a cycle looks at one of them or more, or else the next one leaves its part to a single pod, and what is not decided with that takes more than
-//! a cycle can do. Who comes later waits for the next round.
+//! So in a round of `n` pods each is looked at within `2n` cycles: a cycle looks at one of them or more, or else the
+//! next one leaves its part to a single pod, and what is not decided with that takes more than a cycle can do. Who
+//! comes later waits for the next round.
 //!
-//! Victims have notice for many cycles before the first of them goes. So a pod that was found room in its turn, by victims or by pods that leave, keeps its turn for as long as that is so.
+//! Victims have notice for many cycles before the first of them goes. So a pod that was found room in its turn, by
+//! victims or by pods that leave, keeps its turn for as long as that is so.
 
 use std::collections::{BTreeMap, BTreeSet};
 

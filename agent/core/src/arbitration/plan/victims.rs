@@ -1,8 +1,9 @@
 //! Which pods leave for an entitled one (`docs/reference/arbitrator.md`, "Who gives back").
 //!
-//! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for sure, and that a namespace has too much even when
-//! all its victims but one are gone. As few pods as can leave do: of sets of one, two and three ([`sets`](super::sets)) the best is found, smaller first. Beyond three the search is greedy: a set
-//! from which no pod can be left out.
+//! A set of victims is on one node, and each rule is kept by the set as a whole: budgets, what namespaces have for
+//! sure, and that a namespace has too much even when all its victims but one are gone. As few pods as can leave do: of
+//! sets of one, two and three ([`sets`](super::sets)) the best is found, smaller first. Beyond three the search is
+//! greedy: a set from which no pod can be left out.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -35,7 +36,8 @@ impl Search {
     }
 }
 
-/// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will), where namespaces use too much of these resources.
+/// Whether a pod may be a victim of any other (used amounts only fall, so what may not be now never will), where
+/// namespaces use too much of these resources.
 pub(super) fn may_be_victim(pod: &Pod, over: &[ResourceSet]) -> bool {
     over[pod.namespace].meets(ResourceSet::needed(&pod.requests))
         && !pod.daemon
@@ -203,7 +205,8 @@ impl Planner<'_> {
         entitled.within_reserved || self.cluster.consumers[namespace].unlimited
     }
 
-    /// Whether the set of candidates, as a whole, keeps budgets, reservations and the rule that only namespaces with too much give back.
+    /// Whether the set of candidates, as a whole, keeps budgets, reservations and the rule that only namespaces with
+    /// too much give back.
     pub(super) fn keeps_rules(&self, set: &[usize], need: &[(usize, u64)]) -> bool {
         set.iter().all(|at| {
             let candidate = self.candidates.get(*at);
@@ -247,7 +250,8 @@ impl Planner<'_> {
         })
     }
 
-    /// Keeps a set that may leave and is enough, if it is better. `members`: who they are, where it was only said what they are like and how old the oldest is.
+    /// Keeps a set that may leave and is enough, if it is better. `members`: who they are, where it was only said what
+    /// they are like and how old the oldest is.
     pub(super) fn weigh<'a>(
         &'a self,
         node: usize,
@@ -336,7 +340,8 @@ impl Planner<'_> {
         }
     }
 
-    /// How much more of the cluster a namespace has of what it deserves, if it uses so much instead of so much: the difference of the sums of its shares, in 2⁻⁴⁰.
+    /// How much more of the cluster a namespace has of what it deserves, if it uses so much instead of so much: the
+    /// difference of the sums of its shares, in 2⁻⁴⁰.
     fn served(
         &self,
         namespace: usize,
@@ -395,7 +400,8 @@ impl Planner<'_> {
         excess.min().unwrap_or(0)
     }
 
-    /// What single pods can be at best: on each node the least priority, and the greatest excess of their namespaces. As the plan goes on pods go and excess falls, so the bounds stay true.
+    /// What single pods can be at best: on each node the least priority, and the greatest excess of their namespaces.
+    /// As the plan goes on pods go and excess falls, so the bounds stay true.
     pub(super) fn bounds(&self) -> Vec<Bound> {
         let mut excess = vec![None; self.over.len()];
         let mut bounds = Vec::with_capacity(self.cluster.nodes.len());
@@ -420,8 +426,8 @@ impl Planner<'_> {
         bound.unwrap_or((i64::MIN, Reverse(i128::MAX)))
     }
 
-    /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room they make, until there is enough; then those that can be left
-    /// out stay.
+    /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room
+    /// they make, until there is enough; then those that can be left out stay.
     fn try_many<'a>(&'a self, sites: &[Site<'a>], found: &mut Found<'a>) {
         for site in sites {
             let mut in_order = site.candidates();
@@ -450,7 +456,8 @@ impl Planner<'_> {
         parts.sum()
     }
 
-    /// A set that makes enough room, from which no pod can be left out: taken in order, then the last ones first are tried to be left out.
+    /// A set that makes enough room, from which no pod can be left out: taken in order, then the last ones first are
+    /// tried to be left out.
     fn enough_of(
         &self,
         order: &[usize],

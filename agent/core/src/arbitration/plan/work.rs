@@ -1,7 +1,10 @@
-//! How much a cycle may search. Pods that are all different have to be looked at set by set, and many may wait: without a bound a cycle would take minutes.
+//! How much a cycle may search. Pods that are all different have to be looked at set by set, and many may wait: without
+//! a bound a cycle would take minutes.
 //!
-//! Half of the bound is for whoever comes first. The other half is shared out among the namespaces whose pods wait, so that one that makes its searches long takes no more of it than its part. Where it is the
-//! [turn](super::turns) of some pods, they have as much as whoever comes first has else, and the latter half of that: a search that a cycle can end is ended in its turn, whatever comes before it.
+//! Half of the bound is for whoever comes first. The other half is shared out among the namespaces whose pods wait, so
+//! that one that makes its searches long takes no more of it than its part. Where it is the [turn](super::turns) of
+//! some pods, they have as much as whoever comes first has else, and the latter half of that: a search that a cycle can
+//! end is ended in its turn, whatever comes before it.
 
 /// How much is enough for a cycle, and for one with turns a quarter more.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +78,8 @@ impl Work {
 mod tests {
     use super::*;
 
-    /// Else a pod whose search is longer than its part of a cycle and shorter than a cycle would never be decided, where others come before it.
+    /// Else a pod whose search is longer than its part of a cycle and shorter than a cycle would never be decided,
+    /// where others come before it.
     #[test]
     fn in_its_turn_a_pod_has_as_much_as_whoever_comes_first_has_without_turns() {
         for waiting in [1, 2, 7, 1000] {

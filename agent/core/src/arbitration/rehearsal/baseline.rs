@@ -1,4 +1,5 @@
-//! What others do instead of arbitration: static quotas and plain priorities. Modelled as they are, at their best: where a pod goes is decided as the arbitrator does.
+//! What others do instead of arbitration: static quotas and plain priorities. Modelled as they are, at their best:
+//! where a pod goes is decided as the arbitrator does.
 
 use std::cmp::Reverse;
 
@@ -6,7 +7,8 @@ use super::{Rehearsal, lesser, part_of};
 use crate::arbitration::amounts::Bounds;
 use crate::arbitration::cluster::Cluster;
 
-/// Each Consumer's part of its parent's, by its weight among all siblings, whether they ask for anything or not: at least what is reserved, at most its `hard`. Unlimited ones have none.
+/// Each Consumer's part of its parent's, by its weight among all siblings, whether they ask for anything or not: at
+/// least what is reserved, at most its `hard`. Unlimited ones have none.
 pub(super) fn quotas(cluster: &Cluster, capacity: &Bounds) -> Vec<Bounds> {
     let consumers = &cluster.consumers;
     let sum = |parent: Option<usize>| -> u64 {
@@ -84,7 +86,8 @@ impl Rehearsal<'_> {
         }
     }
 
-    /// The node where least is lost: fewest violations of budgets, lowest highest priority, fewest pods (kubernetes/pkg/scheduler/framework/preemption, `pickOneNodeForPreemption`).
+    /// The node where least is lost: fewest violations of budgets, lowest highest priority, fewest pods
+    /// (kubernetes/pkg/scheduler/framework/preemption, `pickOneNodeForPreemption`).
     fn preemption(&self, pod: usize) -> Option<Preemption> {
         let all = (0..self.cluster.nodes.len()).filter_map(|node| self.preemption_on(pod, node));
         all.min_by_key(|found| {
@@ -97,7 +100,8 @@ impl Rehearsal<'_> {
         })
     }
 
-    /// All pods of lower priority would go; then as many as possible stay, those that budgets protect first, then the highest priority.
+    /// All pods of lower priority would go; then as many as possible stay, those that budgets protect first, then the
+    /// highest priority.
     fn preemption_on(&self, claimer: usize, node: usize) -> Option<Preemption> {
         let claimer = &self.cluster.pods[claimer];
         let is_lower = |at: &usize| {

@@ -26,7 +26,8 @@ pub struct Figures {
     pub below_reserved: u64,
     /// Evictions that a disruption budget did not allow.
     pub beyond_budget: u64,
-    /// Seconds in which a pod waited with which the namespace would still be within what is reserved for it, in every reserved resource that the pod requests.
+    /// Seconds in which a pod waited with which the namespace would still be within what is reserved for it, in every
+    /// reserved resource that the pod requests.
     pub short_s: u64,
     /// What was used, summed over seconds, by resource.
     pub used: Vec<u128>,

@@ -1,4 +1,5 @@
-//! What comes over the days: streams of pods, drawn from a seed. The same seed makes the same pods, whatever the policy does with them.
+//! What comes over the days: streams of pods, drawn from a seed. The same seed makes the same pods, whatever the policy
+//! does with them.
 
 use crate::arbitration::cluster::Pod;
 
@@ -42,7 +43,8 @@ pub struct Arrival {
     pub runs: u64,
 }
 
-/// All pods that come before the end, in the order in which they come. At most `most`: then the rest is left out, and the second value is true.
+/// All pods that come before the end, in the order in which they come. At most `most`: then the rest is left out, and
+/// the second value is true.
 #[must_use]
 pub fn arrivals(streams: &[Stream], seed: u64, end: u64, most: usize) -> (Vec<Arrival>, bool) {
     let mut all = Vec::new();
@@ -86,7 +88,8 @@ impl Spread {
     }
 }
 
-/// Numbers that look random: SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+/// Numbers that look random: SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA
+/// 2014).
 #[derive(Debug, Clone)]
 pub struct Numbers(u64);
 

@@ -1,8 +1,8 @@
 //! A new object on its way through all of it, and the namespaces that it meets.
 //!
-//! Order, as in the API server of 1.36: the API's defaults; LimitRanger and Priority set theirs; the name is generated and
-//! the status dropped; the API's validation; LimitRanger, Priority and ResourceQuota refuse; an object of that name may
-//! exist already. A refused object changes nothing.
+//! Order, as in the API server of 1.36: the API's defaults; LimitRanger and Priority set theirs; the name is generated
+//! and the status dropped; the API's validation; LimitRanger, Priority and ResourceQuota refuse; an object of that name
+//! may exist already. A refused object changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -496,7 +496,8 @@ impl Range {
     }
 }
 
-/// Sets what the API sets by itself, and notes it: requests of containers from their limits, and pod-level values from those of the containers.
+/// Sets what the API sets by itself, and notes it: requests of containers from their limits, and pod-level values from
+/// those of the containers.
 fn set_api_defaults(object: &mut Object, defaults: &mut Vec<Defaulted>) {
     let Object::Pod(pod) = object else {
         return object.set_defaults();

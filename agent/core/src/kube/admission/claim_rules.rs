@@ -1,7 +1,7 @@
 //! What the API refuses in a claim for a volume, as far as its size goes.
 //!
-//! Source: `ValidatePersistentVolumeClaimSpec` in `pkg/apis/core/validation/validation.go` of 1.36. Not checked: everything
-//! else in a claim, and what may change in one.
+//! Source: `ValidatePersistentVolumeClaimSpec` in `pkg/apis/core/validation/validation.go` of 1.36. Not checked:
+//! everything else in a claim, and what may change in one.
 
 use super::field::{FieldError, quoted};
 use super::object::{PersistentVolumeClaim, STORAGE};

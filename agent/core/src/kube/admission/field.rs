@@ -163,8 +163,8 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Go's `strconv.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. Rust escapes all else, too, and a
-/// mark only where it is the first.
+/// Go's `strconv.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space. Rust escapes all else,
+/// too, and a mark only where it is the first.
 fn is_printed(c: char) -> bool {
     let mut buffer = [b'x', 0, 0, 0, 0];
     let bytes = 1 + c.encode_utf8(&mut buffer[1..]).len();

@@ -17,7 +17,8 @@ pub const RESTART_CONTAINER: &str = "RestartContainer";
 /// A pod. Both parts are read from the same document.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodObject {
-    /// What the node's decisions look at: containers, resources, priority. Its metadata is not used: see [`MorePod::metadata`].
+    /// What the node's decisions look at: containers, resources, priority. Its metadata is not used: see
+    /// [`MorePod::metadata`].
     pub pod: Pod,
     /// The rest.
     pub more: MorePod,

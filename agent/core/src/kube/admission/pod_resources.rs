@@ -279,7 +279,8 @@ mod tests {
             .collect()
     }
 
-    /// `IsNativeResource` looks for the domain anywhere in the name; `validateContainerResourceName` for what an extended resource may be called.
+    /// `IsNativeResource` looks for the domain anywhere in the name; `validateContainerResourceName` for what an
+    /// extended resource may be called.
     #[test]
     fn a_name_with_a_domain_is_not_enough() {
         let of = |name: &str, amount: &str, list: &str| {

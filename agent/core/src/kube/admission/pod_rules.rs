@@ -1,7 +1,8 @@
 //! What the API refuses in a pod, as far as names, resources and priority go.
 //!
-//! Source: `ValidatePodCreate`, `ValidatePodUpdate` and `ValidatePodResize` in `pkg/apis/core/validation/validation.go` and
-//! the strategies in `pkg/registry/core/pod` of 1.36. Resize policies are part of resources. Not checked: everything else in a pod.
+//! Source: `ValidatePodCreate`, `ValidatePodUpdate` and `ValidatePodResize` in `pkg/apis/core/validation/validation.go`
+//! and the strategies in `pkg/registry/core/pod` of 1.36. Resize policies are part of resources. Not checked:
+//! everything else in a pod.
 
 use super::field::{FieldError, json_text, quoted};
 use super::names;
@@ -456,8 +457,8 @@ impl<'a> Resizable<'a> {
         }
     }
 
-    /// Whether anything but cpu and memory becomes different. A container that has claims for devices cannot be resized: upstream
-    /// compares it with one that has none.
+    /// Whether anything but cpu and memory becomes different. A container that has claims for devices cannot be
+    /// resized: upstream compares it with one that has none.
     fn is_more_than_resized(&self, new: &Self) -> bool {
         let others_differ = match (new.resources, self.resources) {
             (Some(new), Some(old)) => others_differ(new, old),

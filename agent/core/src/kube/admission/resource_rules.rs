@@ -1,6 +1,7 @@
 //! What the API refuses in names and amounts of resources.
 //!
-//! Source: `pkg/apis/core/validation/validation.go` of 1.36 (`ValidateContainerResourceRequirements` and what it calls).
+//! Source: `pkg/apis/core/validation/validation.go` of 1.36 (`ValidateContainerResourceRequirements` and what it
+//! calls).
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -32,8 +32,8 @@ pub fn milli_cpu_to_quota_us(milli_cpu: i64, period_us: u64) -> i64 {
 
 /// v2 `cpu.weight` (1 to 10000) for v1 `cpu.shares`; 0, for unset, stays 0.
 ///
-/// `ceil(10^((l² + 125l)/612 - 7/34))` with `l = log2(shares)`: a curve through (2, 1), (1024, 100) and (262144, 10000),
-/// where the linear formula used until 2025 gave one CPU a weight of 39.
+/// `ceil(10^((l² + 125l)/612 - 7/34))` with `l = log2(shares)`: a curve through (2, 1), (1024, 100) and (262144,
+/// 10000), where the linear formula used until 2025 gave one CPU a weight of 39.
 pub fn shares_to_weight(shares: u64) -> u64 {
     match shares {
         0 => 0,
@@ -43,8 +43,8 @@ pub fn shares_to_weight(shares: u64) -> u64 {
     }
 }
 
-/// Subtracted before rounding up, so that 1024 shares give 100 on every libm. No other number of shares is within
-/// a hundred times this of a whole weight (tested for all), hence the result does not depend on the last bits of a float.
+/// Subtracted before rounding up, so that 1024 shares give 100 on every libm. No other number of shares is within a
+/// hundred times this of a whole weight (tested for all), hence the result does not depend on the last bits of a float.
 const WEIGHT_SLACK: f64 = 1e-8;
 
 fn weight_exact(shares: u64) -> f64 {

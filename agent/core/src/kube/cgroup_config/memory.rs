@@ -15,7 +15,8 @@ fn protect(config: &mut CgroupConfig, class: QosClass, request_bytes: u64) {
     }
 }
 
-/// Protects a pod's request, if it is to be (`ResourceConfigForPod`). A BestEffort pod has one if its sandbox has overhead.
+/// Protects a pod's request, if it is to be (`ResourceConfigForPod`). A BestEffort pod has one if its sandbox has
+/// overhead.
 pub(super) fn protect_pod(
     config: &mut CgroupConfig,
     class: QosClass,
@@ -29,8 +30,8 @@ pub(super) fn protect_pod(
     }
 }
 
-/// Protects a container's request. A container with nothing to protect has both set to 0, so that what an earlier policy wrote
-/// does not stay.
+/// Protects a container's request. A container with nothing to protect has both set to 0, so that what an earlier
+/// policy wrote does not stay.
 pub(super) fn protect_container(
     config: &mut CgroupConfig,
     class: QosClass,
@@ -45,8 +46,8 @@ pub(super) fn protect_container(
     }
 }
 
-/// Where a container is slowed down: between its request and its own limit, or node allocatable if it has none; whole pages.
-/// `None` where request and limit are equal or the result is not above the request.
+/// Where a container is slowed down: between its request and its own limit, or node allocatable if it has none; whole
+/// pages. `None` where request and limit are equal or the result is not above the request.
 pub(super) fn high_bytes(
     request_bytes: u64,
     limit_bytes: u64,
@@ -73,8 +74,8 @@ pub(super) fn high_bytes(
 /// How much a container may swap (`pkg/kubelet/kuberuntime/kuberuntime_container_linux.go`, `configureLimitedSwap` and
 /// `calcSwapForBurstablePods`).
 ///
-/// Under [`SwapBehavior::LimitedSwap`] the share of the node's swap that its request is of the node's memory, if the pod is Burstable
-/// and not critical, and the request differs from the limit. Otherwise, and on v1, nothing.
+/// Under [`SwapBehavior::LimitedSwap`] the share of the node's swap that its request is of the node's memory, if the
+/// pod is Burstable and not critical, and the request differs from the limit. Otherwise, and on v1, nothing.
 pub(super) fn swap_max_bytes(
     pod: &Pod,
     resources: &Resources,
@@ -99,8 +100,8 @@ fn may_swap(pod: &Pod) -> bool {
     pod.qos_class() == QosClass::Burstable && !pod.is_critical()
 }
 
-/// What the pod's containers that may swap under [`SwapBehavior::LimitedSwap`] request of memory, bytes: each may swap as much of the
-/// node's swap as this is of the node's memory.
+/// What the pod's containers that may swap under [`SwapBehavior::LimitedSwap`] request of memory, bytes: each may swap
+/// as much of the node's swap as this is of the node's memory.
 pub fn swap_request_bytes(pod: &Pod) -> u64 {
     if !may_swap(pod) {
         return 0;

@@ -21,7 +21,8 @@ pub struct QosSettings {
     pub memory_reservation_policy: MemoryReservationPolicy,
     /// `memorySwap.swapBehavior`.
     pub swap_behavior: SwapBehavior,
-    /// `qosReserved.memory` in percent, 0 to 100, where `featureGates.QOSReserved` is on; `None`: the tiers are not limited.
+    /// `qosReserved.memory` in percent, 0 to 100, where `featureGates.QOSReserved` is on; `None`: the tiers are not
+    /// limited.
     pub qos_reserved_memory_percent: Option<i64>,
 }
 
@@ -67,8 +68,8 @@ pub enum SwapBehavior {
     LimitedSwap,
 }
 
-/// What of the machine takes part in its cgroups' configuration. The default is one of which nothing is known: no value that depends
-/// on it is set.
+/// What of the machine takes part in its cgroups' configuration. The default is one of which nothing is known: no value
+/// that depends on it is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NodeCapacity {
     /// Whether memory is accounted on cgroup v2: v1 has neither Memory QoS nor a swap limit of its own.
@@ -78,7 +79,8 @@ pub struct NodeCapacity {
     /// Swap, bytes.
     pub swap_bytes: u64,
     /// Memory that pods may have, without the eviction threshold
-    /// ([`allocatable_absolute`](crate::kube::node_allocatable::NodeResources::allocatable_absolute)), bytes. 0: not known.
+    /// ([`allocatable_absolute`](crate::kube::node_allocatable::NodeResources::allocatable_absolute)), bytes. 0: not
+    /// known.
     pub allocatable_memory_bytes: u64,
     /// Size of a page, bytes. 0: not known.
     pub page_bytes: u64,

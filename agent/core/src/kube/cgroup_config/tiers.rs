@@ -1,6 +1,7 @@
 //! The cgroups above the pods: kubepods and, below it, those of Burstable and of BestEffort pods.
 //!
-//! Source: `UpdateCgroups` of `pkg/kubelet/cm/qos_container_manager_linux.go`. Guaranteed pods are directly below kubepods.
+//! Source: `UpdateCgroups` of `pkg/kubelet/cm/qos_container_manager_linux.go`. Guaranteed pods are directly below
+//! kubepods.
 
 use super::settings::{NodeCapacity, QosSettings};
 use super::{CgroupConfig, SHARES_MIN, milli_cpu_to_shares};

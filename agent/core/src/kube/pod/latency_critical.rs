@@ -2,8 +2,8 @@
 
 use super::Pod;
 
-/// `"true"`: what the pod waits for CPU time counts however much it uses, and it is never held back; `"false"`: it never counts. Without it
-/// requests decide ([`cpu`](crate::policy::cpu)). Not the kubelet's.
+/// `"true"`: what the pod waits for CPU time counts however much it uses, and it is never held back; `"false"`: it
+/// never counts. Without it requests decide ([`cpu`](crate::policy::cpu)). Not the kubelet's.
 pub const LATENCY_CRITICAL_ANNOTATION: &str = "plimsoll.dev/latency-critical";
 
 /// The annotation has another value.

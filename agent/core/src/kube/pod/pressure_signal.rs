@@ -1,7 +1,7 @@
 //! How a pod asks for a notification when memory is short, before it is evicted.
 //!
-//! A signal is the one message that every program can take and that needs nothing from Kubernetes: garbage collectors and caches
-//! already free memory on one. A pod that does not ask is never sent any.
+//! A signal is the one message that every program can take and that needs nothing from Kubernetes: garbage collectors
+//! and caches already free memory on one. A pod that does not ask is never sent any.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Pod;
 
-/// Names the signal by which a pod's containers want to be notified when memory is short, so that they can give some back: see
-/// [`PressureSignal`]. Not the kubelet's.
+/// Names the signal by which a pod's containers want to be notified when memory is short, so that they can give some
+/// back: see [`PressureSignal`]. Not the kubelet's.
 pub const PRESSURE_SIGNAL_ANNOTATION: &str = "plimsoll.dev/memory-pressure-signal";
 
 impl Pod {

@@ -14,8 +14,8 @@ const ONE_STEP: [i64; 5] = [1, 2, 3, 6, 9];
 const POWER_TOO_LARGE: u32 = 19;
 
 impl Quantity {
-    /// As [`Self::scaled_value`], but with what upstream makes of an amount that 64 bits do not hold (`ScaledValue`): it wraps around
-    /// or is 0, and a negative big decimal is rounded up. For decisions that are the API server's.
+    /// As [`Self::scaled_value`], but with what upstream makes of an amount that 64 bits do not hold (`ScaledValue`):
+    /// it wraps around or is 0, and a negative big decimal is rounded up. For decisions that are the API server's.
     pub fn wrapping_scaled_value(&self, exponent: i32) -> i64 {
         if let Some(value) = self.amount.small_integer_at(exponent) {
             return value;

@@ -30,8 +30,8 @@ pub(super) const ALLOCATABLE: SignalRow = SignalRow {
     ..ROW
 };
 
-/// `kernelMemory.available`. Not the kubelet's: its own measure counts neither kernel memory nor the zone watermarks, and still
-/// shows 140 MB when the kernel starts killing.
+/// `kernelMemory.available`. Not the kubelet's: its own measure counts neither kernel memory nor the zone watermarks,
+/// and still shows 140 MB when the kernel starts killing.
 pub(super) const KERNEL: SignalRow = SignalRow {
     signal: Signal::KernelMemoryAvailable,
     name: "kernelMemory.available",
@@ -41,8 +41,8 @@ pub(super) const KERNEL: SignalRow = SignalRow {
     ..ROW
 };
 
-/// kubelet 1.36 on cgroup v2: opencontainers/cgroups fs2 rootStatsFromMeminfo says usage = anon + file; cAdvisor subtracts
-/// inactive_file (floor 0); pkg/kubelet/eviction/helpers.go takes capacity as available + working set.
+/// kubelet 1.36 on cgroup v2: opencontainers/cgroups fs2 rootStatsFromMeminfo says usage = anon + file; cAdvisor
+/// subtracts inactive_file (floor 0); pkg/kubelet/eviction/helpers.go takes capacity as available + working set.
 fn available(readings: &Readings<'_>) -> Seen {
     let node = &readings.sample.node;
     // A sample without the node's memory says nothing about it.
@@ -70,17 +70,18 @@ pub(crate) fn available_bytes(
                 .saturating_sub(node.inactive_file_bytes);
             node.capacity_bytes.saturating_sub(working_set)
         }
-        // MemAvailable counts the page cache that can go, active or not, and the watermarks; anonymous memory can still move
-        // to free swap, but no more of it than there is. tmpfs and shared memory, though in `Cached`, are on the lists of
-        // anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves them out.
+        // MemAvailable counts the page cache that can go, active or not, and the watermarks; anonymous memory can still
+        // move to free swap, but no more of it than there is. tmpfs and shared memory, though in `Cached`, are on the
+        // lists of anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves
+        // them out.
         Availability::Reclaimable => node
             .kernel_available_bytes
             .saturating_add(swap_bytes.min(node.anon_bytes)),
     }
 }
 
-/// pkg/kubelet/eviction/helpers.go makeSignalObservations: the "pods" system container, whose limit is the node's allocatable
-/// memory without the eviction part.
+/// pkg/kubelet/eviction/helpers.go makeSignalObservations: the "pods" system container, whose limit is the node's
+/// allocatable memory without the eviction part.
 fn allocatable(readings: &Readings<'_>) -> Seen {
     // A sample of the node, or of leaders, leaves out what no threshold is on.
     let is_part = readings.sample.node_only || readings.sample.leaders_only;
@@ -103,8 +104,9 @@ fn allocatable(readings: &Readings<'_>) -> Seen {
     seen.into()
 }
 
-/// MemAvailable (mm/show_mem.c si_mem_available) subtracts the watermarks and the page cache that cannot go; anonymous memory
-/// can still move to free swap, as far as it may and swap in memory wins something ([`crate::policy::memory::swap`]).
+/// MemAvailable (mm/show_mem.c si_mem_available) subtracts the watermarks and the page cache that cannot go; anonymous
+/// memory can still move to free swap, as far as it may and swap in memory wins something
+/// ([`crate::policy::memory::swap`]).
 fn kernel(readings: &Readings<'_>) -> Seen {
     let node = &readings.sample.node;
     if node.capacity_bytes == 0 {

@@ -1,8 +1,8 @@
 //! Memory of the NUMA node that has the least.
 //!
-//! Problem: a node with plenty of memory in all can be out of it on one NUMA node; what is bound there stalls or is killed,
-//! and no signal of the kubelet shows it. Approach: `memory.available` by the same formula for each NUMA node; the signal
-//! shows the one with the smallest share left.
+//! Problem: a node with plenty of memory in all can be out of it on one NUMA node; what is bound there stalls or is
+//! killed, and no signal of the kubelet shows it. Approach: `memory.available` by the same formula for each NUMA node;
+//! the signal shows the one with the smallest share left.
 
 use crate::model::reading::NumaMemory;
 use crate::model::signal::row::{
@@ -33,7 +33,8 @@ impl NumaMemory {
     }
 }
 
-/// The NUMA node with the smallest share left; of several the one with the lowest number. Nodes without memory do not count.
+/// The NUMA node with the smallest share left; of several the one with the lowest number. Nodes without memory do not
+/// count.
 pub fn most_pressed(nodes: &[NumaMemory]) -> Option<&NumaMemory> {
     nodes
         .iter()

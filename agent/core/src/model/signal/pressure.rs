@@ -1,9 +1,9 @@
 //! Pressure stall information: shares of time in which tasks waited for memory, disk or CPU.
 //!
 //! Source: Documentation/accounting/psi.rst of the kernel. `some`: at least one task waited; `full`: all that could run
-//! waited. Averages over 10, 60 and 300 s lag behind by about their window; for the first sign of a stall the agent arms the
-//! kernel's own trigger on the same file. The kubelet has no such threshold (kubernetes/enhancements#4205 raises conditions
-//! from it, alpha).
+//! waited. Averages over 10, 60 and 300 s lag behind by about their window; for the first sign of a stall the agent
+//! arms the kernel's own trigger on the same file. The kubelet has no such threshold (kubernetes/enhancements#4205
+//! raises conditions from it, alpha).
 
 use crate::model::reading::{PressureReading, StallReading, StallShares};
 use crate::model::signal::row::{

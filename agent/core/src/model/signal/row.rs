@@ -82,7 +82,8 @@ pub enum Signal {
 /// How many signals there are.
 pub const COUNT: usize = Signal::CpuSome300 as usize + 1;
 
-/// A condition on the node's status. Names as in the Kubernetes API, but for [`Self::Stalled`], which the kubelet does not have.
+/// A condition on the node's status. Names as in the Kubernetes API, but for [`Self::Stalled`], which the kubelet does
+/// not have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum NodeCondition {
     /// The node is short of memory.

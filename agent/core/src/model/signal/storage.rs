@@ -1,7 +1,7 @@
 //! File systems: bytes and inodes.
 //!
-//! Rule: makeSignalObservations in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36: available and capacity as `statvfs(3)`
-//! reports them to unprivileged users; inodes only where the file system counts them.
+//! Rule: makeSignalObservations in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36: available and capacity as
+//! `statvfs(3)` reports them to unprivileged users; inodes only where the file system counts them.
 
 use crate::model::file_system::FileSystem;
 use crate::model::reading::{FileSystemReading, StorageReading};

@@ -1,7 +1,7 @@
 //! A machine's sockets, NUMA nodes, uncore caches and cores under dense numbers.
 //!
-//! All groups of CPUs, of whatever level, share one numbering ([`Group`]), so that a count of free CPUs per group is one array.
-//! Within a level numbers ascend with the machine's own ids: "lower id first" is "lower group first".
+//! All groups of CPUs, of whatever level, share one numbering ([`Group`]), so that a count of free CPUs per group is
+//! one array. Within a level numbers ascend with the machine's own ids: "lower id first" is "lower group first".
 
 use std::collections::BTreeMap;
 

@@ -1,29 +1,33 @@
-//! Over which NUMA nodes a request is spread, and how many groups of CPUs each gives: the kubelet's choice without its search.
+//! Over which NUMA nodes a request is spread, and how many groups of CPUs each gives: the kubelet's choice without its
+//! search.
 //!
-//! The kubelet (`takeByTopologyNUMADistributed`, 1.36) tries k = fewest, fewest + 1, … nodes. For each combination of k nodes, in
-//! lexicographic order of their places in its list, every node gives the same *even* number of groups, ⌊groups / k⌋, and the
-//! remaining groups are handed out one at a time, round after round, to a *remainder set*: some of those nodes of the
-//! combination that have a group left, tried from all of them down to one, lexicographically within a size. The first k with a
-//! combination that works is used; of its combinations the one with the lowest balance, of its remainder sets likewise, the first found
-//! on a tie. *Balance* is the standard deviation of what is then free on each node.
+//! The kubelet (`takeByTopologyNUMADistributed`, 1.36) tries k = fewest, fewest + 1, … nodes. For each combination of k
+//! nodes, in lexicographic order of their places in its list, every node gives the same *even* number of groups,
+//! ⌊groups / k⌋, and the remaining groups are handed out one at a time, round after round, to a *remainder set*: some
+//! of those nodes of the combination that have a group left, tried from all of them down to one, lexicographically
+//! within a size. The first k with a combination that works is used; of its combinations the one with the lowest
+//! balance, of its remainder sets likewise, the first found on a tie. *Balance* is the standard deviation of what is
+//! then free on each node.
 //!
 //! That is up to C(64, k) · 2^k trials. The same answer comes from a table, because
-//! 1. the mean of what is free afterwards does not depend on the choice, so balance grows with the sum of squares, and that sum is
-//!    one term per node;
-//! 2. a round-robin over a remainder set has an end: after some `w` whole rounds the nodes up to some place in the list have given
-//!    min(w + 1, what they had), later ones min(w, what they had). And whatever has this form with the right total is the outcome
-//!    of some round-robin. So for a fixed `w` the outcome is built node by node from (nodes chosen, groups given, whether the
-//!    last round is still on), and a table over these yields the least sum of squares;
-//! 3. rounding makes neighbouring sums equal: [`highest_cost_alike`] is the largest that still rounds to the least balance. "The
-//!    first found with the lowest balance" is then the lexicographically first choice within that bound, which is built greedily:
-//!    a node is chosen if the table says that the rest can still stay within the bound.
+//! 1. the mean of what is free afterwards does not depend on the choice, so balance grows with the sum of squares, and
+//!    that sum is one term per node;
+//! 2. a round-robin over a remainder set has an end: after some `w` whole rounds the nodes up to some place in the list
+//!    have given min(w + 1, what they had), later ones min(w, what they had). And whatever has this form with the right
+//!    total is the outcome of some round-robin. So for a fixed `w` the outcome is built node by node from (nodes
+//!    chosen, groups given, whether the last round is still on), and a table over these yields the least sum of
+//!    squares;
+//! 3. rounding makes neighbouring sums equal: [`highest_cost_alike`] is the largest that still rounds to the least
+//!    balance. "The first found with the lowest balance" is then the lexicographically first choice within that bound,
+//!    which is built greedily: a node is chosen if the table says that the rest can still stay within the bound.
 //!
-//! Work is at most (nodes · k · remainder) for each `w`, with remainder < k, and `w` below both the remainder and the most groups
-//! that a node has left. A brute-force enumeration agrees in the tests.
+//! Work is at most (nodes · k · remainder) for each `w`, with remainder < k, and `w` below both the remainder and the
+//! most groups that a node has left. A brute-force enumeration agrees in the tests.
 //!
-//! Balance is a float in the kubelet: mean and deviation are rounded to three decimals, halves away from zero. Here both are
-//! integers in thousandths. The mean is the same number: a half in the fourth place needs a count of nodes divisible by 16, and
-//! such a fraction is exact in binary. Where the deviation itself would be such a half, the kubelet's depends on the order of its map.
+//! Balance is a float in the kubelet: mean and deviation are rounded to three decimals, halves away from zero. Here
+//! both are integers in thousandths. The mean is the same number: a half in the fourth place needs a count of nodes
+//! divisible by 16, and such a fraction is exact in binary. Where the deviation itself would be such a half, the
+//! kubelet's depends on the order of its map.
 
 use std::ops::RangeInclusive;
 
@@ -44,8 +48,8 @@ const OVER: usize = 1;
 const IMPOSSIBLE: i64 = 1 << 40;
 
 impl NumaDistribution {
-    /// Spreads `groups` groups of `group` CPUs over nodes with `free` CPUs each, in the kubelet's order, trying these numbers of
-    /// nodes in turn.
+    /// Spreads `groups` groups of `group` CPUs over nodes with `free` CPUs each, in the kubelet's order, trying these
+    /// numbers of nodes in turn.
     pub(super) fn find(
         free: &[u32],
         groups: u32,
@@ -239,7 +243,8 @@ impl RoundRobin {
         }
     }
 
-    /// The largest choice with a size in `counted`, and of that size the lexicographically first, that costs at most `bound`.
+    /// The largest choice with a size in `counted`, and of that size the lexicographically first, that costs at most
+    /// `bound`.
     fn first_within(&mut self, bound: i64, counted: RangeInclusive<usize>) -> Option<Vec<usize>> {
         let mut best: Option<Vec<usize>> = None;
         for rounds in self.rounds() {

@@ -7,8 +7,9 @@ use super::layout::{CpuLayout, Group};
 
 /// One call: what is still free, and what has been taken.
 ///
-/// Lists are sorted by free CPUs, fewest first, then by id, from the outer level to the inner one. Each stage looks at its list
-/// as it was when the stage began; taking one group changes no other group of that level, so counts may be read later.
+/// Lists are sorted by free CPUs, fewest first, then by id, from the outer level to the inner one. Each stage looks at
+/// its list as it was when the stage began; taking one group changes no other group of that level, so counts may be
+/// read later.
 pub(super) struct Packing<'a> {
     layout: &'a CpuLayout,
     free: CpuSet,
@@ -16,7 +17,8 @@ pub(super) struct Packing<'a> {
     counts: Vec<u16>,
     needed: u32,
     taken: CpuSet,
-    /// Whether the kubelet would have taken CPUs that are not free: what is left of a large socket or core had average size.
+    /// Whether the kubelet would have taken CPUs that are not free: what is left of a large socket or core had average
+    /// size.
     misled: bool,
 }
 
@@ -135,7 +137,8 @@ impl<'a> Packing<'a> {
         self.counts[group.index()] > 0
     }
 
-    /// Takes the groups that are free as a whole and not more than is needed. `average`: what the kubelet takes for the size.
+    /// Takes the groups that are free as a whole and not more than is needed. `average`: what the kubelet takes for the
+    /// size.
     fn take_whole(&mut self, groups: &[Group], average: Option<u32>) {
         for group in groups {
             let size = u32::from(self.layout.size_of(*group));
@@ -164,11 +167,11 @@ impl<'a> Packing<'a> {
         self.needed -= cpus.len();
     }
 
-    /// Whole caches while at least an average one is needed, then one cache that can give exactly the rest (`takeUncoreCache`,
-    /// `takePartialUncore`, 1.36).
+    /// Whole caches while at least an average one is needed, then one cache that can give exactly the rest
+    /// (`takeUncoreCache`, `takePartialUncore`, 1.36).
     ///
-    /// The kubelet takes whole caches anew before each partial attempt. Those after the first find nothing: what was left whole
-    /// was larger than the need, which has not grown.
+    /// The kubelet takes whole caches anew before each partial attempt. Those after the first find nothing: what was
+    /// left whole was larger than the need, which has not grown.
     fn take_uncore_caches(&mut self) {
         let caches = self.uncore_caches();
         if self.needed >= self.layout.average().uncore {
@@ -182,7 +185,8 @@ impl<'a> Packing<'a> {
         }
     }
 
-    /// By nodes. A cache of several nodes is listed under those in which it has a free CPU (`sortAvailableUncoreCaches`).
+    /// By nodes. A cache of several nodes is listed under those in which it has a free CPU
+    /// (`sortAvailableUncoreCaches`).
     fn uncore_caches(&self) -> Vec<Group> {
         let of_node = |node: &Group| {
             let free = self.free & *self.layout.cpus_of(*node);

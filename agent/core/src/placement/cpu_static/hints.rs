@@ -1,7 +1,8 @@
 //! Where the static policy could serve a container or pod: its part in alignment.
 //!
-//! The kubelet goes through all 2^n masks of NUMA nodes, and through all free CPUs for each (`generateCPUTopologyHints`, 1.36). Here
-//! the same test is a [`HintRule`] over one number per node; a caller that needs a list asks the rule for it.
+//! The kubelet goes through all 2^n masks of NUMA nodes, and through all free CPUs for each
+//! (`generateCPUTopologyHints`, 1.36). Here the same test is a [`HintRule`] over one number per node; a caller that
+//! needs a list asks the rule for it.
 
 use super::{StaticCpus, exclusive_cpus, exclusive_cpus_of_pod};
 use crate::kube::pod::{Container, Pod};
@@ -28,8 +29,8 @@ impl super::CpuPolicy {
 }
 
 impl StaticCpus {
-    /// On which NUMA nodes a container could have its CPUs (`GetTopologyHints`, 1.36); nothing if it shares. For a container that has
-    /// CPUs: where those are, and no hint at all if it now requests another number.
+    /// On which NUMA nodes a container could have its CPUs (`GetTopologyHints`, 1.36); nothing if it shares. For a
+    /// container that has CPUs: where those are, and no hint at all if it now requests another number.
     #[must_use]
     pub fn hints(&self, pod: &Pod, container: &Container) -> ProviderHints {
         let wanted = exclusive_cpus(pod, container);

@@ -274,7 +274,8 @@ impl StaticCpuPolicy {
             .take_packed(of, count, sorting, options.prefer_uncore)
     }
 
-    /// The CPUs of these NUMA nodes; with `align-by-socket`, of all sockets that have one of them (`getAlignedCPUs`, 1.36).
+    /// The CPUs of these NUMA nodes; with `align-by-socket`, of all sockets that have one of them (`getAlignedCPUs`,
+    /// 1.36).
     pub(super) fn cpus_near(&self, mask: NumaMask) -> CpuSet {
         let cpus = self.topology.cpus_of_nodes(mask);
         if !self.options.align_by_socket {

@@ -1,8 +1,9 @@
 //! A container whose request changes while it runs: it keeps what it has, and nobody else is moved.
 //!
-//! The kubelet of 1.36 does this behind a gate (`InPlacePodVerticalScalingExclusiveCPUs`) that is off, and refuses otherwise. Here a container that grows
-//! keeps all of its CPUs and gets more, nearest first: the rest of its own cores, then its own NUMA nodes, then the hint's. One that shrinks keeps CPUs of as few of
-//! its NUMA nodes as can hold it.
+//! The kubelet of 1.36 does this behind a gate (`InPlacePodVerticalScalingExclusiveCPUs`) that is off, and refuses
+//! otherwise. Here a container that grows keeps all of its CPUs and gets more, nearest first: the rest of its own
+//! cores, then its own NUMA nodes, then the hint's. One that shrinks keeps CPUs of as few of its NUMA nodes as can hold
+//! it.
 
 use super::{CpuAllocateError, CpuPolicy, CpuRefusal, StaticCpus, exclusive_cpus, label};
 use crate::kube::pod::{Container, Pod};
@@ -92,7 +93,8 @@ impl StaticCpus {
         on.map(|(node, _)| *node).collect()
     }
 
-    /// As [`StaticCpus::hints`], but a container that wants more than it has is told where it could have them together with what it has.
+    /// As [`StaticCpus::hints`], but a container that wants more than it has is told where it could have them together
+    /// with what it has.
     #[must_use]
     pub fn hints_to_grow(&self, pod: &Pod, container: &Container) -> ProviderHints {
         match self.growth(pod, container) {
@@ -118,7 +120,8 @@ impl StaticCpus {
         super::hints::only_cpu(self.rule(&self.growable(), &held, wanted))
     }
 
-    /// Takes back what a container has beyond its request. It keeps CPUs of as few of its NUMA nodes as can hold it, among equal ones of those in `near`.
+    /// Takes back what a container has beyond its request. It keeps CPUs of as few of its NUMA nodes as can hold it,
+    /// among equal ones of those in `near`.
     ///
     /// # Errors
     ///

@@ -1,11 +1,14 @@
 //! Devices that a kubelet has given to containers: whoever places CPUs and memory beside it follows them.
 //!
-//! Problem: the kubelet's device manager takes devices when it admits a pod, and no other program can say which. Approach: what it lists is a hint and nothing else: the NUMA nodes
-//! on which each device of a container is reached. Nothing is allocated here, nor refused.
+//! Problem: the kubelet's device manager takes devices when it admits a pod, and no other program can say which.
+//! Approach: what it lists is a hint and nothing else: the NUMA nodes on which each device of a container is reached.
+//! Nothing is allocated here, nor refused.
 //!
-//! The kubelet finds devices by UID and lists them by name (`v1PodResourcesServer.List` in pkg/kubelet/apis/podresources/server_v1.go of 1.36; the messages have no UID), and a pod that was
-//! deleted and made again has the name of the one before. So a name is a pod's only in an answer that was asked for after the pod was known to be admitted: by then the kubelet has
-//! taken its devices, and has forgotten the other, for it hears of pods of one name in the order in which the API had them. From there on devices are a UID's.
+//! The kubelet finds devices by UID and lists them by name (`v1PodResourcesServer.List` in
+//! pkg/kubelet/apis/podresources/server_v1.go of 1.36; the messages have no UID), and a pod that was deleted and made
+//! again has the name of the one before. So a name is a pod's only in an answer that was asked for after the pod was
+//! known to be admitted: by then the kubelet has taken its devices, and has forgotten the other, for it hears of pods
+//! of one name in the order in which the API had them. From there on devices are a UID's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +32,8 @@ pub struct ListedDevices {
     pub asked_at_ns: u64,
     /// Resources of which there are devices.
     pub resources: BTreeSet<String>,
-    /// By pod (`namespace/pod`) and container what those have that have devices. Of two pods with one name neither is there.
+    /// By pod (`namespace/pod`) and container what those have that have devices. Of two pods with one name neither is
+    /// there.
     pub pods: BTreeMap<String, BTreeMap<String, Near>>,
 }
 
@@ -94,7 +98,8 @@ impl ListedDevices {
         (&self.resources, &self.pods) == (&other.resources, &other.pods)
     }
 
-    /// To these pods, each by its name (`namespace/pod`). They were known to be admitted when the kubelet was asked, and no two of them have one name.
+    /// To these pods, each by its name (`namespace/pod`). They were known to be admitted when the kubelet was asked,
+    /// and no two of them have one name.
     #[must_use]
     pub fn given_to<'a>(&self, pods: impl Iterator<Item = (&'a str, &'a PodUid)>) -> GivenDevices {
         let pods = pods.filter_map(|(name, uid)| Some((uid.clone(), self.pods.get(name)?.clone())));
@@ -106,7 +111,8 @@ impl ListedDevices {
 }
 
 impl GivenDevices {
-    /// Whether a container of the pod wants devices, and the kubelet has not said yet which it has. A pod may be listed before it has got any; init containers, which end, are not listed.
+    /// Whether a container of the pod wants devices, and the kubelet has not said yet which it has. A pod may be listed
+    /// before it has got any; init containers, which end, are not listed.
     #[must_use]
     pub fn are_awaited(&self, pod: &Pod) -> bool {
         let of_pod = self.pods.get(&pod.uid());

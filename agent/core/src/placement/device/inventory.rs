@@ -187,7 +187,8 @@ impl Inventory {
         self.set(resource, devices, preference)
     }
 
-    /// From what the PodResources API calls allocatable. An id that is there more than once is near to all the nodes it has there.
+    /// From what the PodResources API calls allocatable. An id that is there more than once is near to all the nodes it
+    /// has there.
     ///
     /// # Errors
     ///

@@ -1,19 +1,19 @@
 //! The fewest NUMA nodes that a given number of devices are near to.
 //!
-//! Problem: the kubelet tries all sets of nodes. Where each device is near to one node, the nodes with most devices are the answer;
-//! where some are near to several, finding it is a covering problem. Approach: a greedy answer, then a search for fewer nodes, depth
-//! first, cut off where even the best nodes left cannot add enough.
+//! Problem: the kubelet tries all sets of nodes. Where each device is near to one node, the nodes with most devices are
+//! the answer; where some are near to several, finding it is a covering problem. Approach: a greedy answer, then a
+//! search for fewer nodes, depth first, cut off where even the best nodes left cannot add enough.
 //!
-//! Bound: each search visits at most [`SEARCH_STEPS_MAX`] sets. The answer then may have more nodes than the least; that many devices
-//! are near to it all the same.
+//! Bound: each search visits at most [`SEARCH_STEPS_MAX`] sets. The answer then may have more nodes than the least;
+//! that many devices are near to it all the same.
 
 use crate::placement::numa_mask::NumaMask;
 
 /// How many sets one search examines.
 const SEARCH_STEPS_MAX: u32 = 1 << 12;
 
-/// A set of as few of `nodes` as possible that includes `required` and that `demand` of the devices are near to, or one of at least
-/// one node. `near`: the nodes of each device. `None`: all nodes together have not enough.
+/// A set of as few of `nodes` as possible that includes `required` and that `demand` of the devices are near to, or one
+/// of at least one node. `near`: the nodes of each device. `None`: all nodes together have not enough.
 pub(super) fn fewest(
     nodes: NumaMask,
     near: &[NumaMask],

@@ -1,10 +1,10 @@
 //! Masks in which several needs are met at once.
 //!
-//! What prunes the search (see [`search`](super::search)): for each need, what the nodes taken so far have and the most that
-//! the wanted number of the nodes left could add. The same for sums of needs, each measured by its demand: half of the
-//! nodes may have the CPUs and the other half the memory, so that each need alone could be met and both never. And
-//! *dominance*: if a node is taken though a lower one has at least as much of everything, exchanging them gives a smaller
-//! number, so with a node all lower ones that dominate it are taken.
+//! What prunes the search (see [`search`](super::search)): for each need, what the nodes taken so far have and the most
+//! that the wanted number of the nodes left could add. The same for sums of needs, each measured by its demand: half of
+//! the nodes may have the CPUs and the other half the memory, so that each need alone could be met and both never. And
+//! *dominance*: if a node is taken though a lower one has at least as much of everything, exchanging them gives a
+//! smaller number, so with a node all lower ones that dominate it are taken.
 
 use super::search::{Steps, Test, best_of_size};
 use super::{Need, spanned};

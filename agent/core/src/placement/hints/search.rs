@@ -1,17 +1,20 @@
 //! The best mask of a given size, found node by node.
 //!
-//! Problem: of all masks with so many nodes that pass some test, the smallest number, or the closest nodes, without looking at
-//! all of them. Approach: decide node by node, from the highest to the lowest, first without the node and then with it. So
-//! masks come up in the order of their numbers, and the first that passes is the smallest. A branch is left when the test
-//! says that nothing in it can pass ([`Test`]), or when its nodes are further apart than the best found so far.
+//! Problem: of all masks with so many nodes that pass some test, the smallest number, or the closest nodes, without
+//! looking at all of them. Approach: decide node by node, from the highest to the lowest, first without the node and
+//! then with it. So masks come up in the order of their numbers, and the first that passes is the smallest. A branch is
+//! left when the test says that nothing in it can pass ([`Test`]), or when its nodes are further apart than the best
+//! found so far.
 //!
-//! In theory this is exponential: to cover demands of several resources, or to pick the closest of many nodes, is NP-hard.
-//! Every decision therefore costs a step of a budget ([`Steps`]), and an answer that was cut short says so.
+//! In theory this is exponential: to cover demands of several resources, or to pick the closest of many nodes, is
+//! NP-hard. Every decision therefore costs a step of a budget ([`Steps`]), and an answer that was cut short says so.
 //!
-//! Why there is no exact search for the closest nodes beside it: with two distances, near and far, the closest *k* of *n* nodes are a clique of *k*
-//! wherever there is one, so that no method is both exact and bounded for every table. Tables of real machines are hierarchies (package, drawer, hop), and
-//! there a table of the best sum by subtree and count would do, but only if every node has the same to give: with needs, the entry would have to hold
-//! every sum of CPUs, bytes and devices that a subtree can come to, which is the knapsack again. What is cut short in practice is half or more of 64 nodes.
+//! Why there is no exact search for the closest nodes beside it: with two distances, near and far, the closest *k* of
+//! *n* nodes are a clique of *k* wherever there is one, so that no method is both exact and bounded for every table.
+//! Tables of real machines are hierarchies (package, drawer, hop), and there a table of the best sum by subtree and
+//! count would do, but only if every node has the same to give: with needs, the entry would have to hold every sum of
+//! CPUs, bytes and devices that a subtree can come to, which is the knapsack again. What is cut short in practice is
+//! half or more of 64 nodes.
 
 use crate::placement::numa_distances::NumaDistances;
 use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
@@ -52,8 +55,8 @@ impl Steps {
     }
 }
 
-/// What a mask must pass. Decisions are made in the order of places, highest node first, and are taken back by making another
-/// one at the same or an earlier place.
+/// What a mask must pass. Decisions are made in the order of places, highest node first, and are taken back by making
+/// another one at the same or an earlier place.
 pub(crate) trait Test {
     /// The nodes that masks are made of, highest first.
     fn nodes(&self) -> &[u32];
@@ -67,7 +70,8 @@ pub(crate) trait Test {
     fn effort(&self, place: usize) -> u32;
 }
 
-/// The best mask with `size` nodes that passes: the closest nodes, if distances are given, and of those the smallest number.
+/// The best mask with `size` nodes that passes: the closest nodes, if distances are given, and of those the smallest
+/// number.
 ///
 /// If the steps run out, the best that was found, or none.
 pub(crate) fn best_of_size<T: Test>(
@@ -176,8 +180,8 @@ impl<'a> Closeness<'a> {
     }
 
     /// A bound from below of the sum of distances, with `wanted` more nodes from this place on. Each of them adds its
-    /// distances to and from the nodes decided, to itself, and to the other new ones, for which the nearest nodes of all
-    /// stand in.
+    /// distances to and from the nodes decided, to itself, and to the other new ones, for which the nearest nodes of
+    /// all stand in.
     fn at_least(&self, place: usize, mask: NumaMask, wanted: usize) -> u64 {
         let mut added = [0_u64; NUMA_NODES_MAX as usize];
         let left = &self.nodes[place..];

@@ -1,8 +1,8 @@
 //! `machine.json`, read: strictly, so that a slip of the pen is not another machine.
 //!
-//! Two shapes are taken. Our own (docs/reference/machine.md) has a `version`. The other is that of the kubelet's golden vectors:
-//! `{id, desc, num_cpus, …, cpus: [[cpu, core, socket, numa, uncore], …]}`, in which cores are numbered as the kubelet does it,
-//! uncore caches are given, and nothing is known about memory.
+//! Two shapes are taken. Our own (docs/reference/machine.md) has a `version`. The other is that of the kubelet's golden
+//! vectors: `{id, desc, num_cpus, …, cpus: [[cpu, core, socket, numa, uncore], …]}`, in which cores are numbered as the
+//! kubelet does it, uncore caches are given, and nothing is known about memory.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use crate::placement::topology::TopologyCounts;
 /// Quantities are parsed as text; longer ones are no amount of memory.
 const QUANTITY_CHARS_MAX: usize = 32;
 
-/// A file that may describe a machine, of either shape: read, and not yet understood. It keeps errors of the file's format apart
-/// from [`MachineError`], which names fields.
+/// A file that may describe a machine, of either shape: read, and not yet understood. It keeps errors of the file's
+/// format apart from [`MachineError`], which names fields.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineFile(Value);
 

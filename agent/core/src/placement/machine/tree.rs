@@ -1,7 +1,7 @@
 //! A file's values before they are interpreted, so that an error can name the path of the field.
 //!
-//! A derived `Deserialize` says `invalid type: string "a", expected u32` and no more; a person who wrote forty rows of cores
-//! needs `cores[17].socket`. The tree is small (a machine has at most 1,024 CPUs) and read once.
+//! A derived `Deserialize` says `invalid type: string "a", expected u32` and no more; a person who wrote forty rows of
+//! cores needs `cores[17].socket`. The tree is small (a machine has at most 1,024 CPUs) and read once.
 
 use std::fmt;
 

@@ -86,8 +86,8 @@ impl Serialize for Machine {
     }
 }
 
-/// Rows for cores that are ordered by their lowest CPU. The n-th CPUs of a row's lists are the n-th core, so a core that would
-/// cross another one begins a new row.
+/// Rows for cores that are ordered by their lowest CPU. The n-th CPUs of a row's lists are the n-th core, so a core
+/// that would cross another one begins a new row.
 fn core_rows(cores: &[Core]) -> Vec<CoreRow> {
     let mut rows = Vec::<CoreRow>::new();
     // Of each row the CPUs of its last core, and of each place the row that can still take a core.

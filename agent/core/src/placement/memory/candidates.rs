@@ -1,13 +1,13 @@
 //! Which sets of NUMA nodes could serve a container.
 //!
-//! Problem: the kubelet tries every set of nodes (`calculateHints`, policy_static.go, 1.36). Approach: the same rules as a
-//! [`HintRule`], and the best hint found without a list.
+//! Problem: the kubelet tries every set of nodes (`calculateHints`, policy_static.go, 1.36). Approach: the same rules
+//! as a [`HintRule`], and the best hint found without a list.
 //!
-//! The rules: a set is a hint if it has enough of every resource, first by what is allocatable, then by what is free or left by the
-//! pod's init containers on exactly this set. A node of a group is no set of its own; in a set of several, each node in
-//! use must have exactly this set as its group. So besides single nodes only unused nodes can be joined, and the few groups
-//! that exist; the sets on which something was left are checked one by one. A hint is preferred if no smaller set has enough
-//! allocatable, however much of it is in use.
+//! The rules: a set is a hint if it has enough of every resource, first by what is allocatable, then by what is free or
+//! left by the pod's init containers on exactly this set. A node of a group is no set of its own; in a set of several,
+//! each node in use must have exactly this set as its group. So besides single nodes only unused nodes can be joined,
+//! and the few groups that exist; the sets on which something was left are checked one by one. A hint is preferred if
+//! no smaller set has enough allocatable, however much of it is in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,8 +107,9 @@ impl<'a> Candidates<'a> {
             .collect()
     }
 
-    /// The best hint that includes `mask`: preferred if there is one, then with the fewest nodes, then with the smallest number
-    /// (`findBestHint` and `extendTopologyManagerHint`). No hint has fewer nodes than a preferred one, so the narrowest it is.
+    /// The best hint that includes `mask`: preferred if there is one, then with the fewest nodes, then with the
+    /// smallest number (`findBestHint` and `extendTopologyManagerHint`). No hint has fewer nodes than a preferred one,
+    /// so the narrowest it is.
     pub(super) fn narrowest_including(&self, mask: NumaMask) -> Option<TopologyHint> {
         if self.demand.is_empty() {
             return None;
@@ -131,7 +132,8 @@ impl<'a> Candidates<'a> {
         })
     }
 
-    /// Of the smallest sets that include `mask` and would have enough if they were unused, one whose nodes have much free.
+    /// Of the smallest sets that include `mask` and would have enough if they were unused, one whose nodes have much
+    /// free.
     pub(super) fn roomiest(&self, mask: NumaMask) -> Option<NumaMask> {
         let mut nodes: Vec<&Node> = self.nodes.iter().collect();
         nodes.sort_by(|a, b| b.free.cmp(&a.free).then(a.id.cmp(&b.id)));

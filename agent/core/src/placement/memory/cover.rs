@@ -1,16 +1,17 @@
 //! The smallest set of NUMA nodes that together have enough of every resource.
 //!
-//! Problem: the kubelet tries all sets of nodes, 2^n of them. With one resource the largest nodes are the answer; with several, one
-//! node may have the memory and another the huge pages, and finding the least number of nodes is a knapsack problem.
+//! Problem: the kubelet tries all sets of nodes, 2^n of them. With one resource the largest nodes are the answer; with
+//! several, one node may have the memory and another the huge pages, and finding the least number of nodes is a
+//! knapsack problem.
 //!
-//! Approach: for each size from a lower bound on, search for a *witness*, a set of that size that has enough. One resource: the
-//! largest nodes. Several: depth first over *kinds* of nodes (nodes with equal amounts are interchangeable, and real machines have
-//! few kinds), cut off where even the largest nodes left are too few for some resource or for all resources weighed together. From
-//! the witness the set with the smallest number is made: from the highest node down, each one that the witness needs is left out if
-//! another witness exists among the lower ones.
+//! Approach: for each size from a lower bound on, search for a *witness*, a set of that size that has enough. One
+//! resource: the largest nodes. Several: depth first over *kinds* of nodes (nodes with equal amounts are
+//! interchangeable, and real machines have few kinds), cut off where even the largest nodes left are too few for some
+//! resource or for all resources weighed together. From the witness the set with the smallest number is made: from the
+//! highest node down, each one that the witness needs is left out if another witness exists among the lower ones.
 //!
-//! Bound: a search visits at most [`SEARCH_STEPS_MAX`] combinations; one that ends there counts as without witness. The answer then
-//! may have a node more than the least, or not the smallest number; it always has enough.
+//! Bound: a search visits at most [`SEARCH_STEPS_MAX`] combinations; one that ends there counts as without witness. The
+//! answer then may have a node more than the least, or not the smallest number; it always has enough.
 
 use crate::placement::numa_mask::NumaMask;
 
@@ -24,8 +25,9 @@ pub(super) struct Row<'a> {
     pub(super) amounts: &'a [u64],
 }
 
-/// The smallest set, of as many nodes the one with the smallest number, that includes `required` and has `demand`. `None`: all
-/// together have not enough. `rows`: by ascending node, one for each node of `required` too. A set has at least one node.
+/// The smallest set, of as many nodes the one with the smallest number, that includes `required` and has `demand`.
+/// `None`: all together have not enough. `rows`: by ascending node, one for each node of `required` too. A set has at
+/// least one node.
 pub(super) fn smallest(rows: &[Row], demand: &[u64], required: NumaMask) -> Option<NumaMask> {
     let (required_rows, others): (Vec<Row>, Vec<Row>) =
         rows.iter().partition(|row| required.contains(row.node));
@@ -291,7 +293,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Where the search may end at its bound: what it finds has enough, and something is found if all together have.
+        /// Where the search may end at its bound: what it finds has enough, and something is found if all together
+        /// have.
         #[test]
         fn what_is_found_has_enough(
             amounts in prop::collection::vec(prop::collection::vec(0u64..1 << 40, 3), 64),

@@ -1,7 +1,7 @@
 //! What containers and pods want of the memory that is placed.
 //!
-//! Source: `getRequestedResources` and `getPodRequestedResources` of pkg/kubelet/cm/memorymanager/policy_static.go, 1.36. What the
-//! kubelet reads from a pod's status after an in-place resize is not known here: the spec counts.
+//! Source: `getRequestedResources` and `getPodRequestedResources` of pkg/kubelet/cm/memorymanager/policy_static.go,
+//! 1.36. What the kubelet reads from a pod's status after an in-place resize is not known here: the spec counts.
 
 use std::collections::BTreeMap;
 
@@ -64,8 +64,8 @@ pub(super) fn of_container(pod: &Pod, container: &Container) -> Result<MemoryDem
         .collect()
 }
 
-/// What a pod needs at once: its containers and sidecars together, or the largest init container beside the sidecars that are
-/// started before it. Resources that no regular container requests do not count.
+/// What a pod needs at once: its containers and sidecars together, or the largest init container beside the sidecars
+/// that are started before it. Resources that no regular container requests do not count.
 pub(super) fn of_pod(pod: &Pod) -> Result<MemoryDemand, DemandError> {
     let mut starting = MemoryDemand::new();
     let mut sidecars = MemoryDemand::new();

@@ -142,7 +142,8 @@ pub enum MachineError {
 pub(super) struct Books(pub(super) BTreeMap<u32, NodeMemory>);
 
 impl Books {
-    /// Books with nothing promised. What is reserved on nodes that the machine has not counts for nothing, as in the kubelet.
+    /// Books with nothing promised. What is reserved on nodes that the machine has not counts for nothing, as in the
+    /// kubelet.
     pub(super) fn new(
         machine: &[NumaMemory],
         reserved: &ReservedMemory,
@@ -261,9 +262,10 @@ impl Books {
 
     /// Strikes out a block that [`Self::take`] entered, and gives back its bytes, lowest node first.
     ///
-    /// The bytes need not be given back where they were taken: two blocks of one group know only their sum. Where a block of a single
-    /// node shares that node with a group, the sum can be given back to the wrong one of both, and in the kubelet bytes then stay
-    /// reserved for ever on a node without containers. Here a node without containers is free.
+    /// The bytes need not be given back where they were taken: two blocks of one group know only their sum. Where a
+    /// block of a single node shares that node with a group, the sum can be given back to the wrong one of both, and in
+    /// the kubelet bytes then stay reserved for ever on a node without containers. Here a node without containers is
+    /// free.
     pub(super) fn give_back(&mut self, nodes: NumaMask, resource: &str, mut bytes: u64) {
         for id in nodes.iter() {
             let Some(node) = self.0.get_mut(&id) else {

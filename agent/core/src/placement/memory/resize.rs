@@ -1,7 +1,8 @@
 //! A container whose request changes while it runs: its memory stays on the nodes where it is.
 //!
-//! The kubelet of 1.36 does this behind a gate (`InPlacePodVerticalScalingExclusiveMemory`) that is off, and refuses otherwise. Here the nodes of a container never
-//! change while it runs, for pages that are there would have to move, or be on nodes where they are not counted. So a request that grows is served on those nodes, or not at all.
+//! The kubelet of 1.36 does this behind a gate (`InPlacePodVerticalScalingExclusiveMemory`) that is off, and refuses
+//! otherwise. Here the nodes of a container never change while it runs, for pages that are there would have to move, or
+//! be on nodes where they are not counted. So a request that grows is served on those nodes, or not at all.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -91,7 +92,8 @@ impl MemoryPolicy {
 }
 
 impl StaticMemory {
-    /// Whether a container has memory, and requests other amounts of the same. Never of one that runs to its end before others start: of its bytes others have some.
+    /// Whether a container has memory, and requests other amounts of the same. Never of one that runs to its end before
+    /// others start: of its bytes others have some.
     #[must_use]
     pub fn is_resized(&self, pod: &Pod, container: &Container) -> bool {
         self.changed(pod, container)
@@ -182,7 +184,8 @@ impl StaticMemory {
         }
     }
 
-    /// As [`StaticMemory::hints`], but a container that requests another amount than it has is to stay where it is, if it can.
+    /// As [`StaticMemory::hints`], but a container that requests another amount than it has is to stay where it is, if
+    /// it can.
     #[must_use]
     pub fn hints_to_grow(&self, pod: &Pod, container: &Container) -> Option<ProviderHints> {
         if !self.is_resized(pod, container) {
@@ -200,7 +203,8 @@ impl StaticMemory {
         Some(hints.collect())
     }
 
-    /// As [`StaticMemory::pod_hints`], but a pod of which a container is resized is to stay where it is, if all of it is on the same nodes.
+    /// As [`StaticMemory::pod_hints`], but a pod of which a container is resized is to stay where it is, if all of it
+    /// is on the same nodes.
     #[must_use]
     pub fn pod_hints_to_grow(&self, pod: &Pod) -> Option<ProviderHints> {
         if !pod

@@ -1,14 +1,15 @@
 //! Which nodes can be left out, when each provider leaves out some.
 //!
-//! Rules whose masks may always grow: the intersection of one mask of each can be *S* if every other node is left out by one
-//! of the providers, and what each provider leaves out still leaves it enough. So a provider has something to *spare* of each
-//! need, leaving a node out *costs* it what the node has, and the question is whether the nodes can be shared out so
-//! that no provider spends more than it has.
+//! Rules whose masks may always grow: the intersection of one mask of each can be *S* if every other node is left out
+//! by one of the providers, and what each provider leaves out still leaves it enough. So a provider has something to
+//! *spare* of each need, leaving a node out *costs* it what the node has, and the question is whether the nodes can be
+//! shared out so that no provider spends more than it has.
 //!
-//! In theory that is bin packing. In practice most nodes cost a provider the same or nothing: a node that costs a provider
-//! nothing is left out by that provider; providers that pay the same for each node ([`Payer`]) are a common *pool* with a number of nodes to leave out,
-//! and which of them pays does not matter. Only for others are several ways of sharing followed ([`Share`]), those that spare
-//! less of everything than another being dropped; and if one way is seen to lead to the best mask that is still open, no other.
+//! In theory that is bin packing. In practice most nodes cost a provider the same or nothing: a node that costs a
+//! provider nothing is left out by that provider; providers that pay the same for each node ([`Payer`]) are a common
+//! *pool* with a number of nodes to leave out, and which of them pays does not matter. Only for others are several ways
+//! of sharing followed ([`Share`]), those that spare less of everything than another being dropped; and if one way is
+//! seen to lead to the best mask that is still open, no other.
 
 use crate::placement::hints::search::Test;
 use crate::placement::hints::{HintRule, Need};
@@ -65,8 +66,8 @@ pub(super) struct Exclusion<'a> {
 }
 
 impl<'a> Exclusion<'a> {
-    /// Masks of `nodes` that arise when each rule (with further needs) leaves out some of them. Each rule's mask of all its
-    /// nodes fits. `first_is_best`: in ascending order, the first one is wanted.
+    /// Masks of `nodes` that arise when each rule (with further needs) leaves out some of them. Each rule's mask of all
+    /// its nodes fits. `first_is_best`: in ascending order, the first one is wanted.
     pub(super) fn new(
         nodes: NumaMask,
         rules: &[(&'a HintRule, &'a [Need])],
@@ -184,7 +185,8 @@ impl<'a> Exclusion<'a> {
     /// Whether this way surely leads to the best mask that is open: to leave out `count` nodes from this place on.
     fn leads_on(&self, share: &Share, place: usize, count: usize) -> bool {
         if self.first_is_best {
-            // That mask leaves out the next ones. A provider that can leave out a node does; the search takes the same turns.
+            // That mask leaves out the next ones. A provider that can leave out a node does; the search takes the same
+            // turns.
             let mut share = share.clone();
             return (place..place + count).all(|place| {
                 if self.is_free[place] {

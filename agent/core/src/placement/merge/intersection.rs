@@ -40,8 +40,8 @@ pub(super) fn best(
     }
 }
 
-/// Some hints of each resource: the intersection of masks that stand for themselves, and the rules (by their place) of which
-/// masks of several nodes are chosen, which may be any that fit.
+/// Some hints of each resource: the intersection of masks that stand for themselves, and the rules (by their place) of
+/// which masks of several nodes are chosen, which may be any that fit.
 type Part = (NumaMask, Vec<usize>);
 
 fn of_many_nodes(
@@ -97,8 +97,8 @@ fn of_many_nodes(
     best
 }
 
-/// The best mask of a part. If the rules allow some mask, they allow every larger one: so if the size aimed at cannot be had,
-/// no smaller one can.
+/// The best mask of a part. If the rules allow some mask, they allow every larger one: so if the size aimed at cannot
+/// be had, no smaller one can.
 fn of_part(
     part: NumaMask,
     rules: &[&HintRule],

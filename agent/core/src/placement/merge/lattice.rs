@@ -1,9 +1,9 @@
 //! All masks of a few nodes at once: one place for each in an array.
 //!
-//! Which masks can arise as the intersection of one mask from each of several sets is a convolution over the lattice of masks:
-//! with the number of masks in each set that contain a given one (a sum over supersets), a product counts the choices
-//! whose masks all contain it, and taking the supersets off again leaves those whose intersection it is. For *n* nodes
-//! that is *n·2ⁿ* additions per set where the product of the sets has *2ⁿ* to the power of how many they are.
+//! Which masks can arise as the intersection of one mask from each of several sets is a convolution over the lattice of
+//! masks: with the number of masks in each set that contain a given one (a sum over supersets), a product counts the
+//! choices whose masks all contain it, and taking the supersets off again leaves those whose intersection it is. For
+//! *n* nodes that is *n·2ⁿ* additions per set where the product of the sets has *2ⁿ* to the power of how many they are.
 
 use crate::placement::TopologyHint;
 use crate::placement::hints::HintRule;
@@ -12,7 +12,8 @@ use crate::placement::numa_mask::NumaMask;
 /// Masks of more nodes than this are not held all at once: 2¹⁶ places, half a megabyte per set.
 pub(super) const LATTICE_NODES_MAX: u32 = 16;
 
-/// The masks of some nodes; the *i*-th bit of a place is the *i*-th lowest of the nodes, so that places are in the order of masks.
+/// The masks of some nodes; the *i*-th bit of a place is the *i*-th lowest of the nodes, so that places are in the
+/// order of masks.
 pub(super) struct Lattice {
     all: NumaMask,
     nodes: Vec<u32>,

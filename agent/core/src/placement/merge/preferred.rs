@@ -81,7 +81,8 @@ fn of_rules(
         return order.best(merged.filter(|mask| !mask.is_empty()));
     }
     if !nodes.is_subset(numa.nodes) {
-        // Masks that reach beyond the machine's nodes would have to be compared by the part within. No provider has such.
+        // Masks that reach beyond the machine's nodes would have to be compared by the part within. No provider has
+        // such.
         bounds.steps.cut_short();
     }
     let nodes = nodes & numa.nodes;

@@ -1,10 +1,12 @@
 //! A pod whose requests change while it runs.
 //!
-//! Problem: a container that grows or shrinks must not be moved, nor move anybody: its caches are warm and its pages are where it runs. Approach: first what
-//! shrinks gives back; then what lacks something is aligned with what it has and gets the rest. What shrinks does so in any case, for others were promised it;
-//! where something cannot grow the pod keeps what it has, and the refusal names the NUMA nodes that are short.
+//! Problem: a container that grows or shrinks must not be moved, nor move anybody: its caches are warm and its pages
+//! are where it runs. Approach: first what shrinks gives back; then what lacks something is aligned with what it has
+//! and gets the rest. What shrinks does so in any case, for others were promised it; where something cannot grow the
+//! pod keeps what it has, and the refusal names the NUMA nodes that are short.
 //!
-//! Whoever owns a pod may write any amount into it; what the kubelet has not allocated counts for nothing (`as_allocated`).
+//! Whoever owns a pod may write any amount into it; what the kubelet has not allocated counts for nothing
+//! (`as_allocated`).
 
 use std::borrow::Cow;
 
@@ -17,8 +19,8 @@ use crate::placement::numa_mask::NumaMask;
 use crate::placement::topology_manager::Refusal;
 
 impl NodePlacement {
-    /// The pod, in which a container that is not [allocated](Container::unallocated) requests of what is placed what it has. A pod that has nothing stays as it is: whether it may be placed
-    /// is not decided here.
+    /// The pod, in which a container that is not [allocated](Container::unallocated) requests of what is placed what it
+    /// has. A pod that has nothing stays as it is: whether it may be placed is not decided here.
     pub(super) fn as_allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         let uid = pod.uid();
         let is_allocated = pod.all_containers().all(|container| !container.unallocated);

@@ -1,7 +1,8 @@
 //! Who waits for room, and in which order they are tried.
 //!
-//! Problem: with each change all who wait may have room, and each try is a search; a node with hundreds of such pods would do nothing else. Approach: a change begins a round
-//! over all of them, and each step tries a few. A change in the middle of a round begins another one where that was, so that nobody is passed over for ever.
+//! Problem: with each change all who wait may have room, and each try is a search; a node with hundreds of such pods
+//! would do nothing else. Approach: a change begins a round over all of them, and each step tries a few. A change in
+//! the middle of a round begins another one where that was, so that nobody is passed over for ever.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;

@@ -65,7 +65,8 @@ pub struct PlacementSettings {
     pub devices: DeviceSettings,
 }
 
-/// As in the kubelet's file. A map with numbers as keys cannot be read back where serde has to look at a value first (flattened, tagged).
+/// As in the kubelet's file. A map with numbers as keys cannot be read back where serde has to look at a value first
+/// (flattened, tagged).
 mod reserved_memory {
     use std::collections::BTreeMap;
 
@@ -179,8 +180,9 @@ pub enum ReservedMemoryError {
     },
 }
 
-/// CPUs that stay in the shared pool whatever is requested: the kubelet can leave it empty under `strict-cpu-reservation`, and then nothing
-/// but exclusive containers can run (docs/reference/placement-improvements.md).
+/// CPUs that stay in the shared pool whatever is requested: the kubelet can leave it empty under
+/// `strict-cpu-reservation`, and then nothing but exclusive containers can run
+/// (docs/reference/placement-improvements.md).
 const SHARED_POOL_MIN: u32 = 1;
 
 impl Default for PlacementSettings {
@@ -210,8 +212,9 @@ impl PlacementSettings {
             || !self.devices.is_empty()
     }
 
-    /// The settings where pods can run on none of the CPUs `outside`, which are not in the machine then. Reserved CPUs among them are the system's anyway; where all are, one CPU
-    /// stays in the shared pool in their place, for containers without CPUs of their own.
+    /// The settings where pods can run on none of the CPUs `outside`, which are not in the machine then. Reserved CPUs
+    /// among them are the system's anyway; where all are, one CPU stays in the shared pool in their place, for
+    /// containers without CPUs of their own.
     #[must_use]
     pub fn without(&self, outside: CpuSet) -> Self {
         let mut settings = self.clone();
@@ -228,8 +231,9 @@ impl PlacementSettings {
         settings
     }
 
-    /// Whether `reservedMemory` adds up to what the node reserves: `kubeReserved`, `systemReserved` and the hard eviction threshold
-    /// (`validateReservedMemory` in pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36). Only under the policy Static.
+    /// Whether `reservedMemory` adds up to what the node reserves: `kubeReserved`, `systemReserved` and the hard
+    /// eviction threshold (`validateReservedMemory` in pkg/kubelet/cm/memorymanager/memory_manager.go, 1.36). Only
+    /// under the policy Static.
     ///
     /// # Errors
     ///

@@ -1,8 +1,10 @@
 //! What this agent has placed itself, beside a kubelet that places nothing.
 //!
-//! **Problem.** Such a kubelet says that it has given nothing away, and that it may give nothing: by its word every CPU and all memory are available, the reserved ones and those of other containers too.
-//! **Approach.** What the agent's books say is put in the place of what the kubelet would say ([`OwnPlacement::over`]), and counted by the same rules. Devices stay the kubelet's.
-//! A kubelet with a static policy places, and the agent does not: then its word counts alone.
+//! **Problem.** Such a kubelet says that it has given nothing away, and that it may give nothing: by its word every CPU
+//! and all memory are available, the reserved ones and those of other containers too. **Approach.** What the agent's
+//! books say is put in the place of what the kubelet would say ([`OwnPlacement::over`]), and counted by the same rules.
+//! Devices stay the kubelet's. A kubelet with a static policy places, and the agent does not: then its word counts
+//! alone.
 
 use serde::{Deserialize, Serialize};
 

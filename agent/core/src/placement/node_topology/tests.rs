@@ -254,7 +254,8 @@ fn what_cannot_be_is_cut_and_said() {
     }
 }
 
-/// The plugin writes a score at the place of a zone's number in a list that is as long as there are zones (`scoreForEachNUMANode`).
+/// The plugin writes a score at the place of a zone's number in a list that is as long as there are zones
+/// (`scoreForEachNUMANode`).
 #[test]
 fn a_number_without_a_node_has_a_zone_that_fits_nothing() {
     let text = TWO_NODES

@@ -1,27 +1,33 @@
-//! A container that is throttled while the node has idle CPU time may exceed its limit for a while, paid from CPU time it left unused.
+//! A container that is throttled while the node has idle CPU time may exceed its limit for a while, paid from CPU time
+//! it left unused.
 //!
-//! **Problem.** A limit is enforced period by period (100 ms). A service that answers a request with four threads has used up a limit of two CPUs
-//! in half a period and stands still for the rest, though it uses less than its limit over any second, and though CPUs are idle (kubernetes#67577,
-//! #51135). Raising the quota of every throttled container would also serve those that compute without end, at the cost of their neighbours.
+//! **Problem.** A limit is enforced period by period (100 ms). A service that answers a request with four threads has
+//! used up a limit of two CPUs in half a period and stands still for the rest, though it uses less than its limit over
+//! any second, and though CPUs are idle (kubernetes#67577, kubernetes#51135). Raising the quota of every throttled
+//! container would also serve those that compute without end, at the cost of their neighbours.
 //!
 //! **Approach.** Two steps, each an option, for a cgroup that was throttled since the reading before:
-//! 1. *Burst*: `cpu.max.burst`, a part of the quota, never above it (the kernel's rule, `tg_set_cfs_bandwidth`). The kernel then lets it use in
-//!    one period what it left of earlier ones. Its mean stays below the limit.
-//! 2. *Quota*: if it is throttled all the same, the quota is raised by [`STEP_PERCENT`] of the limit at a time, up to the configured factor.
+//! 1. *Burst*: `cpu.max.burst`, a part of the quota, never above it (the kernel's rule, `tg_set_cfs_bandwidth`). The
+//!    kernel then lets it use in one period what it left of earlier ones. Its mean stays below the limit.
+//! 2. *Quota*: if it is throttled all the same, the quota is raised by [`STEP_PERCENT`] of the limit at a time, up to
+//!    the configured factor.
 //!
 //! Bounds, in this order:
-//! - The *guard*: nothing is given, and one step is taken back at each reading, while the shared CPUs are busier than configured or another pod that
-//!   comes first ([`cpu`](crate::policy::cpu)) waits longer than configured.
-//! - The *allowance*: CPU time that the cgroup left of its limit, never more than configured, and what it uses above the limit goes off it. A quota is raised
-//!   only while the allowance covers all that the raised quota can use until the reading after the next; else it is the limit again at once. So over
-//!   any time a cgroup uses no more than its limit plus one allowance. It begins at 0: nothing is given that was not saved.
+//! - The *guard*: nothing is given, and one step is taken back at each reading, while the shared CPUs are busier than
+//!   configured or another pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured.
+//! - The *allowance*: CPU time that the cgroup left of its limit, never more than configured, and what it uses above
+//!   the limit goes off it. A quota is raised only while the allowance covers all that the raised quota can use until
+//!   the reading after the next; else it is the limit again at once. So over any time a cgroup uses no more than its
+//!   limit plus one allowance. It begins at 0: nothing is given that was not saved.
 //! - A pod with exclusive CPUs has no quota and is left alone.
 //!
-//! One step is taken back when the cgroup was neither throttled nor above its quota for its *patience*. If it is throttled again soon after, that was
-//! wrong: it gets the step again, and its patience doubles, so that a steady load settles at what it needs instead of being tried again and again.
+//! One step is taken back when the cgroup was neither throttled nor above its quota for its *patience*. If it is
+//! throttled again soon after, that was wrong: it gets the step again, and its patience doubles, so that a steady load
+//! settles at what it needs instead of being tried again and again.
 //!
-//! The cgroup of the pod has a quota, too: it gets what it needs itself, or the sum of what its containers are given, whichever is more; parents first
-//! where a quota grows, children first where it shrinks, for cgroup v1 refuses a child that may use more than its parent (`tg_cfs_schedulable_down`).
+//! The cgroup of the pod has a quota, too: it gets what it needs itself, or the sum of what its containers are given,
+//! whichever is more; parents first where a quota grows, children first where it shrinks, for cgroup v1 refuses a child
+//! that may use more than its parent (`tg_cfs_schedulable_down`).
 
 use std::sync::Arc;
 
@@ -301,7 +307,8 @@ fn target_of_pod(options: &CpuBurst, pod_cpu: &PodCpuState) -> Option<Target> {
     Some(target)
 }
 
-/// Adds the decisions that bring the cgroups of a pod to their targets: a pod's cgroup grows before its containers, and shrinks after them.
+/// Adds the decisions that bring the cgroups of a pod to their targets: a pod's cgroup grows before its containers, and
+/// shrinks after them.
 fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mut Vec<Decision>) {
     let of_pod = target_of_pod(options, pod_cpu);
     let target = |name: &str, cgroup: &CgroupState| -> Option<Target> {

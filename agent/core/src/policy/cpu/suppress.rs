@@ -1,18 +1,21 @@
 //! Pods without a CPU request are held back while pods with one wait for their CPU time.
 //!
-//! **Problem.** Weights share out CPU time, not latency: a pod that gets its share still waits for a slice of a BestEffort pod to end, on the
-//! CPU, its cache and its sibling thread. **Approach.** While a pod that comes first ([`cpu`](crate::policy::cpu)) waits longer than configured, in two readings in a
-//! row, each BestEffort pod that uses more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further reading as much
-//! less again, down to the floor. When no pod has waited for [`CALM_NS`], quotas grow again by half at each reading, until they no longer limit
-//! the pods and are removed.
+//! **Problem.** Weights share out CPU time, not latency: a pod that gets its share still waits for a slice of a
+//! BestEffort pod to end, on the CPU, its cache and its sibling thread. **Approach.** While a pod that comes first
+//! ([`cpu`](crate::policy::cpu)) waits longer than configured, in two readings in a row, each BestEffort pod that uses
+//! more than the *floor* gets a quota of [`LOWER_PERCENT`] of what it uses, and at each further reading as much less
+//! again, down to the floor. When no pod has waited for [`CALM_NS`], quotas grow again by half at each reading, until
+//! they no longer limit the pods and are removed.
 //!
-//! **Never for ever.** Time in which any pod is held back counts against the *budget*, which recovers at the same rate while no pod is held: when it
-//! is used up, all pods are released until half of it has recovered. If all are at the floor and it has not helped for [`GIVE_UP_NS`], the waiting pod does
-//! not wait for them, and they are released for [`NO_EFFECT_NS`]. A pod that is evicted or ended is released at once.
+//! **Never for ever.** Time in which any pod is held back counts against the *budget*, which recovers at the same rate
+//! while no pod is held: when it is used up, all pods are released until half of it has recovered. If all are at the
+//! floor and it has not helped for [`GIVE_UP_NS`], the waiting pod does not wait for them, and they are released for
+//! [`NO_EFFECT_NS`]. A pod that is evicted or ended is released at once.
 //!
-//! **Pod by pod**, not by one quota for `kubepods/besteffort`: in a cluster made with kubeadm that cgroup has kube-proxy, which is critical for the
-//! node and requests nothing. Static, mirror and critical pods are never held, nor are pods that use less than the floor. `cpu.idle` is not used: while it is set
-//! the kernel refuses every write of `cpu.weight` (`sched_group_set_shares`), which a kubelet does each minute.
+//! **Pod by pod**, not by one quota for `kubepods/besteffort`: in a cluster made with kubeadm that cgroup has
+//! kube-proxy, which is critical for the node and requests nothing. Static, mirror and critical pods are never held,
+//! nor are pods that use less than the floor. `cpu.idle` is not used: while it is set the kernel refuses every write of
+//! `cpu.weight` (`sched_group_set_shares`), which a kubelet does each minute.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

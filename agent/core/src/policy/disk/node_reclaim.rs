@@ -1,11 +1,12 @@
 //! Freeing disk space before a pod is evicted for it.
 //!
-//! Rule: `reclaimNodeLevelResources` and `buildSignalToNodeReclaimFuncs` in pkg/kubelet/eviction of Kubernetes 1.36: ended
-//! containers and unused images are deleted first where they are on the file system in question; if then every threshold is satisfied
-//! with its minimum reclaim, no pod is evicted. Here logs and volumes of ended pods come before both.
+//! Rule: `reclaimNodeLevelResources` and `buildSignalToNodeReclaimFuncs` in pkg/kubelet/eviction of Kubernetes 1.36:
+//! ended containers and unused images are deleted first where they are on the file system in question; if then every
+//! threshold is satisfied with its minimum reclaim, no pod is evicted. Here logs and volumes of ended pods come before
+//! both.
 //!
-//! What is freed is freed by the agent, off the hot path; the engine waits for the outcome and for a reading after it, but not
-//! for ever.
+//! What is freed is freed by the agent, off the hot path; the engine waits for the outcome and for a reading after it,
+//! but not for ever.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::ReclaimSource;
@@ -14,7 +15,8 @@ use crate::model::reading::FileSystemReading;
 use crate::model::signal::{Observation, Resource};
 use crate::model::threshold::{Passes, Threshold};
 
-/// Then the outcome is not waited for any longer, nanoseconds. The agent answers within 25 s, or while space still comes of what is being removed within a minute.
+/// Then the outcome is not waited for any longer, nanoseconds. The agent answers within 25 s, or while space still
+/// comes of what is being removed within a minute.
 pub const PATIENCE_NS: u64 = 65_000_000_000;
 
 /// What can be freed for `resource`; empty if it is no file system.
@@ -77,7 +79,8 @@ impl FileSystemsNow {
     }
 }
 
-/// Until when space is freed: every disk threshold is satisfied with its minimum reclaim, as the kubelet asks before it spares the pods.
+/// Until when space is freed: every disk threshold is satisfied with its minimum reclaim, as the kubelet asks before it
+/// spares the pods.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Targets {
     thresholds: Vec<Threshold>,

@@ -1,17 +1,21 @@
 //! Which container that has ended, or which image that no container uses, goes next when a disk is short.
 //!
-//! Rules: `detectImages` and `freeSpace` in pkg/kubelet/images/image_gc_manager.go, `evictContainers` in pkg/kubelet/kuberuntime/kuberuntime_gc.go of
-//! Kubernetes 1.36. The image that was used last the longest ago goes first, of images never used the one that was seen first. Pinned images stay, and images
-//! that came less than [`IMAGE_AGE_MIN_NS`] ago: a container is about to be made of them. What was there at the first look counts as old.
+//! Rules: `detectImages` and `freeSpace` in pkg/kubelet/images/image_gc_manager.go, `evictContainers` in
+//! pkg/kubelet/kuberuntime/kuberuntime_gc.go of Kubernetes 1.36. The image that was used last the longest ago goes
+//! first, of images never used the one that was seen first. Pinned images stay, and images that came less than
+//! [`IMAGE_AGE_MIN_NS`] ago: a container is about to be made of them. What was there at the first look counts as old.
 //!
-//! An image that a container has as a volume is in use (`handleImageVolumes`). The kubelet does not collect images while it cannot read a container's mounts; nor is one removed here.
+//! An image that a container has as a volume is in use (`handleImageVolumes`). The kubelet does not collect images
+//! while it cannot read a container's mounts; nor is one removed here.
 //!
-//! Differences, on purpose: the kubelet removes *all* unused images, here it is one at a time, and the file system is read between them
-//! ([`Targets`](super::node_reclaim::Targets)). When an image was used last is also taken from the times of its containers, so that the order outlives a restart of
-//! the agent. The newest container of each name stays while its sandbox runs: the kubelet counts restarts by it, and knows by it that an init container is done.
+//! Differences, on purpose: the kubelet removes *all* unused images, here it is one at a time, and the file system is
+//! read between them ([`Targets`](super::node_reclaim::Targets)). When an image was used last is also taken from the
+//! times of its containers, so that the order outlives a restart of the agent. The newest container of each name stays
+//! while its sandbox runs: the kubelet counts restarts by it, and knows by it that an init container is done.
 //!
-//! **A second remover.** The kubelet removes images and containers too, and no lock is shared with it. Everything is listed anew before each removal; what is gone
-//! meanwhile is gone, which is no failure, and what the kubelet has freed shows in the file system before the next one is chosen.
+//! **A second remover.** The kubelet removes images and containers too, and no lock is shared with it. Everything is
+//! listed anew before each removal; what is gone meanwhile is gone, which is no failure, and what the kubelet has freed
+//! shows in the file system before the next one is chosen.
 
 use std::collections::{BTreeMap, BTreeSet};
 

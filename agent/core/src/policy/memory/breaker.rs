@@ -1,22 +1,25 @@
 //! A limit on evictions after one that freed next to nothing.
 //!
-//! Problem: memory can outlive the processes that took it. An `emptyDir` in memory stays mounted, a memfd is open in another pod, pages are
-//! pinned. The victim is gone, the threshold is still met, and pod after pod is evicted for memory that none of them has: one tenant ends
-//! all pods of a node in seconds.
+//! Problem: memory can outlive the processes that took it. An `emptyDir` in memory stays mounted, a memfd is open in
+//! another pod, pages are pinned. The victim is gone, the threshold is still met, and pod after pod is evicted for
+//! memory that none of them has: one tenant ends all pods of a node in seconds.
 //!
-//! Approach (option [`Breaker`](crate::model::options::Breaker)): an eviction for memory *failed* if less than a fifth of what the pod used came back. What stayed is
-//! *retained*. It is remembered as long as a threshold on available memory is met, and until then:
+//! Approach (option [`Breaker`](crate::model::options::Breaker)): an eviction for memory *failed* if less than a fifth
+//! of what the pod used came back. What stayed is *retained*. It is remembered as long as a threshold on available
+//! memory is met, and until then:
 //!
 //! - No other pod is asked for it: pods must free what is missing beyond the retained memory.
-//! - If nothing is missing beyond it, at most one pod is evicted per interval, and the first not before the interval after the failed
-//!   eviction. Only while the node is *critically* short that first one goes at once.
+//! - If nothing is missing beyond it, at most one pod is evicted per interval, and the first not before the interval
+//!   after the failed eviction. Only while the node is *critically* short that first one goes at once.
 //!
-//! Critically short is a node that has less than half of a hard threshold on memory left, which is where a victim loses its grace. For
-//! `memory.available` it is `kernelMemory.available` that must be below that half: it says what the kernel can hand out before its OOM killer
-//! runs, while the kubelet's formula can be far below its threshold on a node full of page cache in use, and showed 140 MB when the OOM
-//! killer ran. An end of memory that is foreseen is critical as well.
+//! Critically short is a node that has less than half of a hard threshold on memory left, which is where a victim loses
+//! its grace. For `memory.available` it is `kernelMemory.available` that must be below that half: it says what the
+//! kernel can hand out before its OOM killer runs, while the kubelet's formula can be far below its threshold on a node
+//! full of page cache in use, and showed 140 MB when the OOM killer ran. An end of memory that is foreseen is critical
+//! as well.
 //!
-//! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on (`docs/decisions/0033-breaker.md`).
+//! The kubelet waits for the volumes and cgroups of its victim, up to 30 s, and then goes on
+//! (`docs/decisions/0033-breaker.md`).
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;

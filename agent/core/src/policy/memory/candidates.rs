@@ -1,7 +1,8 @@
 //! The pods that may be evicted, as rows of the ranking for the resource that runs out.
 //!
-//! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods without
-//! processes are not candidates, as evicting them frees nothing; and a pod whose processes survive SIGKILL is not chosen again.
+//! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods
+//! without processes are not candidates, as evicting them frees nothing; and a pod whose processes survive SIGKILL is
+//! not chosen again.
 
 use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;

@@ -1,15 +1,17 @@
 //! Victims whose disruption budgets are used up are passed over where others suffice.
 //!
-//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica of a service even
-//! if another pod has replicas to spare. Approach, for candidates in the order in which they would be evicted:
+//! Problem: an eviction under pressure asks no budget (the kubelet calls no Eviction API), and takes the last replica
+//! of a service even if another pod has replicas to spare. Approach, for candidates in the order in which they would be
+//! evicted:
 //!
-//! 1. In that order, each candidate uses up one disruption of each of its budgets; one whose budget has none left is *against* it.
-//!    Pods that are leaving already have used up theirs.
-//! 2. An *alternative* is a candidate that is not against a budget, and not of a higher priority than the first that is, unless it
-//!    comes before it anyway: a budget says how many of a set may be missing, not that others matter less.
+//! 1. In that order, each candidate uses up one disruption of each of its budgets; one whose budget has none left is
+//!    *against* it. Pods that are leaving already have used up theirs.
+//! 2. An *alternative* is a candidate that is not against a budget, and not of a higher priority than the first that
+//!    is, unless it comes before it anyway: a budget says how many of a set may be missing, not that others matter
+//!    less.
 //! 3. If the alternatives together free enough, only they are candidates.
-//! 4. Otherwise, where several may be evicted at once, as few against their budgets as are needed beside the alternatives; else the
-//!    ranking stands as it is.
+//! 4. Otherwise, where several may be evicted at once, as few against their budgets as are needed beside the
+//!    alternatives; else the ranking stands as it is.
 
 use crate::model::decision::Disruption;
 use crate::model::state::NodeState;

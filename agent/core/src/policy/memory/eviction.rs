@@ -1,19 +1,25 @@
 //! Which pod is evicted.
 //!
-//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold on
-//! ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a local storage limit are evicted first, all of them; for a
-//! disk signal space is freed without ending a pod, and only if that does not suffice the first pod of the ranking that is not
-//! exempt is evicted. A hard threshold gives it one second, a soft one the smaller of `evictionMaxPodGracePeriod` and the pod's grace period.
+//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold
+//! on ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a local storage limit are evicted
+//! first, all of them; for a disk signal space is freed without ending a pod, and only if that does not suffice the
+//! first pod of the ranking that is not exempt is evicted. A hard threshold gives it one second, a soft one the smaller
+//! of `evictionMaxPodGracePeriod` and the pod's grace period.
 //!
 //! Differences, each on purpose:
-//! - A pod over a local storage limit does not put off the choice for a threshold (the kubelet ends its pass there): memory does not wait for a disk.
-//! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the kubelet
-//!   waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a hard memory threshold is used up too, the victim's grace period ends.
-//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will soon have no memory left.
+//! - A pod over a local storage limit does not put off the choice for a threshold (the kubelet ends its pass there):
+//!   memory does not wait for a disk.
+//! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the
+//!   kubelet waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a
+//!   hard memory threshold is used up too, the victim's grace period ends.
+//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will
+//!   soon have no memory left.
 //! - With [`Remedies`](crate::model::options::Remedies) other means are tried before a pod is evicted for memory
 //!   ([`remedies`](crate::policy::memory::remedies)).
-//! - While the memory of an evicted pod does not come back, others are evicted slowly ([`breaker`](crate::policy::memory::breaker)).
-//! - With [`Victims::Targeted`] as many pods are evicted at once as are needed ([`target`](crate::policy::memory::target)).
+//! - While the memory of an evicted pod does not come back, others are evicted slowly
+//!   ([`breaker`](crate::policy::memory::breaker)).
+//! - With [`Victims::Targeted`] as many pods are evicted at once as are needed
+//!   ([`target`](crate::policy::memory::target)).
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;

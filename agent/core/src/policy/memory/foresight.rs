@@ -1,23 +1,23 @@
 //! Out of memory, foreseen.
 //!
-//! Problem: the kernel's OOM killer runs while `memory.available` still shows 140 MB, above the kubelet's default threshold: its
-//! measure knows neither the zone watermarks nor kernel memory. A higher threshold would waste memory on every node where nothing
-//! grows. Approach: watch how fast what the kernel can hand out goes down. If it goes on like this and is gone within the
-//! *horizon*, the first of the memory ranking goes now, whatever the thresholds say.
+//! Problem: the kernel's OOM killer runs while `memory.available` still shows 140 MB, above the kubelet's default
+//! threshold: its measure knows neither the zone watermarks nor kernel memory. A higher threshold would waste memory on
+//! every node where nothing grows. Approach: watch how fast what the kernel can hand out goes down. If it goes on like
+//! this and is gone within the *horizon*, the first of the memory ranking goes now, whatever the thresholds say.
 //!
-//! - *left*: `kernelMemory.available` (MemAvailable + SwapFree). Page cache that can go counts as left, so there is no eviction
-//!   while reclaim would do.
-//! - *unused*: free memory, page cache and free swap. What goes from it is *lost*; page cache that grows is not, though MemAvailable
-//!   counts the first of it by half. Only what goes below the lowest point of the last horizon counts: a load that swings comes
-//!   back there again and again. Left must go down too, by a quarter of it at least (slab that can go also takes free memory), or
-//!   be gone already: then kswapd lives on the last page cache.
+//! - *left*: `kernelMemory.available` (MemAvailable + SwapFree). Page cache that can go counts as left, so there is no
+//!   eviction while reclaim would do.
+//! - *unused*: free memory, page cache and free swap. What goes from it is *lost*; page cache that grows is not, though
+//!   MemAvailable counts the first of it by half. Only what goes below the lowest point of the last horizon counts: a
+//!   load that swings comes back there again and again. Left must go down too, by a quarter of it at least (slab that
+//!   can go also takes free memory), or be gone already: then kswapd lives on the last page cache.
 //! - *rate*: the median of what was lost in each of the five newest intervals. Four of them must show a
 //!   loss: memory that is taken at once, or by an ordinary ramp that has ended, is no trend.
-//! - The kernel must agree: it woke kswapd, or a task reclaimed or stalled, within the last second; or so little is really free
-//!   ([`FREE_SHARE`]) that it is about to.
+//! - The kernel must agree: it woke kswapd, or a task reclaimed or stalled, within the last second; or so little is
+//!   really free ([`FREE_SHARE`]) that it is about to.
 //!
-//! Hysteresis: while a victim is being ended no other pod is chosen, and when it has ended the intervals begin anew. Losses below
-//! [`RATE_MIN`] are left to thresholds.
+//! Hysteresis: while a victim is being ended no other pod is chosen, and when it has ended the intervals begin anew.
+//! Losses below [`RATE_MIN`] are left to thresholds.
 
 use crate::model::config::EngineConfig;
 use crate::model::event::{Cause, NodeMemory, Sample};
@@ -32,12 +32,14 @@ use crate::policy::memory::view::View;
 const LOSING_MIN: usize = 4;
 /// The shortest interval is this part of the horizon.
 const INTERVALS_PER_HORIZON: u64 = 20;
-/// The kernel counts free pages per CPU and adds them up in batches: less than this says nothing, and is kept as a margin.
+/// The kernel counts free pages per CPU and adds them up in batches: less than this says nothing, and is kept as a
+/// margin.
 const NOISE_BYTES: u64 = 1 << 20;
 /// Less than this per second is not foreseen: it is a matter of minutes.
 pub const RATE_MIN: u64 = 1 << 20;
-/// The kernel reclaims, or is about to, when at most this part of all memory is free. Its own default is less on every machine: the
-/// low watermark's base is bounded by 5 % (`set_recommended_min_free_kbytes`), the high one is half as much again.
+/// The kernel reclaims, or is about to, when at most this part of all memory is free. Its own default is less on every
+/// machine: the low watermark's base is bounded by 5 % (`set_recommended_min_free_kbytes`), the high one is half as
+/// much again.
 pub const FREE_SHARE: u64 = 12;
 /// For so long a sign of shortage counts.
 const SHORT_FOR_NS: u64 = 1_000_000_000;
@@ -241,7 +243,8 @@ pub(crate) fn shortage(config: &EngineConfig, state: &NodeState) -> Option<Short
     state.outlook.shortage(horizon_ns, state.now_ns)
 }
 
-/// The end of memory that is foreseen with the sample ahead, if there is one; `swap_bytes`: what free swap is worth then.
+/// The end of memory that is foreseen with the sample ahead, if there is one; `swap_bytes`: what free swap is worth
+/// then.
 pub(crate) fn foreseen(view: &View<'_>, swap_bytes: u64) -> Option<Shortage> {
     match view.sample() {
         Some(sample) => would_foresee(view, sample, swap_bytes),
@@ -264,8 +267,8 @@ pub(crate) fn step_bytes(config: &EngineConfig, state: &NodeState) -> Option<u64
     Some(state.outlook.now?.left_bytes / STEPS)
 }
 
-/// How long the next sample may wait if memory goes down at `rate` per second at most, nanoseconds: as long as it cannot be over
-/// within the horizon and the time that it takes to see a trend.
+/// How long the next sample may wait if memory goes down at `rate` per second at most, nanoseconds: as long as it
+/// cannot be over within the horizon and the time that it takes to see a trend.
 pub(crate) fn wait_ns(config: &EngineConfig, state: &NodeState, rate: u64) -> Option<u64> {
     let horizon_ns = config.options.foresight?.horizon_ns;
     let interval_ns = interval_ns(horizon_ns);

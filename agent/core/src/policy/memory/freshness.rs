@@ -1,17 +1,19 @@
 //! Which reading must be made before a decision rests on it.
 //!
-//! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred times as much
-//! to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod that has only read
-//! files since the last reading must not be evicted for it, nor another one for a pod whose files have become anonymous memory since.
-//! Approach: the agent reads the usage of each pod and keeps the inactive file pages of an earlier reading. Then it asks
-//! here, again and again, for the one figure that could still change the [verdict](crate::policy::memory::verdict), until there is none. Usually there is
-//! none: the pod that grew was ahead already.
+//! Problem: a cgroup's usage is one cheap read, its inactive file pages are one of fifty lines that cost a hundred
+//! times as much to produce; reading them for every pod would take milliseconds between a record and a kill. Yet a pod
+//! that has only read files since the last reading must not be evicted for it, nor another one for a pod whose files
+//! have become anonymous memory since. Approach: the agent reads the usage of each pod and keeps the inactive file
+//! pages of an earlier reading. Then it asks here, again and again, for the one figure that could still change the
+//! [verdict](crate::policy::memory::verdict), until there is none. Usually there is none: the pod that grew was ahead
+//! already.
 //!
-//! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at all? Far from every
-//! threshold the answer is no, and a report costs three reads instead of one for each pod. Where nothing may be lost the question is
-//! [`wanted`]: to evict the first pod of the memory ranking, only pods that may be the first are read, one by one ([`Stale::Unread`]). Of the others
-//! there are bounds ([`unread`](crate::model::unread)).
-//! What a pod uses at least and at most is in [`usage_bounds`](crate::policy::memory::usage_bounds).
+//! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at
+//! all? Far from every threshold the answer is no, and a report costs three reads instead of one for each pod. Where
+//! nothing may be lost the question is [`wanted`]: to evict the first pod of the memory ranking, only pods that may be
+//! the first are read, one by one ([`Stale::Unread`]). Of the others there are bounds
+//! ([`unread`](crate::model::unread)). What a pod uses at least and at most is in
+//! [`usage_bounds`](crate::policy::memory::usage_bounds).
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::event::{PodMemory, Sample};
@@ -24,8 +26,8 @@ use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
 use crate::policy::memory::view::View;
 use crate::policy::memory::{foresight, leaving, numa};
 
-/// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM order and what is shown of pods
-/// rest on it.
+/// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM
+/// order and what is shown of pods rest on it.
 pub const PODS_AGE_MAX_NS: u64 = 250_000_000;
 
 /// The pods that a decision about a sample rests on.
@@ -42,8 +44,8 @@ pub enum Wanted {
 /// A reading that is too old for what hangs on it, or was not made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stale {
-    /// The memory of this pod, which [`Sample::pods`] lacks; and from the second on that of the kubepods cgroup after it. Without a cgroup all
-    /// pods are to be read.
+    /// The memory of this pod, which [`Sample::pods`] lacks; and from the second on that of the kubepods cgroup after
+    /// it. Without a cgroup all pods are to be read.
     Unread(PodUid),
     /// The inactive file pages of the kubepods cgroup.
     Kubepods,
@@ -55,9 +57,10 @@ pub enum Stale {
 
 /// Whether a decision about `sample`, of which only the node has been read, may depend on a pod's memory.
 ///
-/// `false` promises that [`Engine::step`](crate::engine::Engine::step) decides the same with and without the pods. It does if no threshold asks for a victim and no end
-/// of memory is foreseen, nothing is under way that depends on pods (a pod that leaves, a remedy, disk space that is being freed, limits of local
-/// storage), and every pod that runs was read not longer than [`PODS_AGE_MAX_NS`] ago.
+/// `false` promises that [`Engine::step`](crate::engine::Engine::step) decides the same with and without the pods. It
+/// does if no threshold asks for a victim and no end of memory is foreseen, nothing is under way that depends on pods
+/// (a pod that leaves, a remedy, disk space that is being freed, limits of local storage), and every pod that runs was
+/// read not longer than [`PODS_AGE_MAX_NS`] ago.
 pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;
     let is_awaited = |leaving| leaving::is_awaited(&leaving, view.now_ns);
@@ -82,11 +85,13 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
     state.pods.values().any(|pod| is_old(pod, now_ns))
 }
 
-/// The pods whose memory can change the decision about `sample`, ignoring how old their known figures are. Only the node has been read.
+/// The pods whose memory can change the decision about `sample`, ignoring how old their known figures are. Only the
+/// node has been read.
 ///
-/// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the same as with all pods, but for
-/// the comparator that set the victim apart from the next ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by
-/// what is known. And a cgroup that is gone is not missed before its end is reported, unless its pod is asked for.
+/// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the
+/// same as with all pods, but for the comparator that set the victim apart from the next
+/// ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by what is known. And a cgroup
+/// that is gone is not missed before its end is reported, unless its pod is asked for.
 pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Wanted {
     let View { config, state, .. } = *view;
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();

@@ -1,24 +1,26 @@
 //! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory. What begins and ends that:
 //! [`termination`](crate::policy::memory::termination).
 //!
-//! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the kubelet's
-//! fixed 30 s wait), yet a process that cannot die must not hold up the node for ever.
-//! Approach: a pod has left when its cgroup is empty *and* 95 % of what it used has come back, as read from its own cgroup;
-//! every wait has a bound.
+//! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the
+//! kubelet's fixed 30 s wait), yet a process that cannot die must not hold up the node for ever. Approach: a pod has
+//! left when its cgroup is empty *and* 95 % of what it used has come back, as read from its own cgroup; every wait has
+//! a bound.
 //!
-//! A pod that was killed and does not go for [`OVERDUE_AFTER_KILL_NS`] is *overdue*: if since the kill ever less memory is available, the next
-//! one is chosen. After [`STUCK_AFTER_KILL_NS`] it is *stuck*, and not chosen again before it was empty: what runs then is new. As that
-//! moment can be missed where something starts its containers again at once, it counts as new after [`STUCK_FOR_NS`] too.
+//! A pod that was killed and does not go for [`OVERDUE_AFTER_KILL_NS`] is *overdue*: if since the kill ever less memory
+//! is available, the next one is chosen. After [`STUCK_AFTER_KILL_NS`] it is *stuck*, and not chosen again before it
+//! was empty: what runs then is new. As that moment can be missed where something starts its containers again at once,
+//! it counts as new after [`STUCK_FOR_NS`] too.
 //!
-//! A pod that its kubelet ends has the grace period that its owner chose, be it a year. So it is not waited for as a victim is: for a short
-//! time after a threshold is met, what it has may come back ([`may_come_back`]); then it is ranked as any other.
+//! A pod that its kubelet ends has the grace period that its owner chose, be it a year. So it is not waited for as a
+//! victim is: for a short time after a threshold is met, what it has may come back ([`may_come_back`]); then it is
+//! ranked as any other.
 
 use crate::model::decision::{Ending, KillReason};
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{Leaving, NodeState, PodState};
 
-/// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is throttled, frozen
-/// or behind others.
+/// A killed process frees its memory by itself as soon as it runs. After this time it evidently does not: it is
+/// throttled, frozen or behind others.
 pub const RELEASE_AFTER_KILL_NS: u64 = 20_000_000;
 /// How long after a kill a pod may take to go (`podCleanupTimeout` of the kubelet's eviction manager).
 pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
@@ -34,14 +36,15 @@ pub const KUBELET_ENDS_NS: u64 = 2_000_000_000;
 pub const KUBELET_CLEANS_UP_NS: u64 = 30_000_000_000;
 /// How often a pod that its kubelet ends is looked at for [`KUBELET_ENDS_NS`].
 const KUBELET_LOOK_NS: u64 = 50_000_000;
-/// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's kill
-/// may be what frees it.
+/// How long an empty cgroup may take to give its memory back: what is left then is shared or cached, and another pod's
+/// kill may be what frees it.
 pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 
 /// What a moment makes of a pod on its way out: it still is, or it has ended like this.
 pub(crate) type Left = Result<Leaving, Ending>;
 
-/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed. [`termination`](crate::policy::memory::termination) does the same, and says it.
+/// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed.
+/// [`termination`](crate::policy::memory::termination) does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
     if kill_now(&leaving, false, now_ns).is_some() {
         killed(&mut leaving, now_ns, None);
@@ -98,7 +101,8 @@ pub(crate) fn is_overdue(leaving: &Leaving, now_ns: u64) -> bool {
     tried_ns.is_some_and(|tried_ns| now_ns >= tried_ns.saturating_add(OVERDUE_AFTER_KILL_NS))
 }
 
-/// Whether it is waited for now: a victim, one whose kubelet may be about to end it, or one that has ended and has memory still.
+/// Whether it is waited for now: a victim, one whose kubelet may be about to end it, or one that has ended and has
+/// memory still.
 #[must_use]
 pub fn is_awaited(leaving: &Leaving, now_ns: u64) -> bool {
     !leaving.ended_by_kubelet
@@ -106,7 +110,8 @@ pub fn is_awaited(leaving: &Leaving, now_ns: u64) -> bool {
         || now_ns.saturating_sub(leaving.since_ns) < KUBELET_CLEANS_UP_NS
 }
 
-/// Whether what a pod has that its kubelet ends may come back before another one has to go for a threshold that has been met for `met_ns`.
+/// Whether what a pod has that its kubelet ends may come back before another one has to go for a threshold that has
+/// been met for `met_ns`.
 pub(crate) fn may_come_back(
     leaving: &Leaving,
     resource: Resource,
@@ -123,7 +128,8 @@ pub(crate) fn may_come_back(
     leaving.ended_by_kubelet && ends_ns.max(met_ns) < patience_ns && !has_fallen
 }
 
-/// How much less memory may be available, bytes, before a pod that its kubelet ends is waited for no more; `None`: it is not waited for.
+/// How much less memory may be available, bytes, before a pod that its kubelet ends is waited for no more; `None`: it
+/// is not waited for.
 pub(crate) fn left_to_wait_bytes(
     leaving: &Leaving,
     observations: &Observations,
@@ -198,8 +204,8 @@ pub(super) fn ending(
         if back {
             return Some(Ending::Freed);
         }
-        // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest figure may be from
-        // before the cgroup was empty.
+        // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest
+        // figure may be from before the cgroup was empty.
         return (read_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
             .then_some(Ending::Lingering);
     }

@@ -1,11 +1,14 @@
 //! What sets pods apart in the memory ranking, kept ready between two decisions.
 //!
-//! **Problem.** Between a record and a kill all pods are looked at three times: who leads by what is known, who may lead by the bounds of those that were not read,
-//! who goes. What is known of a pod is spread over a tree of large values, and each look computed the same again from it. **Approach.** A table with one short
-//! entry for each pod, in the order of their UIDs. [`Lineup::bring_up_to_date`] makes it when nothing is urgent ([`Engine::prepare`](crate::engine::Engine::prepare)), so that
-//! a look is one pass over memory that is in one place. Whatever may change a pod outdates it ([`Lineup::outdate`]); then the next look makes it anew first.
+//! **Problem.** Between a record and a kill all pods are looked at three times: who leads by what is known, who may
+//! lead by the bounds of those that were not read, who goes. What is known of a pod is spread over a tree of large
+//! values, and each look computed the same again from it. **Approach.** A table with one short entry for each pod, in
+//! the order of their UIDs. [`Lineup::bring_up_to_date`] makes it when nothing is urgent
+//! ([`Engine::prepare`](crate::engine::Engine::prepare)), so that a look is one pass over memory that is in one place.
+//! Whatever may change a pod outdates it ([`Lineup::outdate`]); then the next look makes it anew first.
 //!
-//! A pod whose part depends on the time (it leaves, is stuck, or its eviction was refused) is looked up in the state each time: there are few.
+//! A pod whose part depends on the time (it leaves, is stuck, or its eviction was refused) is looked up in the state
+//! each time: there are few.
 
 use std::cmp::Ordering;
 
@@ -96,8 +99,8 @@ pub(super) struct Contender<'a> {
 const STATS_KNOWN: u64 = 1 << 59;
 const WITHIN_REQUEST: u64 = 1 << 58;
 
-/// All comparators of [`Ranking::Memory`](crate::policy::memory::rank::Ranking::Memory) but what hangs on amounts, and UIDs, as one number that is smaller the
-/// earlier a pod goes.
+/// All comparators of [`Ranking::Memory`](crate::policy::memory::rank::Ranking::Memory) but what hangs on amounts, and
+/// UIDs, as one number that is smaller the earlier a pod goes.
 fn class(row: &RankRow, (overused, over_share): (u16, u16)) -> u64 {
     // Moved up by 2^31: the order of i32 as that of u32.
     let priority = row.priority.cast_unsigned() ^ i32::MIN.cast_unsigned();
@@ -393,7 +396,8 @@ impl Lineup {
         Some(ahead)
     }
 
-    /// Finds the first two pods that may go, and the first of those that may not. `may_go`: whether one that depends on the time may.
+    /// Finds the first two pods that may go, and the first of those that may not. `may_go`: whether one that depends on
+    /// the time may.
     pub(super) fn head(
         &self,
         view: &View<'_>,
@@ -465,8 +469,8 @@ impl Lineup {
         head
     }
 
-    /// Follows a sample that the state has taken in. Pods that a sample of leaders has not read have no more than their bounds from now on, so that none is ahead
-    /// of a leader with what it has no more.
+    /// Follows a sample that the state has taken in. Pods that a sample of leaders has not read have no more than their
+    /// bounds from now on, so that none is ahead of a leader with what it has no more.
     pub(crate) fn take_in(
         &mut self,
         config: &EngineConfig,

@@ -1,10 +1,11 @@
 //! Pods that have more on disk than they may.
 //!
-//! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every pod over
-//! one of its limits is evicted, whatever the node's state, before any threshold is checked. In this order: an `emptyDir`
-//! over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits, also if that is 0; a container over its
-//! own. Writable layers count in the pod's sum (`calcEphemeralStorage` in pkg/kubelet/stats/helper.go), and in that of a container only where images share the
-//! node's file system. Critical pods stay.
+//! Rule: `localStorageEviction` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36: at each reading every
+//! pod over one of its limits is evicted, whatever the node's state, before any threshold is checked. In this order: an
+//! `emptyDir` over its `sizeLimit` (also one in memory); the pod over the sum of its `ephemeral-storage` limits, also
+//! if that is 0; a container over its own. Writable layers count in the pod's sum (`calcEphemeralStorage` in
+//! pkg/kubelet/stats/helper.go), and in that of a container only where images share the node's file system. Critical
+//! pods stay.
 
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, EPHEMERAL_STORAGE, Scope};

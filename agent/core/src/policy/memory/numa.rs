@@ -1,9 +1,10 @@
 //! Victims for one NUMA node: pods by what they have there.
 //!
-//! Problem: for `numaMemory.available` a pod that uses much on another node is no help, and the memory ranking would take it.
-//! Approach: a pod's usage is its working set on the pressed node ([`NumaPods`](crate::model::reading::NumaPods)), and its request the same
-//! share of its request: no pod requests memory of one NUMA node, and a pod that is above its request as a whole is above it here. That the request
-//! is not taken in full matters: with 12 GiB on two nodes and a request of 10 GiB it would pass for a pod within its request.
+//! Problem: for `numaMemory.available` a pod that uses much on another node is no help, and the memory ranking would
+//! take it. Approach: a pod's usage is its working set on the pressed node
+//! ([`NumaPods`](crate::model::reading::NumaPods)), and its request the same share of its request: no pod requests
+//! memory of one NUMA node, and a pod that is above its request as a whole is above it here. That the request is not
+//! taken in full matters: with 12 GiB on two nodes and a request of 10 GiB it would pass for a pod within its request.
 //!
 //! The figures cost a file of some thirty lines per pod. So they are not in a sample until the engine asks for them
 //! ([`Stale::NumaPods`](crate::policy::memory::freshness::Stale)): when a pod is to be chosen for that node.

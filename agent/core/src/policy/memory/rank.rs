@@ -1,22 +1,23 @@
 //! The order in which pods are evicted.
 //!
-//! Problem: when a resource runs out, which pod is evicted first? The kubelet sorts by a short list of comparators per resource.
-//! Its sort is unstable and has no last tie-break, so equal pods have no defined order; and it recomputes requests and
-//! sums inside each comparison.
+//! Problem: when a resource runs out, which pod is evicted first? The kubelet sorts by a short list of comparators per
+//! resource. Its sort is unstable and has no last tie-break, so equal pods have no defined order; and it recomputes
+//! requests and sums inside each comparison.
 //!
 //! Approach: what a comparison needs is computed once per pod ([`RankRow`]); sorting rows neither allocates nor reads
-//! anything else. Each [`Ranking`] is a table of [`Comparator`]s in the kubelet's order, ended by the pod's UID, which makes
-//! the order total: the same rows give the same order, however they were shuffled before. The table is also how
+//! anything else. Each [`Ranking`] is a table of [`Comparator`]s in the kubelet's order, ended by the pod's UID, which
+//! makes the order total: the same rows give the same order, however they were shuffled before. The table is also how
 //! `explain` says which comparator set two pods apart ([`Ranking::deciding_comparator`]).
 //!
 //! Source: `pkg/kubelet/eviction/helpers.go` of 1.36 (`buildSignalToRankFunc` and the comparators above it).
 //!
-//! Differences, each on purpose: pods without a name ([`Comparator::Unnamed`], beside a kubelet) go last; namespaces that use too much ([`Comparator::Overused`],
-//! [`Comparator::OverShare`], options) go first among pods of the same standing; the rankings for stalls of CPUs and disks; the UID at the end.
+//! Differences, each on purpose: pods without a name ([`Comparator::Unnamed`], beside a kubelet) go last; namespaces
+//! that use too much ([`Comparator::Overused`], [`Comparator::OverShare`], options) go first among pods of the same
+//! standing; the rankings for stalls of CPUs and disks; the UID at the end.
 //!
-//! The order stands in three more places, each of which a test compares with this one: the numbers that rows are sorted by (`sort_keys`), the one pass that finds
-//! the first pod without rows ([`lineup`](crate::policy::memory::lineup)), and the last line's program, without namespaces (`goes_before` in
-//! `ebpf/abi/src/last_line.rs`).
+//! The order stands in three more places, each of which a test compares with this one: the numbers that rows are sorted
+//! by (`sort_keys`), the one pass that finds the first pod without rows ([`lineup`](crate::policy::memory::lineup)),
+//! and the last line's program, without namespaces (`goes_before` in `ebpf/abi/src/last_line.rs`).
 //!
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus
 //! request and may be negative.
@@ -151,8 +152,8 @@ impl Ranking {
             .all(|step| step.compare(a, b).is_eq())
     }
 
-    /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `sort_keys`, whose content does not matter,
-    /// has no room for all.
+    /// Sorts `rows`, the first to be evicted at index 0: O(n log n). Allocates only if `sort_keys`, whose content does
+    /// not matter, has no room for all.
     pub fn rank(self, rows: &mut [RankRow], sort_keys: &mut Vec<SortKey>) {
         sort_keys::sort(self.order(), |a, b| self.compare(a, b), rows, sort_keys);
     }
@@ -206,7 +207,8 @@ impl DiskScope {
         }
     }
 
-    /// A pod's usage in this scope (`podDiskUsage`): bytes or inodes, as `figure` says. A missing figure counts as zero.
+    /// A pod's usage in this scope (`podDiskUsage`): bytes or inodes, as `figure` says. A missing figure counts as
+    /// zero.
     pub fn used(
         self,
         pod: &Pod,

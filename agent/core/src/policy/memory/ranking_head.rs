@@ -1,9 +1,10 @@
 //! The head of the memory ranking: up to the second pod that may go.
 //!
-//! **Problem.** One pod is evicted, yet a row and a key for each of a thousand pods, several times for one decision, is most of the time between a record and
-//! a signal. **Approach.** One pass over the [`Lineup`]. What sets two pods apart is there without a row: flags, priority and shares as one
-//! number, and the excess over the request. The two first that may go are remembered; those that may not (critical pods) and are ahead of the second
-//! are looked for in another pass, only if there is one. These get rows, and the comparators sort them.
+//! **Problem.** One pod is evicted, yet a row and a key for each of a thousand pods, several times for one decision, is
+//! most of the time between a record and a signal. **Approach.** One pass over the [`Lineup`]. What sets two pods apart
+//! is there without a row: flags, priority and shares as one number, and the excess over the request. The two first
+//! that may go are remembered; those that may not (critical pods) and are ahead of the second are looked for in another
+//! pass, only if there is one. These get rows, and the comparators sort them.
 //!
 //! The order is the comparators' own ([`Ranking::Memory`]): a test compares both.
 
@@ -26,9 +27,10 @@ impl Contender<'_> {
     }
 }
 
-/// Fills `rows` with the head of the memory ranking, in order, and returns how many pods are ranked. The pods that `may_go` says of are the ones that the
-/// head is about; where there are fewer than two, the head is all of the ranking. `None`, and nothing filled: the sample ahead has the memory of all pods, or of many.
-/// Allocates nothing if there is room for all pods.
+/// Fills `rows` with the head of the memory ranking, in order, and returns how many pods are ranked. The pods that
+/// `may_go` says of are the ones that the head is about; where there are fewer than two, the head is all of the
+/// ranking. `None`, and nothing filled: the sample ahead has the memory of all pods, or of many. Allocates nothing if
+/// there is room for all pods.
 pub(super) fn fill(
     view: &View<'_>,
     by_known: bool,

@@ -1,25 +1,28 @@
 //! What is tried before a pod is evicted for memory: reclaim, throttle, notify.
 //!
-//! Problem: an eviction costs all that a pod has done, where often its page cache, a pause or a notification would have been enough. But
-//! each of these takes time, and while it is tried the node may run out; and a cgroup that is held at `memory.high` with nothing
-//! to reclaim stands still for as long as the limit stays there.
+//! Problem: an eviction costs all that a pod has done, where often its page cache, a pause or a notification would have
+//! been enough. But each of these takes time, and while it is tried the node may run out; and a cgroup that is held at
+//! `memory.high` with nothing to reclaim stands still for as long as the limit stays there.
 //!
-//! Approach: an *episode* begins when a memory threshold asks for a victim and goes through the *stages* in their order, each at
-//! most once and each within its *budget*. A stage is over at once when the threshold is satisfied with its minimum reclaim, when it makes
-//! no *progress* for a quarter of its budget, when its pod is leaving, or when there is no time: less than half of any hard
-//! memory threshold is left, or what the kernel has left would, at the rate at which it shrinks, be gone before the budget. Then,
-//! and when no stage is left, the pod is evicted as without remedies. At most one pod is worked on at a time.
+//! Approach: an *episode* begins when a memory threshold asks for a victim and goes through the *stages* in their
+//! order, each at most once and each within its *budget*. A stage is over at once when the threshold is satisfied with
+//! its minimum reclaim, when it makes no *progress* for a quarter of its budget, when its pod is leaving, or when there
+//! is no time: less than half of any hard memory threshold is left, or what the kernel has left would, at the rate at
+//! which it shrinks, be gone before the budget. Then, and when no stage is left, the pod is evicted as without
+//! remedies. At most one pod is worked on at a time.
 //!
-//! 1. *Reclaim*: `memory.reclaim` on the first in the ranking that has something which would count, then on the next such.
-//! 2. *Throttle*: `memory.high` a little below the present size of the pod that is to go. Every [`Decision::SetHigh`] is followed
-//!    by a [`Decision::ClearHigh`] within its budget, whatever happens and also if nothing does; then the pod is left alone for
-//!    [`THROTTLE_COOL_DOWN_NS`].
+//! 1. *Reclaim*: `memory.reclaim` on the first in the ranking that has something which would count, then on the next
+//!    such.
+//! 2. *Throttle*: `memory.high` a little below the present size of the pod that is to go. Every [`Decision::SetHigh`]
+//!    is followed by a [`Decision::ClearHigh`] within its budget, whatever happens and also if nothing does; then the
+//!    pod is left alone for [`THROTTLE_COOL_DOWN_NS`].
 //! 3. *Notify*: the signal that the pod that is to go has asked for in its annotation
 //!    [`PRESSURE_SIGNAL_ANNOTATION`](crate::kube::pod::PRESSURE_SIGNAL_ANNOTATION).
 //!
 //! A hard threshold gets stages only if the node was looked at a moment ago and was seen to shrink slowly: without that
-//! evidence, as after a sudden ramp, it evicts at once, with the decisions that it takes without remedies. Thresholds on stalls get none:
-//! what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA node, whose pods these means do not single out. Nor does an end of memory that is foreseen
+//! evidence, as after a sudden ramp, it evicts at once, with the decisions that it takes without remedies. Thresholds
+//! on stalls get none: what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA node, whose
+//! pods these means do not single out. Nor does an end of memory that is foreseen
 //! ([`foresight`](crate::policy::memory::foresight)).
 //!
 //! The kubelet has no such stages: it evicts as soon as a threshold is met.
@@ -50,9 +53,11 @@ pub const COOL_DOWN_NS: u64 = 30_000_000_000;
 pub const PROGRESS_BYTES: u64 = 1 << 20;
 /// How often a running stage is checked, nanoseconds.
 pub const LOOK_EVERY_NS: u64 = 10_000_000;
-/// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this, nanoseconds.
+/// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this,
+/// nanoseconds.
 pub const EVIDENCE_MAX_NS: u64 = 250_000_000;
-/// A loss that lasts this long counts as one that goes on: a start of a process or a read of a file is shorter, nanoseconds.
+/// A loss that lasts this long counts as one that goes on: a start of a process or a read of a file is shorter,
+/// nanoseconds.
 pub const LOSS_WINDOW_NS: u64 = 50_000_000;
 /// So does the loss of one part in so many of what was left, however soon it went.
 pub const LOSS_PART: u64 = 16;

@@ -1,16 +1,18 @@
 //! When to look again.
 //!
-//! Problem: polling at a fixed interval is late under load and wasteful when idle. An exact threshold on usage is not enough
-//! either: while the kernel replaces page cache by anonymous memory, usage stays level and availability falls.
+//! Problem: polling at a fixed interval is late under load and wasteful when idle. An exact threshold on usage is not
+//! enough either: while the kernel replaces page cache by anonymous memory, usage stays level and availability falls.
 //!
-//! Approach: *charges*, not usage. Every page that a pod takes is charged once, so what pods take between two samples is at
-//! most what was charged. After each sample the engine takes the headroom (the least that must go before a threshold can be
-//! met) and has the kernel report when that much has been charged ([`arm`]). The report can be early (freed or reclaimable
-//! memory is charged too), and then the next arming is closer. Near a threshold a smallest step bounds how often; it doubles
-//! while reports come quickly without a crossing, and by at most that step a report can be late.
+//! Approach: *charges*, not usage. Every page that a pod takes is charged once, so what pods take between two samples
+//! is at most what was charged. After each sample the engine takes the headroom (the least that must go before a
+//! threshold can be met) and has the kernel report when that much has been charged ([`arm`]). The report can be early
+//! (freed or reclaimable memory is charged too), and then the next arming is closer. Near a threshold a smallest step
+//! bounds how often; it doubles while reports come quickly without a crossing, and by at most that step a report can be
+//! late.
 //!
-//! What is not charged (tasks in the root cgroup, some kernel memory) is covered by a timer ([`schedule`]) that halves the
-//! headroom at an assumed rate: slow where charges are counted, the fastest rate seen or assumed where they are not.
+//! What is not charged (tasks in the root cgroup, some kernel memory) is covered by a timer ([`schedule`]) that halves
+//! the headroom at an assumed rate: slow where charges are counted, the fastest rate seen or assumed where they are
+//! not.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
@@ -20,7 +22,8 @@ use crate::model::state::{NodeReading, NodeState};
 use crate::model::threshold::Operator;
 use crate::policy::memory::{breaker, foresight, leaving, remedies, thresholds};
 
-/// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is noise.
+/// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is
+/// noise.
 pub const STEP_MIN_BYTES: u64 = 64 * 4096;
 /// Largest smallest step: at 10 GB/s of page cache traffic 600 reports a second.
 pub const STEP_MAX_BYTES: u64 = 16 << 20;
@@ -84,7 +87,8 @@ pub(crate) fn arm(
             .checked_sub(threshold.amount(observation.capacity));
         if left.is_none() {
             all_resolved = false;
-            // Met: what matters now is when the victim's grace, the time for other means, or that of the breaker is over.
+            // Met: what matters now is when the victim's grace, the time for other means, or that of the breaker is
+            // over.
             if (victim_in_grace || state.remedies.episode.is_some()) && threshold.is_hard() {
                 left = observation
                     .value
@@ -181,8 +185,8 @@ pub(crate) fn schedule(
         let Some(since_ns) = known.first_observed_ns else {
             continue;
         };
-        // Nothing reports when it is no longer met, or met again after that: a load that comes and goes must not look like one
-        // that has stayed.
+        // Nothing reports when it is no longer met, or met again after that: a load that comes and goes must not look
+        // like one that has stayed.
         at_ns = at_ns.min(node.at_ns.saturating_add(INTERVAL_MET_NS));
         if !known.met {
             at_ns = at_ns.min(since_ns.saturating_add(threshold.grace_ns));
@@ -235,7 +239,8 @@ fn storage_interval(config: &EngineConfig, state: &mut NodeState, decisions: &mu
     }
 }
 
-/// What is left of the resources that `of` names until the first of their thresholds is met; 0 if one is, `None` without any.
+/// What is left of the resources that `of` names until the first of their thresholds is met; 0 if one is, `None`
+/// without any.
 fn headroom(config: &EngineConfig, state: &NodeState, of: fn(Resource) -> bool) -> Option<u64> {
     let thresholds = config.thresholds.iter().filter(|threshold| {
         threshold.operator == Operator::LessThan && of(threshold.signal.row().resource)

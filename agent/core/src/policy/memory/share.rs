@@ -1,16 +1,20 @@
 //! Which namespaces use more of the node than their share.
 //!
-//! Problem: a ResourceQuota bounds what the pods of a namespace request together, and no one bounds what they use: a namespace whose pods all stay a
-//! little above small requests goes as late as one that keeps within large ones. Approach: option `namespaceShares` names amounts of this node. Once a namespace
-//! uses more, its pods go first among those that the kubelet's rules hold equal: after missing statistics, "exceeds its request" and priority, before the amount over
-//! the request ([`Comparator::OverShare`](crate::model::rank_row::Comparator::OverShare)), the namespace that is further above its share first. Nothing else changes: a share
-//! reserves nothing, refuses nothing, and evicts nobody by itself.
+//! Problem: a ResourceQuota bounds what the pods of a namespace request together, and no one bounds what they use: a
+//! namespace whose pods all stay a little above small requests goes as late as one that keeps within large ones.
+//! Approach: option `namespaceShares` names amounts of this node. Once a namespace uses more, its pods go first among
+//! those that the kubelet's rules hold equal: after missing statistics, "exceeds its request" and priority, before the
+//! amount over the request ([`Comparator::OverShare`](crate::model::rank_row::Comparator::OverShare)), the namespace
+//! that is further above its share first. Nothing else changes: a share reserves nothing, refuses nothing, and evicts
+//! nobody by itself.
 //!
-//! What a namespace uses is the sum over its pods that are ranked: working sets for memory, CPU time for CPU stalls. Other resources have no shares.
+//! What a namespace uses is the sum over its pods that are ranked: working sets for memory, CPU time for CPU stalls.
+//! Other resources have no shares.
 //!
-//! In a cluster the arbitrator says which namespaces use more than they deserve of it (`docs/decisions/0048-overuse-ranking.md`). That is a share too, of the cluster: with
-//! `overuseRanking: AmongEquals` the excess counts in the same step, and the greater of both excesses decides. With `BeforePriority` it has a step of its own.
-//! The arbitrator's list holds for a minute after its time stamp, and is then as if it were empty.
+//! In a cluster the arbitrator says which namespaces use more than they deserve of it
+//! (`docs/decisions/0048-overuse-ranking.md`). That is a share too, of the cluster: with `overuseRanking: AmongEquals`
+//! the excess counts in the same step, and the greater of both excesses decides. With `BeforePriority` it has a step of
+//! its own. The arbitrator's list holds for a minute after its time stamp, and is then as if it were empty.
 
 use crate::kube::cluster_link::OverusedNamespace;
 use crate::model::config::EngineConfig;
@@ -110,8 +114,8 @@ pub(crate) fn counts_overuse(config: &EngineConfig, state: &NodeState, resource:
     is_shared(resource) && overused(config, state, state.now_ns).is_some()
 }
 
-/// The namespaces that the arbitrator says are overused, and how much longer that holds, nanoseconds: whether or not it counts here. Nothing for a resource
-/// without shares.
+/// The namespaces that the arbitrator says are overused, and how much longer that holds, nanoseconds: whether or not it
+/// counts here. Nothing for a resource without shares.
 pub(crate) fn overuse(
     state: &NodeState,
     resource: Resource,

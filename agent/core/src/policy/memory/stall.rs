@@ -1,15 +1,17 @@
 //! Victims of stalls, and how long one eviction is given to help.
 //!
-//! Problem: a stall has no amount that an eviction gives back, and its average goes down no faster than its window: right after the pod
-//! that thrashed has ended, `avg10` still shows its stalls, and the next pod would be evicted for them. Approach: after the last victim ended, a
-//! threshold on a stall evicts no pod for as long as its window ([`settled`]). It may go on raising its condition meanwhile. The same holds
-//! after the first event: the average is older than the engine, and may be that of a pod which ended before, or was evicted by an agent
-//! that has been restarted since.
+//! Problem: a stall has no amount that an eviction gives back, and its average goes down no faster than its window:
+//! right after the pod that thrashed has ended, `avg10` still shows its stalls, and the next pod would be evicted for
+//! them. Approach: after the last victim ended, a threshold on a stall evicts no pod for as long as its window
+//! ([`settled`]). It may go on raising its condition meanwhile. The same holds after the first event: the average is
+//! older than the engine, and may be that of a pod which ended before, or was evicted by an agent that has been
+//! restarted since.
 //!
-//! Which pod is evicted: for memory the memory ranking decides. For io and cpu what counts is what a pod does now, so pods are ranked by their load
-//! ([`PodLoads`](crate::model::reading::PodLoads)): bytes read and written per second, which no pod requests; and CPU time per second over
-//! the CPU request, since a pod within its request uses what it was promised. A load is the difference of two readings, so a pod that
-//! has only begun is no candidate, and before the second reading no pod is ([`is_known`]).
+//! Which pod is evicted: for memory the memory ranking decides. For io and cpu what counts is what a pod does now, so
+//! pods are ranked by their load ([`PodLoads`](crate::model::reading::PodLoads)): bytes read and written per second,
+//! which no pod requests; and CPU time per second over the CPU request, since a pod within its request uses what it was
+//! promised. A load is the difference of two readings, so a pod that has only begun is no candidate, and before the
+//! second reading no pod is ([`is_known`]).
 
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;

@@ -1,12 +1,12 @@
 //! What free swap is worth.
 //!
-//! **Problem.** `SwapFree` counts slots. Two things make them worth less than the memory that the kernel still has to find. Pods may
-//! not use them: with `NoSwap`, the kubelet's default, none at all, with `LimitedSwap` each container its share. And slots of a
-//! device in memory (zram) take memory themselves when they are filled: all that they free, if the pages do not compress. A reader of
-//! `SwapFree` sees gigabytes while the kernel's OOM killer runs.
-//! **Approach.** Free swap counts as far as memory may still move there: anonymous memory outside of pods, and the unused part
-//! of the pods' shares. Of that, what would go to zram counts as far as the pages that are there have been compressed. Zswap is left
-//! out: what it holds can be written to the disk behind it.
+//! **Problem.** `SwapFree` counts slots. Two things make them worth less than the memory that the kernel still has to
+//! find. Pods may not use them: with `NoSwap`, the kubelet's default, none at all, with `LimitedSwap` each container
+//! its share. And slots of a device in memory (zram) take memory themselves when they are filled: all that they free,
+//! if the pages do not compress. A reader of `SwapFree` sees gigabytes while the kernel's OOM killer runs.
+//! **Approach.** Free swap counts as far as memory may still move there: anonymous memory outside of pods, and the
+//! unused part of the pods' shares. Of that, what would go to zram counts as far as the pages that are there have been
+//! compressed. Zswap is left out: what it holds can be written to the disk behind it.
 
 use crate::model::config::EngineConfig;
 use crate::model::event::{NodeMemory, Sample};
@@ -14,9 +14,10 @@ use crate::model::state::NodeState;
 use crate::model::swap::{CompressedSwap, PodSwap};
 
 /// As long as little is stored, pages are taken to halve, which is what the kernel's own text expects
-/// (Documentation/admin-guide/blockdev/zram.rst): as if so much had been stored before, and taken half of it. The first pages tell
-/// little: a few in each of many size classes take more than they were. No more than that: with 16 MiB, 48 MiB of pages that do not
-/// compress left 475 MiB of free zram worth 59, a threshold's worth, when the kernel's OOM killer fired; with 4 MiB it is 18.
+/// (Documentation/admin-guide/blockdev/zram.rst): as if so much had been stored before, and taken half of it. The first
+/// pages tell little: a few in each of many size classes take more than they were. No more than that: with 16 MiB, 48
+/// MiB of pages that do not compress left 475 MiB of free zram worth 59, a threshold's worth, when the kernel's OOM
+/// killer fired; with 4 MiB it is 18.
 const EXPECTED_STORED_BYTES: u64 = 4 << 20;
 const EXPECTED_USED_BYTES: u64 = EXPECTED_STORED_BYTES / 2;
 
@@ -85,8 +86,8 @@ mod tests {
 
     const MI: u64 = 1 << 20;
 
-    /// What free swap is worth on a node of 1000 Mi with 400 Mi of swap, 300 of them free. Pods have 500 Mi in memory and 50 Mi in
-    /// swap, others 60 Mi; `web` requests 200 Mi, and with `running` it runs.
+    /// What free swap is worth on a node of 1000 Mi with 400 Mi of swap, 300 of them free. Pods have 500 Mi in memory
+    /// and 50 Mi in swap, others 60 Mi; `web` requests 200 Mi, and with `running` it runs.
     fn left(pod_swap: PodSwap, running: bool) -> u64 {
         let config = EngineConfig {
             pod_swap,

@@ -1,23 +1,26 @@
 //! As many victims as a target needs, and no more.
 //!
-//! Problem: the kubelet evicts one pod per pass, whatever is missing; a node that is short of 10 GiB loses its pods one at a time
-//! over minutes, or its OOM killer comes first (kubernetes#30173, #31362, #56152). Taking the first n of the ranking until the
-//! target is reached is no better the other way: a large pod at the end makes the small ones before it needless.
+//! Problem: the kubelet evicts one pod per pass, whatever is missing; a node that is short of 10 GiB loses its pods one
+//! at a time over minutes, or its OOM killer comes first (kubernetes#30173, #31362, #56152). Taking the first n of the
+//! ranking until the target is reached is no better the other way: a large pod at the end makes the small ones before
+//! it needless.
 //!
 //! Approach, with *candidates* in the order in which they would be evicted and what each one's leaving *frees*:
-//! 1. The shortest prefix that frees enough says how far up the ranking one has to go: without its last member, and so without
-//!    any pod from there on, nothing suffices.
-//! 2. If one candidate of that last member's class (as important: [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less
-//!    important one frees enough alone, only the first such pod is evicted.
+//! 1. The shortest prefix that frees enough says how far up the ranking one has to go: without its last member, and so
+//!    without any pod from there on, nothing suffices.
+//! 2. If one candidate of that last member's class (as important:
+//!    [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less important one frees enough alone, only
+//!    the first such pod is evicted.
 //! 3. Otherwise the prefix, from its most important member down, loses every candidate without which it still suffices.
 //!
-//! So no victim is more important than needed, none could be spared, and two never go where one suffices without being more
-//! important. If all together do not suffice, all go.
+//! So no victim is more important than needed, none could be spared, and two never go where one suffices without being
+//! more important. If all together do not suffice, all go.
 
 use crate::policy::memory::rank::{RankRow, Ranking};
 
-/// Keeps of `candidates` those that are to go, in their order. `class_end(n)`: how many candidates are at most as important as the
-/// one at position `n`. Returns the last candidate that was considered, `None` if all together do not suffice.
+/// Keeps of `candidates` those that are to go, in their order. `class_end(n)`: how many candidates are at most as
+/// important as the one at position `n`. Returns the last candidate that was considered, `None` if all together do not
+/// suffice.
 pub fn select(
     candidates: &mut Vec<usize>,
     need: u64,
@@ -50,7 +53,8 @@ pub fn select(
     considered
 }
 
-/// How many of `candidates` (places in `rows`, in the order of `ranking`) are at most as important as the one at position `at`.
+/// How many of `candidates` (places in `rows`, in the order of `ranking`) are at most as important as the one at
+/// position `at`.
 pub(crate) fn class_end(
     ranking: Ranking,
     rows: &[RankRow],

@@ -1,5 +1,5 @@
-//! How pods begin and end to leave: an eviction, a manifest that was removed, a kubelet that ends them, the last line's kill. What a moment makes of
-//! one that leaves is in [`leaving`].
+//! How pods begin and end to leave: an eviction, a manifest that was removed, a kubelet that ends them, the last line's
+//! kill. What a moment makes of one that leaves is in [`leaving`].
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
@@ -10,10 +10,12 @@ use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
 use crate::policy::memory::view::View;
 use crate::policy::memory::{leaving, remedies, retained};
 
-/// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its documentation says).
+/// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its
+/// documentation says).
 pub(crate) const HARD_EVICTION_GRACE_S: i64 = 1;
 
-/// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have ended.
+/// Begins to end pods whose manifest was removed, kills those whose grace period is over, and records those that have
+/// ended.
 pub(crate) fn decide(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -182,8 +184,9 @@ fn ends_elsewhere(state: &mut NodeState, uid: &PodUid) {
     });
 }
 
-/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one goes when its grace period is
-/// over. A pod is taken back once while its threshold is met, so that pods cannot take turns for ever.
+/// A disruption budget refuses an eviction for a soft threshold. Another pod goes, if there is one; else this one goes
+/// when its grace period is over. A pod is taken back once while its threshold is met, so that pods cannot take turns
+/// for ever.
 fn refused(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -233,8 +236,8 @@ fn forget_if_removed(state: &mut NodeState, uid: &PodUid) {
     }
 }
 
-/// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it did so long ago
-/// that the pod would count as stuck by now is past: the pod may have been started anew.
+/// Completes what the last line in the kernel began: what it does is an eviction, and a pod leaves as a whole. What it
+/// did so long ago that the pod would count as stuck by now is past: the pod may have been started anew.
 fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     let available_bytes = leaving::available_bytes(&state.observations);

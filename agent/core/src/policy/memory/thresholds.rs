@@ -1,13 +1,13 @@
 //! Which thresholds are met, and what that means for the node's conditions.
 //!
-//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, up to the choice of a threshold, with the
-//! functions of helpers.go that it calls. A threshold is *met* while its signal shows less than its value (stalls: more); one
-//! that was met for its grace period stays met until its minimum reclaim is there on top. Conditions follow thresholds at
-//! once, also within a grace period, and leave a transition period after the last. Only a threshold whose signal has been read
-//! anew since the last time evicts: one reading never evicts twice.
+//! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, up to the choice of a
+//! threshold, with the functions of helpers.go that it calls. A threshold is *met* while its signal shows less than its
+//! value (stalls: more); one that was met for its grace period stays met until its minimum reclaim is there on top.
+//! Conditions follow thresholds at once, also within a grace period, and leave a transition period after the last. Only
+//! a threshold whose signal has been read anew since the last time evicts: one reading never evicts twice.
 //!
-//! Difference, on purpose: of several met thresholds of one kind the kubelet takes any (it sorts by "memory first" only); here
-//! hard comes before soft, then the order of the configuration.
+//! Difference, on purpose: of several met thresholds of one kind the kubelet takes any (it sorts by "memory first"
+//! only); here hard comes before soft, then the order of the configuration.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::{Decision, KillReason};
@@ -61,8 +61,8 @@ pub(crate) fn update(config: &EngineConfig, state: &mut NodeState, observations:
     }
 }
 
-/// The threshold that asks for a victim, before [`update`] has taken note of it: of several memory before everything else, hard before soft,
-/// then the order of the configuration.
+/// The threshold that asks for a victim, before [`update`] has taken note of it: of several memory before everything
+/// else, hard before soft, then the order of the configuration.
 pub(crate) fn most_urgent(view: &View<'_>, observations: &Observations) -> Option<Met> {
     let View { state, now_ns, .. } = *view;
     let thresholds = view.config.thresholds.iter().zip(&state.thresholds);
@@ -137,8 +137,8 @@ fn judge(
     }
 }
 
-/// Whether every threshold is satisfied with its minimum reclaim, whatever its grace period: the kubelet's test after it has freed
-/// disk space without ending a pod.
+/// Whether every threshold is satisfied with its minimum reclaim, whatever its grace period: the kubelet's test after
+/// it has freed disk space without ending a pod.
 pub(crate) fn all_satisfied(config: &EngineConfig, observations: &Observations) -> bool {
     let mut all = config
         .thresholds
@@ -152,8 +152,8 @@ pub(crate) fn all_satisfied(config: &EngineConfig, observations: &Observations) 
     })
 }
 
-/// What of the node's memory cannot be had without meeting an eviction threshold: while `MemoryPressure` lasts, the most that is missing to a threshold with
-/// its minimum reclaim, bytes. 0 without pressure.
+/// What of the node's memory cannot be had without meeting an eviction threshold: while `MemoryPressure` lasts, the
+/// most that is missing to a threshold with its minimum reclaim, bytes. 0 without pressure.
 #[must_use]
 pub fn withheld_bytes(config: &EngineConfig, state: &NodeState) -> u64 {
     if !state.condition(NodeCondition::MemoryPressure).status {

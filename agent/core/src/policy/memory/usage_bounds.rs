@@ -3,10 +3,11 @@
 //! A reading of `memory.stat` is *recent* for [`STAT_AGE_MAX_MS`]. Then
 //!
 //! - recent, and usage has hardly moved since ([`STALE_BYTES`]): a fact;
-//! - recent, and usage has moved: all by which it moved may be inactive file pages, or none of it. So what the pod uses is
-//!   between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its usage;
-//! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous memory, or the reverse, and
-//!   its usage stays what it was;
+//! - recent, and usage has moved: all by which it moved may be inactive file pages, or none of it. So what the pod uses
+//!   is between the smaller and the larger usage of the two, minus the inactive file pages of then; and not above its
+//!   usage;
+//! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous
+//!   memory, or the reverse, and its usage stays what it was;
 //! - in any case not less than its usage minus the page cache of the node, which is read with each sample.
 
 use crate::model::event::{NodeMemory, PodMemory};

@@ -1,12 +1,13 @@
 //! What is to be done about what the signals show: the one judgement.
 //!
-//! [`eviction`](crate::policy::memory::eviction) carries it out, [`freshness`](crate::policy::memory::freshness) asks which figures it rests on before it is, `explain` shows it.
-//! It changes nothing but the space that it computes in, and allocates nothing once there is room for all pods.
+//! [`eviction`](crate::policy::memory::eviction) carries it out, [`freshness`](crate::policy::memory::freshness) asks
+//! which figures it rests on before it is, `explain` shows it. It changes nothing but the space that it computes in,
+//! and allocates nothing once there is room for all pods.
 //!
 //! 1. [`asked`]: the threshold, met or foreseen, that asks for a victim.
 //! 2. [`next`]: whether a pod is evicted for it now, or the engine has to wait or free space first.
-//! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked after that may use less than
-//!    is known, and the same pods go.
+//! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked
+//!    after that may use less than is known, and the same pods go.
 
 use crate::model::config::EngineConfig;
 use crate::model::decision::ReclaimSource;
@@ -61,8 +62,8 @@ pub(crate) struct Asked {
     pub(crate) after_reclaim: bool,
 }
 
-/// What the figures of the node in a sample ahead say. Kept from one question about the sample to the next: in between pods are read, on whose memory none of this
-/// depends; and whatever changes the state forgets it.
+/// What the figures of the node in a sample ahead say. Kept from one question about the sample to the next: in between
+/// pods are read, on whose memory none of this depends; and whatever changes the state forgets it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByNode {
     at_ns: u64,
@@ -212,8 +213,8 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
     }
 }
 
-/// Whether a threshold waits for a pod on its way out: an eviction is under way, or its kubelet ends a pod whose share may come back. Memory does not wait
-/// for a pod that was killed and does not go while ever less memory is available.
+/// Whether a threshold waits for a pod on its way out: an eviction is under way, or its kubelet ends a pod whose share
+/// may come back. Memory does not wait for a pod that was killed and does not go while ever less memory is available.
 fn waits_for_victim(view: &View<'_>, met: &Met, observations: &Observations) -> bool {
     let resource = met.resource();
     let known = view.state.thresholds.get(met.index);
@@ -232,8 +233,8 @@ fn waits_for_victim(view: &View<'_>, met: &Met, observations: &Observations) -> 
     })
 }
 
-/// Whether the threshold evicts one pod: the first of the memory ranking that may be evicted. What else hangs on the figures of pods that are not ahead
-/// of it is [`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason).
+/// Whether the threshold evicts one pod: the first of the memory ranking that may be evicted. What else hangs on the
+/// figures of pods that are not ahead of it is [`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason).
 pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
     let options = &config.options;
     met.resource() == Resource::Memory
@@ -248,9 +249,11 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
 /// Which pods go: rows of [`Scratch::chosen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Victims {
-    /// How many pods were candidates. [`Scratch::rows`] has all of them, or the [head](crate::policy::memory::ranking_head) of their ranking.
+    /// How many pods were candidates. [`Scratch::rows`] has all of them, or the
+    /// [head](crate::policy::memory::ranking_head) of their ranking.
     pub(crate) ranked: usize,
-    /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller than is known, the same pods go.
+    /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller
+    /// than is known, the same pods go.
     pub(crate) rests_on: usize,
     /// What they must free together for it; `None` if that did not count.
     pub(crate) need: Option<u64>,

@@ -1,9 +1,10 @@
 //! The state as the judgement of a sample finds it.
 //!
-//! Problem: what is to be done about a sample is asked twice: before the engine takes the sample in ("which figure is too old for that?") and when
-//! it does. Two computations of one answer drift apart. Approach: both read a [`View`]. It shows the state as it is or, with a sample *ahead*, as
-//! [`Engine::step`](crate::engine::Engine::step) makes it before it judges that sample: victims that are gone by then no longer hold up the next, and a figure of a
-//! pod that is old counts as the most that it can be.
+//! Problem: what is to be done about a sample is asked twice: before the engine takes the sample in ("which figure is
+//! too old for that?") and when it does. Two computations of one answer drift apart. Approach: both read a [`View`]. It
+//! shows the state as it is or, with a sample *ahead*, as [`Engine::step`](crate::engine::Engine::step) makes it before
+//! it judges that sample: victims that are gone by then no longer hold up the next, and a figure of a pod that is old
+//! counts as the most that it can be.
 //!
 //! A sample ahead is one of memory. Readings of file systems come with samples that have no old figure.
 
@@ -120,7 +121,8 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been killed and do not go.
+    /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been
+    /// killed and do not go.
     pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
         if !pod.running {
             return false;
@@ -143,8 +145,8 @@ impl<'a> View<'a> {
         until_ns.is_some_and(|until_ns| self.now_ns < until_ns)
     }
 
-    /// Whether an eviction is under way, so that none for `resource` may begin. Pods that their kubelet ends are none. Memory does not wait for a pod that still has
-    /// time to leave for another reason.
+    /// Whether an eviction is under way, so that none for `resource` may begin. Pods that their kubelet ends are none.
+    /// Memory does not wait for a pod that still has time to leave for another reason.
     pub(crate) fn eviction_under_way(&self, resource: Resource) -> bool {
         let mut leaving = self.state.leaving().filter_map(|pod| self.leaving(pod));
         leaving.any(|leaving| leaving::is_under_way(&leaving, resource))

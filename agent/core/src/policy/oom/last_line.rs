@@ -1,18 +1,20 @@
 //! Which pods a program in the kernel may kill when the agent cannot act, and below how much available memory.
 //!
 //! Problem: an agent that is frozen, starved or dead evicts no pod. Approach (option [`LastLine`]): after each sample
-//! the agent leaves in the kernel the order in which it would evict for memory, and two amounts. A program there kills the task that
-//! allocates if its pod is in the order, its turn has come, and memory is short by the kernel's own count (`MemAvailable + SwapFree`):
+//! the agent leaves in the kernel the order in which it would evict for memory, and two amounts. A program there kills
+//! the task that allocates if its pod is in the order, its turn has come, and memory is short by the kernel's own count
+//! (`MemAvailable + SwapFree`):
 //!
 //! - below the *line* (the largest hard threshold on memory), if a crossing was not acknowledged in time;
-//! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace by
-//!   [half](crate::policy::memory::thresholds::half).
+//! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace
+//!   by [half](crate::policy::memory::thresholds::half).
 //!
-//! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from no row of an exempt
-//! pod. Pods that are leaving come first; pods that a disruption budget protects come last.
+//! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from
+//! no row of an exempt pod. Pods that are leaving come first; pods that a disruption budget protects come last.
 //!
-//! The agent may be gone for minutes, so the program ranks the pods of the order anew by what they hold by then. It needs what the ranking goes
-//! by: [`Condemned`] has it. Pods that came later are not in the order, and are never killed.
+//! The agent may be gone for minutes, so the program ranks the pods of the order anew by what they hold by then. It
+//! needs what the ranking goes by: [`Condemned`] has it. Pods that came later are not in the order, and are never
+//! killed.
 
 use serde::{Deserialize, Serialize};
 
@@ -83,8 +85,8 @@ pub struct KillFlags {
 }
 
 impl KillFlags {
-    /// What goes before the ranking's order: pods on their way out, then those that no budget protects. After all of them, as in the ranking, pods of which only the
-    /// cgroup is known: they may be critical.
+    /// What goes before the ranking's order: pods on their way out, then those that no budget protects. After all of
+    /// them, as in the ranking, pods of which only the cgroup is known: they may be critical.
     fn group(self, row: &RankRow) -> u8 {
         u8::from(row.unnamed > 0) << 2
             | u8::from(!self.is_leaving) << 1

@@ -1,40 +1,48 @@
 //! The order in which the kernel's OOM killer takes containers, made the order of eviction.
 //!
-//! **Problem.** When memory runs out before a pod is evicted, the kernel chooses. It takes the process with the most *badness*: its
-//! pages, plus its `oom_score_adj` in thousandths of the node's pages (mm/oom_kill.c, `oom_badness`). The kubelet's scores
-//! ([`crate::policy::oom::score`]) come from requests alone: a container over its request is taken only if it is larger than its neighbours' head
-//! start; on a node of 4 TiB every request below 4 GiB gives 999 (kubernetes#142230); a pod of many processes hides behind each of them
-//! (kubernetes#133839); a sidecar, which requests little, is killed first (kubernetes#111356).
+//! **Problem.** When memory runs out before a pod is evicted, the kernel chooses. It takes the process with the most
+//! *badness*: its pages, plus its `oom_score_adj` in thousandths of the node's pages (mm/oom_kill.c, `oom_badness`).
+//! The kubelet's scores ([`crate::policy::oom::score`]) come from requests alone: a container over its request is taken
+//! only if it is larger than its neighbours' head start; on a node of 4 TiB every request below 4 GiB gives 999
+//! (kubernetes#142230); a pod of many processes hides behind each of them (kubernetes#133839); a sidecar, which
+//! requests little, is killed first (kubernetes#111356).
 //!
-//! **Approach.** Containers are put into one sequence, in the order of kills, and scores are given from the front, each the highest that keeps
-//! the container's badness below that of everything before it, *however the memory is spread over processes*. One unit of score is
-//! worth a *step*, 1/1000 of the node's pages, so a container costs its own usage in steps, rounded up.
+//! **Approach.** Containers are put into one sequence, in the order of kills, and scores are given from the front, each
+//! the highest that keeps the container's badness below that of everything before it, *however the memory is spread
+//! over processes*. One unit of score is worth a *step*, 1/1000 of the node's pages, so a container costs its own usage
+//! in steps, rounded up.
 //!
-//! **The sequence.** Pods by the memory eviction ranking ([`Ranking::Memory`]); then pods that are exempt from eviction; then Guaranteed
-//! pods within their request, whatever their priority: the kernel takes those last, as with the kubelet. Within a pod: containers above
-//! their own request before those within it, regular ones before sidecars among the latter, then by usage over request, then by name.
+//! **The sequence.** Pods by the memory eviction ranking ([`Ranking::Memory`]); then pods that are exempt from
+//! eviction; then Guaranteed pods within their request, whatever their priority: the kernel takes those last, as with
+//! the kubelet. Within a pod: containers above their own request before those within it, regular ones before sidecars
+//! among the latter, then by usage over request, then by name.
 //!
-//! **Bounds.** A ranked container has 3 to 1000, the kubelet's range for Burstable and BestEffort pods, so that a system daemon (0 or less)
-//! is safer. An exempt one has -996 to 2, as much as the order allows, and never more than the kubelet would give it. Guaranteed
-//! and node-critical ones keep the kubelet's -997. Nothing has -1000, which the kernel never takes.
+//! **Bounds.** A ranked container has 3 to 1000, the kubelet's range for Burstable and BestEffort pods, so that a
+//! system daemon (0 or less) is safer. An exempt one has -996 to 2, as much as the order allows, and never more than
+//! the kubelet would give it. Guaranteed and node-critical ones keep the kubelet's -997. Nothing has -1000, which the
+//! kernel never takes.
 //!
-//! **Guarantee.** Let a container use U pages (what is charged to it, swap included) and let L be known to be in one of its processes (0 where
-//! nothing is known). Its processes' badness B is at most `adj·step + U`, and one of them has at least `adj·step + L`. A place is
-//! *certain* when the latter is above the former of every place after it. Hence: *while a certain place has a process, the kernel takes none
-//! of a later place.* The first in the ranking is certain unless a later usage is larger than the whole range, 997 steps, so in
-//! practice always; place *i* is certain when the places 2 to *i*, each `⌊U/step⌋ + 1` steps, fit into the range and no later usage is more
-//! than the steps that are left. On 4 TiB that is room for 900 small containers; and when the first few have ended, all is computed anew.
+//! **Guarantee.** Let a container use U pages (what is charged to it, swap included) and let L be known to be in one of
+//! its processes (0 where nothing is known). Its processes' badness B is at most `adj·step + U`, and one of them has at
+//! least `adj·step + L`. A place is *certain* when the latter is above the former of every place after it. Hence:
+//! *while a certain place has a process, the kernel takes none of a later place.* The first in the ranking is certain
+//! unless a later usage is larger than the whole range, 997 steps, so in practice always; place *i* is certain when the
+//! places 2 to *i*, each `⌊U/step⌋ + 1` steps, fit into the range and no later usage is more than the steps that are
+//! left. On 4 TiB that is room for 900 small containers; and when the first few have ended, all is computed anew.
 //!
-//! *Proof.* Let M be the smallest `adj·step + L` so far. The next score is the largest integer with `adj·step + U < M`, if that is within
-//! the range: then all its processes are below one process of each place before. Scores never rise along the sequence, and a score at the end
-//! of the range is one that could not go lower: `finished` tests those places like all others, and does not call them certain.
+//! *Proof.* Let M be the smallest `adj·step + L` so far. The next score is the largest integer with `adj·step + U < M`,
+//! if that is within the range: then all its processes are below one process of each place before. Scores never rise
+//! along the sequence, and a score at the end of the range is one that could not go lower: `finished` tests those
+//! places like all others, and does not call them certain.
 //!
-//! **What it does not cover.** Pages that a process maps and another cgroup pays for count for the kernel and not in U. For
-//! an OOM of a cpuset or of a memory policy the kernel counts only the nodes allowed there, so that a step is smaller; for one of a cgroup's
-//! limit, only that cgroup's processes and its limit. Where memory is spread evenly over the range none of it changes which process is first.
+//! **What it does not cover.** Pages that a process maps and another cgroup pays for count for the kernel and not in U.
+//! For an OOM of a cpuset or of a memory policy the kernel counts only the nodes allowed there, so that a step is
+//! smaller; for one of a cgroup's limit, only that cgroup's processes and its limit. Where memory is spread evenly over
+//! the range none of it changes which process is first.
 //!
-//! **Stability.** A score that a container has is kept as long as it keeps the order and is at most [`DRIFT_MAX`] below the one that a
-//! fresh computation gives, unless fresh scores make more places certain. Fresh ones leave each container room to grow by an eighth.
+//! **Stability.** A score that a container has is kept as long as it keeps the order and is at most [`DRIFT_MAX`] below
+//! the one that a fresh computation gives, unless fresh scores make more places certain. Fresh ones leave each
+//! container room to grow by an eighth.
 
 use std::cmp::Reverse;
 use std::num::NonZeroU64;
@@ -270,7 +278,8 @@ fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<OomPlace> {
     places
 }
 
-/// Scores from the front. `keep` is asked with a place and the most that the order allows there, and may name the score to keep.
+/// Scores from the front. `keep` is asked with a place and the most that the order allows there, and may name the score
+/// to keep.
 fn assign_scores(
     node: &OomNode,
     places: &[OomPlace],

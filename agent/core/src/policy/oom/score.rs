@@ -1,7 +1,8 @@
 //! The `oom_score_adj` of a container's processes, by which the kernel's OOM killer chooses.
 //!
 //! The kernel adds a process's share of memory, in thousandths, to this value and kills the highest sum. Burstable
-//! containers therefore get 1000 less the share they requested: a process at its request reaches 1000, one above it more.
+//! containers therefore get 1000 less the share they requested: a process at its request reaches 1000, one above it
+//! more.
 //!
 //! Source: `pkg/kubelet/qos/policy.go` of 1.36.
 
@@ -40,7 +41,8 @@ pub enum ScoreRule {
     Burstable {
         /// What counts as the container's request, its share of a request of the whole pod included.
         request_bytes: i64,
-        /// The container is a sidecar, and this is what the regular container that requests least has: it counts, being more.
+        /// The container is a sidecar, and this is what the regular container that requests least has: it counts, being
+        /// more.
         as_least_container: bool,
         /// The value without the bounds that keep it between the other classes.
         unbounded: i64,

@@ -707,7 +707,8 @@ fn a_set_that_the_runtime_writes_after_the_first_look_is_put_right() {
     assert_eq!(applier.next_look(), None);
 }
 
-/// With the driver of systemd crun has the processes below the scope, and writes the set of the specification there as well.
+/// With the driver of systemd crun has the processes below the scope, and writes the set of the specification there as
+/// well.
 #[test]
 fn what_crun_writes_below_a_scope_follows_what_is_written_above() {
     let (node, place) = beside("none");
@@ -850,7 +851,8 @@ fn a_kubelet_that_begins_to_place_finds_no_memory_nodes_of_ours() {
     node.put(&format!("{main}/cpuset.mems"), "0\n");
     applier.apply(&wanted).unwrap_err();
     assert_eq!(mems(&node), "0");
-    // It does not write a set again that has the value that it wants: that of ours is its own by now, also for `plimsoll uninstall`.
+    // It does not write a set again that has the value that it wants: that of ours is its own by now, also for
+    // `plimsoll uninstall`.
     let path = place.state_dir.join(beside::CPUSETS_LEDGER);
     Ledger::open(&node.host, path).unwrap().restore().unwrap();
     assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
@@ -922,7 +924,8 @@ fn what_another_plugin_has_set_stays_and_is_said_where_it_overlaps() {
     assert_eq!(node.text(&format!("{side}/cpuset.mems")), "0");
 }
 
-/// A kubelet writes the set of all pods at its start: CPUs that come later are outside of it, as are those that AllowedCPUs= leaves out.
+/// A kubelet writes the set of all pods at its start: CPUs that come later are outside of it, as are those that
+/// AllowedCPUs= leaves out.
 #[test]
 fn cpus_outside_of_the_set_of_all_pods_are_not_used_and_are_named() {
     let (node, place) = beside("none");
@@ -1012,7 +1015,8 @@ fn the_thread_sees_a_machine_that_changes() {
     assert_eq!(next(&mut reports), ("0-6".to_owned(), "0,2".to_owned()));
 }
 
-/// As a `/run` that any user has filled: nobody gets CPUs that the next agent would not know of, and who comes is kept off those of others.
+/// As a `/run` that any user has filled: nobody gets CPUs that the next agent would not know of, and who comes is kept
+/// off those of others.
 #[test]
 fn on_a_full_state_directory_what_was_kept_is_carried_out() {
     let (node, place) = beside("none");

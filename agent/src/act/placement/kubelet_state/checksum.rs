@@ -1,7 +1,8 @@
-//! The kubelet's checksum: FNV-1a of an object as go-spew prints it (`Sprintf("%#v")`, keys sorted, no pointer addresses).
+//! The kubelet's checksum: FNV-1a of an object as go-spew prints it (`Sprintf("%#v")`, keys sorted, no pointer
+//! addresses).
 //!
-//! That text: a pointer to a struct is `(*package.Type){Field:(type)value …}`; a map `(type)map[key:value …]`; below a map or a slice the type of
-//! the value is left out, of its fields it is not, and a pointer there is `<*>`.
+//! That text: a pointer to a struct is `(*package.Type){Field:(type)value …}`; a map `(type)map[key:value …]`; below a
+//! map or a slice the type of the value is left out, of its fields it is not, and a pointer there is `<*>`.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -53,7 +54,8 @@ fn list(open: &str, items: impl Iterator<Item = String>) -> String {
     format!("{open}{}]", items.collect::<Vec<_>>().join(" "))
 }
 
-/// With and without the field for pods as a whole: only later kubelets have it, and they leave it out of the file when it is empty.
+/// With and without the field for pods as a whole: only later kubelets have it, and they leave it out of the file when
+/// it is empty.
 fn with_pods(pods: Option<String>, empty: &str) -> Vec<String> {
     match pods {
         Some(pods) => vec![pods],

@@ -127,8 +127,9 @@ fn a_node_is_taken_over_as_it_is() {
     assert_eq!(assignments.nodes(&pod, "container2"), None);
 }
 
-/// What the managers of kubelet 1.36.2 wrote: two sockets and NUMA nodes of four cores with two threads and 8 GiB, topology policy best-effort. The second
-/// pod was refused for its memory after it had got its CPUs, which the kubelet takes back later.
+/// What the managers of kubelet 1.36.2 wrote: two sockets and NUMA nodes of four cores with two threads and 8 GiB,
+/// topology policy best-effort. The second pod was refused for its memory after it had got its CPUs, which the kubelet
+/// takes back later.
 #[test]
 fn files_of_a_kubelet_are_taken_over() {
     let cpu = CpuManagerState::parse(include_str!("fixtures/cpu_manager_state")).unwrap();

@@ -1,8 +1,11 @@
-//! What a kubelet would have assigned: for giving a node back to its static managers, with all containers where they are.
+//! What a kubelet would have assigned: for giving a node back to its static managers, with all containers where they
+//! are.
 //!
-//! **Problem.** A kubelet that begins with a static policy and no state file gives running containers CPUs anew, and moves them. **Approach.** Its own two files are written from
-//! what is in force, in the formats that every kubelet from 1.21 on reads (CPU v2, memory v1), with the checksum of those before 1.36: later ones try that name of the type too.
-//! A kubelet refuses them if its reservation, options or machine differ from those of the agent (`validateState` of both managers), which is then what it says.
+//! **Problem.** A kubelet that begins with a static policy and no state file gives running containers CPUs anew, and
+//! moves them. **Approach.** Its own two files are written from what is in force, in the formats that every kubelet
+//! from 1.21 on reads (CPU v2, memory v1), with the checksum of those before 1.36: later ones try that name of the type
+//! too. A kubelet refuses them if its reservation, options or machine differ from those of the agent (`validateState`
+//! of both managers), which is then what it says.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -129,7 +129,8 @@ proptest! {
         let before = match with_flags(&text, &EvictionFlags::default()) {
             Ok(effective) => effective,
             Err(ConfigError::Invalid(problems)) => {
-                // What is refused has at least one reason with a field, and fields of different rules may contradict each other.
+                // What is refused has at least one reason with a field, and fields of different rules may contradict
+                // each other.
                 prop_assert!(problems.problems.iter().all(|problem| !problem.field.is_empty()), "{problems}");
                 return Err(TestCaseError::reject("refused"));
             }

@@ -1,10 +1,13 @@
 //! Which pods are admitted, in a file of the state directory: for the next agent, and for `plimsoll exec`.
 //!
-//! **Problem.** An admitted pod keeps the requests, limits and priority that it was admitted with, whatever becomes of the LimitRange that set them, and whatever
-//! process counts it next. **Approach.** `admitted.json` has the admitted pods themselves; what is in use of a quota is counted from them and never stored, so no crash
-//! counts a pod twice or loses one. The file is replaced as a whole before the loop hears of a pod. Without a LimitRange, ResourceQuota or PriorityClass there is no file.
+//! **Problem.** An admitted pod keeps the requests, limits and priority that it was admitted with, whatever becomes of
+//! the LimitRange that set them, and whatever process counts it next. **Approach.** `admitted.json` has the admitted
+//! pods themselves; what is in use of a quota is counted from them and never stored, so no crash counts a pod twice or
+//! loses one. The file is replaced as a whole before the loop hears of a pod. Without a LimitRange, ResourceQuota or
+//! PriorityClass there is no file.
 //!
-//! A file that is cut off, edited or of another version is renamed to `admitted.json.damaged-N`, and said; pods that run are then admitted as they are.
+//! A file that is cut off, edited or of another version is renamed to `admitted.json.damaged-N`, and said; pods that
+//! run are then admitted as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;

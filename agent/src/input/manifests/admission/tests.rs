@@ -608,7 +608,8 @@ fn quantities_beyond_64_bits_are_what_the_api_makes_of_them() {
             &pod_of("team", "r", ", resources: {requests: {memory: 8Ei}}"),
         ),
     ]);
-    // What is beyond is the largest that there is, so that both fit, or the second is refused in words; nothing wraps around.
+    // What is beyond is the largest that there is, so that both fit, or the second is refused in words; nothing wraps
+    // around.
     let used = node.used().concat();
     assert!(!used.contains('-'), "{used}");
     assert_eq!(

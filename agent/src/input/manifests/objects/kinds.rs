@@ -22,7 +22,8 @@ pub(super) enum Form {
 const CLUSTER: Form =
     Form::LeftOut("not in a namespace: no LimitRange or ResourceQuota is about it");
 
-/// Kind, version, plural with group, and how it is read. A group's versions are those that 1.36 serves and that mean the same here.
+/// Kind, version, plural with group, and how it is read. A group's versions are those that 1.36 serves and that mean
+/// the same here.
 pub(super) const KINDS: &[(&str, &[&str], &str, Form)] = &[
     (
         "ClusterRole",

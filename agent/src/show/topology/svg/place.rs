@@ -78,8 +78,8 @@ impl Area {
         }
     }
 
-    /// Areas beside and below each other, in as many columns as give the whole about the shape of a screen (16 to 9). Rows that
-    /// are full look better: a last row with gaps counts as a fifth more.
+    /// Areas beside and below each other, in as many columns as give the whole about the shape of a screen (16 to 9).
+    /// Rows that are full look better: a last row with gaps counts as a fifth more.
     pub(super) fn of(areas: Vec<Self>, gap: u32, padding: u32, title: u32) -> Self {
         let columns = (1..=areas.len()).min_by_key(|columns| {
             let Size { wide, high } = extent(&areas, *columns, gap).0;

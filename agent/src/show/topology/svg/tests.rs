@@ -9,7 +9,8 @@ const SMALL: &str = r#"{"version": 1, "name": "a <b> & \"c\"", "offline": "3,5",
     "cores": [{"threads": ["0-1", "2-3"], "socket": 0, "node": 0, "l3": 0}, {"threads": ["5"]}],
     "nodes": [{"id": 0, "memory": "1Gi", "distances": [10, 20]}, {"id": 1, "memory": "2Gi", "distances": [20, 10]}]}"#;
 
-/// Elements that are open, and whether each is closed by its own end; the writer never splits a tag over lines of attributes.
+/// Elements that are open, and whether each is closed by its own end; the writer never splits a tag over lines of
+/// attributes.
 fn is_well_formed(svg: &str) -> bool {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {

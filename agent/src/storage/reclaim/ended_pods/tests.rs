@@ -424,8 +424,8 @@ impl Namespace {
     }
 }
 
-/// As the agent in a container: the host has mounted a volume that the agent's namespace does not show. To delete the directory would take
-/// the volume away from the host.
+/// As the agent in a container: the host has mounted a volume that the agent's namespace does not show. To delete the
+/// directory would take the volume away from the host.
 #[test]
 fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
     let mut machine = Machine::new();

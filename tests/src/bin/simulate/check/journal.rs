@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::*;
 
-/// A disk that had no room is tried again after this at the latest (the journal's longest pause, and a step to begin with).
+/// A disk that had no room is tried again after this at the latest (the journal's longest pause, and a step to begin
+/// with).
 pub(crate) const AGAIN_NS: u64 = 62 * SECOND;
 
 fn at_ns(line: &str) -> Option<u64> {
@@ -19,7 +20,8 @@ pub(crate) fn newest_ns(root: &Path) -> Option<u64> {
 }
 
 impl World {
-    /// Each file is lines of JSON, and begins with a header. The earlier file of an agent that was killed may end in the middle of a line.
+    /// Each file is lines of JSON, and begins with a header. The earlier file of an agent that was killed may end in
+    /// the middle of a line.
     pub(super) fn check_journal(&mut self) {
         for name in ["journal", "journal.1"] {
             let Ok(text) = std::fs::read_to_string(self.root.join(name)) else {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 
-/// What a reading of a part of a cgroup's list of processes takes. v1 makes all of it when it is begun (`pidlist_array_load`); v2 goes on where it was.
+/// What a reading of a part of a cgroup's list of processes takes. v1 makes all of it when it is begun
+/// (`pidlist_array_load`); v2 goes on where it was.
 fn list_ns(cgroup: usize, from: u64, length: u64) -> u64 {
     let machine = &world().machine;
     let cgroup = &machine.cgroups[cgroup];
@@ -116,7 +117,8 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
     };
     let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };
     if fd == 1 || fd == 2 {
-        // Nothing comes between: the standard library's lock on it would outlive a `kill -9`, which ends no process here.
+        // Nothing comes between: the standard library's lock on it would outlive a `kill -9`, which ends no process
+        // here.
         let it = world();
         it.checks.output(bytes, it.now_ns);
         return length.cast_signed();

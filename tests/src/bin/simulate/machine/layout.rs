@@ -1,6 +1,7 @@
 //! Which hierarchies of cgroups are mounted (v2, v1, or both), and the files of each.
 //!
-//! A hierarchy that is not the only one is a directory below the mount of cgroups, and its cgroups have that directory's name before their own.
+//! A hierarchy that is not the only one is a directory below the mount of cgroups, and its cgroups have that
+//! directory's name before their own.
 
 use super::*;
 

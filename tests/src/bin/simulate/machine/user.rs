@@ -1,4 +1,5 @@
-//! A local user without privileges who locks every file of the agent's that he can open; and a process of root's that is stopped with a lock.
+//! A local user without privileges who locks every file of the agent's that he can open; and a process of root's that
+//! is stopped with a lock.
 
 use std::os::unix::ffi::OsStrExt as _;
 

@@ -25,8 +25,8 @@ pub(super) fn thousandths(amount: &Quantity) -> i64 {
     amount.wrapping_scaled_value(-3)
 }
 
-/// Amounts at a precision that fits all of them: thousandths, or whole units if one is too large (`requestLimitEnforcedValues`). What
-/// 64 bits do not hold wraps around or is 0.
+/// Amounts at a precision that fits all of them: thousandths, or whole units if one is too large
+/// (`requestLimitEnforcedValues`). What 64 bits do not hold wraps around or is 0.
 fn comparable<const N: usize>(amounts: [Option<&Quantity>; N]) -> [i64; N] {
     let value = |amount: Option<&Quantity>| amount.map_or(0, whole);
     let milli = |amount: Option<&Quantity>| amount.map_or(0, thousandths);
@@ -304,7 +304,8 @@ mod tests {
         }
     }
 
-    /// As `limitranger` of 1.36 answers: `Value` of 50E and of 100E is 0, and 8Ei are 2^63 - 1, of which the thousandths wrap around.
+    /// As `limitranger` of 1.36 answers: `Value` of 50E and of 100E is 0, and 8Ei are 2^63 - 1, of which the
+    /// thousandths wrap around.
     #[test]
     fn beyond_64_bits_upstream_lets_amounts_pass() {
         let refused = |request: &str, max: &str, admission| {

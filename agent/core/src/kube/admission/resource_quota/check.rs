@@ -20,7 +20,8 @@ struct Covered<'a> {
     rows: usize,
     /// Names that these count.
     names: BTreeSet<&'a str>,
-    /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not apply.
+    /// Scopes that match the object; in [`Admission::Upstream`](super::Admission) also those of quotas that do not
+    /// apply.
     scopes: Vec<Scope<'a>>,
 }
 
@@ -196,8 +197,8 @@ impl Plugin<'_> {
         Ok(has_version.then(|| (old, evaluator.usage(old, self.cluster))))
     }
 
-    /// What the object adds to each applying quota, under all names; none if nothing changes anywhere. `grown`: the object as it was, and by how much it counts
-    /// more.
+    /// What the object adds to each applying quota, under all names; none if nothing changes anywhere. `grown`: the
+    /// object as it was, and by how much it counts more.
     fn additions<'a>(
         &self,
         applying: &[(usize, &EnforcedQuota)],

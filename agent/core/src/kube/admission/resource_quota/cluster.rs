@@ -1,4 +1,5 @@
-//! What an object's usage depends on besides the object: pods, claims for devices, and the extended resources that device classes stand for.
+//! What an object's usage depends on besides the object: pods, claims for devices, and the extended resources that
+//! device classes stand for.
 //!
 //! Source: `k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache` of 1.36.
 

@@ -1,9 +1,10 @@
 //! A quota as it is enforced: what a check asks of it for each object, worked out once.
 //!
-//! Problem: a check reads each quota's limits, usage and scopes. Most of its time goes to finding texts in maps and in lists of names.
+//! Problem: a check reads each quota's limits, usage and scopes. Most of its time goes to finding texts in maps and in
+//! lists of names.
 //!
-//! Approach: the entries of `status.hard` are rows in the order of their names, each with what is in use and whether pods
-//! count under it; scopes are read beforehand. What is counted then goes by places.
+//! Approach: the entries of `status.hard` are rows in the order of their names, each with what is in use and whether
+//! pods count under it; scopes are read beforehand. What is counted then goes by places.
 
 use std::sync::Arc;
 

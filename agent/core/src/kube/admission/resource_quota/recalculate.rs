@@ -136,8 +136,8 @@ impl<'a> Counts<'a> {
             })
     }
 
-    /// What is in use of a quota: an entry for each name of `spec.hard` that can be counted. Objects of other namespaces are
-    /// left out, and so are names of resources that no API server serves and no object has.
+    /// What is in use of a quota: an entry for each name of `spec.hard` that can be counted. Objects of other
+    /// namespaces are left out, and so are names of resources that no API server serves and no object has.
     pub fn used(&self, quota: &ResourceQuota) -> ResourceList {
         let names = self.names(quota);
         let zero = |name: &&str| ((*name).to_owned(), Quantity::default());
@@ -152,7 +152,8 @@ impl<'a> Counts<'a> {
         used
     }
 
-    /// What each object counts of a quota, in the order in which they were given; those that count nothing are left out.
+    /// What each object counts of a quota, in the order in which they were given; those that count nothing are left
+    /// out.
     pub fn takers(&self, quota: &ResourceQuota) -> Vec<(&'a Counted, ResourceList)> {
         let names = self.names(quota);
         let mut takers: Vec<(usize, &Counted, ResourceList)> = self

@@ -65,7 +65,8 @@ impl Known {
 /// No place.
 const ABSENT: u8 = u8::MAX;
 
-/// Amounts by name, sorted. Shorter lived than a [`ResourceList`], and made once for each object: most names are known beforehand and are not copied.
+/// Amounts by name, sorted. Shorter lived than a [`ResourceList`], and made once for each object: most names are known
+/// beforehand and are not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     amounts: Vec<(Cow<'static, str>, Quantity)>,

@@ -7,7 +7,8 @@ use super::*;
 /// One step of a random life of a machine.
 #[derive(Debug, Clone)]
 enum Step {
-    /// The next container of a pod, or one that has memory already; with the hint at this place in its own list, if any.
+    /// The next container of a pod, or one that has memory already; with the hint at this place in its own list, if
+    /// any.
     Allocate {
         pod: usize,
         container: usize,

@@ -1,4 +1,5 @@
-//! What the agent has placed itself: of each random pod the scheduler plugin says on the zones what the agent's own admission then does.
+//! What the agent has placed itself: of each random pod the scheduler plugin says on the zones what the agent's own
+//! admission then does.
 
 use proptest::prelude::*;
 use serde_json::json;

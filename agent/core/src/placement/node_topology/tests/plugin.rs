@@ -1,5 +1,6 @@
-//! What scheduler-plugins' NodeResourceTopologyMatch itself has said of our objects (`plugin.jsonl`; how it was made: docs/contributing/build.md), against its filter as
-//! it is stated anew here, and against what a kubelet then does, which is our own placement with its policies.
+//! What scheduler-plugins' NodeResourceTopologyMatch itself has said of our objects (`plugin.jsonl`; how it was made:
+//! docs/contributing/build.md), against its filter as it is stated anew here, and against what a kubelet then does,
+//! which is our own placement with its policies.
 
 use serde::Deserialize;
 
@@ -293,8 +294,9 @@ fn requests(kubelet: &Kubelet) -> BTreeMap<String, ExclusiveRequests> {
         .collect()
 }
 
-/// The plugin's filter, stated anew: `Filter`, `singleNUMAContainerLevelHandler`, `singleNUMAPodLevelHandler` and `resourcesAvailableInAnyNUMANodes` in filter.go,
-/// `subtractResourcesFromNUMANodeList` in numaresources.go, `GetPodEffectiveRequest` in pkg/util/resource.go.
+/// The plugin's filter, stated anew: `Filter`, `singleNUMAContainerLevelHandler`, `singleNUMAPodLevelHandler` and
+/// `resourcesAvailableInAnyNUMANodes` in filter.go, `subtractResourcesFromNUMANodeList` in numaresources.go,
+/// `GetPodEffectiveRequest` in pkg/util/resource.go.
 struct Filter<'a> {
     /// What the node has at all.
     node: &'a BTreeMap<String, u64>,
@@ -405,9 +407,10 @@ impl Case {
         }
     }
 
-    /// Whether what the plugin says has to be what the kubelet does: where the zones say all that it goes by. With init containers it does not, for what they
-    /// had is left to the others; nor with sidecars, which the plugin does not add to the others; nor with a part of a CPU, which the kubelet takes from no
-    /// node; nor with amounts of the pod as a whole.
+    /// Whether what the plugin says has to be what the kubelet does: where the zones say all that it goes by. With init
+    /// containers it does not, for what they had is left to the others; nor with sidecars, which the plugin does not
+    /// add to the others; nor with a part of a CPU, which the kubelet takes from no node; nor with amounts of the pod
+    /// as a whole.
     fn has_to_agree(&self, next: &PodOf) -> bool {
         let has_nics = !self.nics().is_empty();
         let is_whole = |requests: &BTreeMap<String, String>| {

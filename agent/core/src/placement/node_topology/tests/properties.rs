@@ -1,4 +1,5 @@
-//! What holds whatever a kubelet lists; and, of one that keeps to its rules, that the scheduler plugin says of each pod what the kubelet will say.
+//! What holds whatever a kubelet lists; and, of one that keeps to its rules, that the scheduler plugin says of each pod
+//! what the kubelet will say.
 
 use proptest::prelude::*;
 
@@ -22,8 +23,9 @@ fn resources_of(request: Request) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// The plugin's filter for `single-numa-node` and a Guaranteed pod, stated anew (filter.go: `singleNUMAContainerLevelHandler`,
-/// `resourcesAvailableInAnyNUMANodes`, `subtractResourcesFromNUMANodeList`). It reads names and `available` alone.
+/// The plugin's filter for `single-numa-node` and a Guaranteed pod, stated anew (filter.go:
+/// `singleNUMAContainerLevelHandler`, `resourcesAvailableInAnyNUMANodes`, `subtractResourcesFromNUMANodeList`). It
+/// reads names and `available` alone.
 pub(super) fn plugin_admits(topology: &NodeTopology, containers: &[Request]) -> bool {
     let numbered = topology.zones.iter().enumerate();
     let mut zones: BTreeMap<u32, BTreeMap<String, u64>> = numbered

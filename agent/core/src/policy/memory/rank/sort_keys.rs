@@ -1,12 +1,13 @@
 //! Sorting rows by one number each.
 //!
-//! Problem: a comparison of two rows goes through up to eight comparators and 128-bit sums, and sorting moves rows of 80 bytes;
-//! both add up to most of a decision. Approach: each row gets a key of 128 bits that is smaller the earlier it is evicted, its
-//! comparators from the highest bit down. Keys are sorted with the rows' places, and then each row is moved once.
+//! Problem: a comparison of two rows goes through up to eight comparators and 128-bit sums, and sorting moves rows of
+//! 80 bytes; both add up to most of a decision. Approach: each row gets a key of 128 bits that is smaller the earlier
+//! it is evicted, its comparators from the highest bit down. Keys are sorted with the rows' places, and then each row
+//! is moved once.
 //!
-//! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the amount
-//! the key has what fits (±2⁶⁵ nanos, 34 GiB), cut off monotonically. Rows with equal keys are compared by
-//! the comparators themselves.
+//! Why the order is the comparators' own: a key never contradicts them. Flags and priorities fit as they are; of the
+//! amount the key has what fits (±2⁶⁵ nanos, 34 GiB), cut off monotonically. Rows with equal keys are compared by the
+//! comparators themselves.
 
 use std::cmp::Ordering;
 
@@ -54,8 +55,8 @@ fn amount(row: &RankRow) -> u128 {
     (MOST - excess.clamp(LEAST, MOST)).unsigned_abs()
 }
 
-/// Sorts `rows` by the comparators of `order`, which `compare` applies one after the other; the first to be evicted comes to index 0. Allocates only if
-/// `sort_keys` has no room for all.
+/// Sorts `rows` by the comparators of `order`, which `compare` applies one after the other; the first to be evicted
+/// comes to index 0. Allocates only if `sort_keys` has no room for all.
 pub(super) fn sort(
     order: &[Comparator],
     compare: impl Fn(&RankRow, &RankRow) -> Ordering,

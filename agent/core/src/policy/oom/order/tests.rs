@@ -61,7 +61,8 @@ fn burstable(uid: &str, usage_bytes: u64, request_bytes: u64, node: OomNode) -> 
 /// A process of the model: whose it is, and its pages.
 type Process = (usize, u64);
 
-/// Whom the kernel takes: the place of the process with the most badness. Of equals the last one, which is the worst for us.
+/// Whom the kernel takes: the place of the process with the most badness. Of equals the last one, which is the worst
+/// for us.
 fn victim(plan: &OomPlan, processes: &[Process], score: impl Fn(&OomPlace) -> i32) -> usize {
     let chosen = processes
         .iter()

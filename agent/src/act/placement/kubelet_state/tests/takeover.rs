@@ -1,4 +1,5 @@
-//! Both ways with the state code of a kubelet 1.36.2's managers (`takeover.jsonl`; how it was made: docs/contributing/build.md).
+//! Both ways with the state code of a kubelet 1.36.2's managers (`takeover.jsonl`; how it was made:
+//! docs/contributing/build.md).
 
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::placement::machine::{Core, HugePages, Machine, NumaNode, Parts};
@@ -46,7 +47,8 @@ struct Case {
     policy: String,
     scope: String,
     pods: Vec<PodOf>,
-    /// Where the state code wrote the files itself: whether with `PodLevelResourceManagers`. `None`: it read those of Plimsoll.
+    /// Where the state code wrote the files itself: whether with `PodLevelResourceManagers`. `None`: it read those of
+    /// Plimsoll.
     gate: Option<bool>,
     /// Both files.
     cpu: String,
@@ -191,7 +193,8 @@ fn a_kubelet_goes_on_from_what_is_written_here() {
     assert!(pods > 50, "{pods}");
 }
 
-/// Files that the state code wrote, in the formats of both settings of `PodLevelResourceManagers`, are read, and a placement starts from them as they are.
+/// Files that the state code wrote, in the formats of both settings of `PodLevelResourceManagers`, are read, and a
+/// placement starts from them as they are.
 #[test]
 fn what_a_kubelet_wrote_goes_on_here() {
     let (mut pods, mut with_pods) = (0, 0);
