@@ -73,7 +73,7 @@ use lifecycle::LifecyclePace;
 pub use nri::NriWork;
 use oom_kills::OomKills;
 pub use oom_scores::OomWork;
-pub use placement::Placing;
+pub use placement::PlacementWork;
 use rescan::Rescans;
 pub use storage::StorageWork;
 pub use telling::Ending;
@@ -122,7 +122,7 @@ pub struct Agent {
     /// `None`: CPU time is not looked after.
     cpu_work: Option<cpu::CpuWork>,
     /// `None`: nothing is placed.
-    placing: Option<Placing>,
+    placing: Option<PlacementWork>,
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
     pod_warnings: pod_warnings::PodWarnings,
@@ -350,7 +350,7 @@ impl Agent {
                         .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
                     reports: self.kubelet.as_ref().and_then(KubeletWork::counts),
-                    placement: self.placing.as_ref().map(Placing::tally),
+                    placement: self.placing.as_ref().map(PlacementWork::tally),
                     nri: self.nri.as_ref().map(NriWork::tally),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()

@@ -26,7 +26,7 @@ pub mod flock;
 pub(crate) mod fnv;
 pub mod handover;
 pub mod irq;
-pub mod knobs;
+pub mod ledger;
 pub mod meminfo;
 #[cfg(test)]
 pub(crate) mod mounted;
@@ -53,7 +53,7 @@ pub use cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Layout, PodMemoryFiles, Version,
 };
 pub use file::{ControlFile, FileError};
-pub use knobs::Ledger;
+pub use ledger::Ledger;
 pub use meminfo::{MeminfoFile, NodeMemory};
 // Paths, names and texts of others; every program of a node prints them so.
 pub use plimsoll_core::shown;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use plimsoll::act::placement::checkpoint::{Checkpoint, LOCK, PlacementLock};
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
-use plimsoll::host::knobs::{Outcome, PODS_LEDGER, Undone};
+use plimsoll::host::ledger::{Outcome, PODS_LEDGER, Undone};
 use plimsoll::host::{HostRoot, Ledger, PodMemoryFiles};
 use plimsoll::pods;
 use plimsoll::pods::kill::PodKill;

@@ -21,7 +21,7 @@ use plimsoll::act::placement::{
 };
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::cpuset::Cpuset;
-use plimsoll::host::knobs::PODS_LEDGER;
+use plimsoll::host::ledger::PODS_LEDGER;
 use plimsoll::host::{HostRoot, Ledger};
 use plimsoll::pods;
 use plimsoll::pods::kill::PodKill;

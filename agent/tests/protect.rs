@@ -6,7 +6,7 @@
 mod notes;
 
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
-use plimsoll::host::knobs::Outcome;
+use plimsoll::host::ledger::Outcome;
 use plimsoll::host::protect::{AGENT_CGROUP, protect};
 use plimsoll::host::syscall::{sched_other, sched_policy};
 use plimsoll::host::{HostRoot, Ledger};

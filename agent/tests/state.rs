@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 
 use plimsoll::act::placement::checkpoint::{LOCK_PATIENCE, PlacementLock};
 use plimsoll::host::HostRoot;
-use plimsoll::host::knobs::{AGENT_LEDGER, Ledger, PODS_LEDGER};
+use plimsoll::host::ledger::{AGENT_LEDGER, Ledger, PODS_LEDGER};
 use plimsoll::host::shown::Show as _;
 use plimsoll::host::state_lock::{LockError, StateLock};
 

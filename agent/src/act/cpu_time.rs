@@ -29,7 +29,7 @@ use self::reader::{Reader, Remark};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::clock::now_ns;
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::host::shown::Show as _;
 use crate::host::worker::WorkerThread;
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::file::read_text;
-use crate::host::knobs::{Change, KnobError, Ledger};
+use crate::host::ledger::{Change, KnobError, Ledger};
 use crate::host::worker::WorkerThread;
 use crate::pods::kill::HELD;
 use crate::pods::names::pods_of;

@@ -25,7 +25,7 @@ use plimsoll_core::model::threshold::eviction_reservation;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{FileError, read_text};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::shown::Show as _;
 use crate::input::config::Config;

@@ -20,7 +20,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::host::cgroup::{CgroupMounts, Controller, Version};
 use crate::host::file::{FileError, read_text, write_text};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::pods::registry::Pods;
 
 const FILE: &str = "memory.oom.group";

@@ -19,15 +19,15 @@
 
 pub mod answered;
 pub mod applier;
-pub mod beside;
 mod cgroups;
 pub mod checkpoint;
-pub mod foreign;
+pub mod kubelet_cgroups;
 pub mod kubelet_state;
+pub mod other_managers;
 pub mod outcome;
-pub mod owner;
 mod paths;
 mod plan;
+pub mod plugin_cpusets;
 pub mod quota;
 pub mod start_permit;
 pub mod usable;
@@ -44,8 +44,8 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
 pub use applier::{Applier, Options, Wanted};
+pub use other_managers::{OtherOwner, running_kubelet};
 pub use outcome::{Failed, Occupied, Outcome, Unusable, Written};
-pub use owner::{OtherOwner, running_kubelet};
 pub use paths::NodePaths;
 pub use quota::{PodQuotas, Quotas};
 pub use start_permit::StartPermit;
@@ -56,7 +56,7 @@ use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::clock::{now_ns, rest_until_ns};
 use crate::host::cpuset::CpusetError;
 use crate::host::file::{FileError, read_text};
-use crate::host::knobs::KnobError;
+use crate::host::ledger::KnobError;
 use crate::host::shown::Show as _;
 use crate::host::worker::WorkerThread;
 use checkpoint::CheckpointError;

@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 use crate::host::clock::now_ns;
 use crate::host::file::{FileError, parse_u64};
 use crate::host::handover::Handover;
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::host::shown::Show as _;
 use crate::host::worker::WorkerThread;
 use crate::pods::stage_files::StageFiles;

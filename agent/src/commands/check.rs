@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll_core::kube::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use serde::Serialize;
 
-use crate::act::placement::owner::beside;
+use crate::act::placement::other_managers::beside;
 use crate::act::placement::running_kubelet;
 use crate::act::placement::usable::usable_cpus;
 use crate::commands::error;

@@ -43,7 +43,7 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath};
 use crate::host::file::{FileError, read_text, write_text};
-use crate::host::knobs::{KnobError, Ledger, PODS_LEDGER};
+use crate::host::ledger::{KnobError, Ledger, PODS_LEDGER};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{self, StateError};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};

@@ -20,12 +20,12 @@ use serde::Serialize;
 use crate::act::placement::checkpoint::{
     CHECKPOINT, LOCK as PLACEMENT_LOCK, TURN as PLACEMENT_TURN,
 };
-use crate::act::placement::foreign::FOREIGN;
 use crate::act::placement::kubelet_state::{FOR_KUBELET, FROM_KUBELET};
+use crate::act::placement::plugin_cpusets::FOREIGN;
 use crate::commands::exit_status;
 use crate::daemon::start::LEDGERS;
 use crate::host::HostRoot;
-use crate::host::knobs::{Change, Ledger, Outcome};
+use crate::host::ledger::{Change, Ledger, Outcome};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::LOCK_FILE;
@@ -432,7 +432,7 @@ fn is_agent_file(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::knobs::AGENT_LEDGER;
+    use crate::host::ledger::AGENT_LEDGER;
 
     fn work(state_dir: &Path, dry_run: bool) -> Uninstall<'_> {
         Uninstall {

@@ -14,7 +14,7 @@ use plimsoll_core::kube::runtime_link::{Answer, FromNri, PodAnswers};
 use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::placement::MadeContainer;
-use super::{Agent, Placing};
+use super::{Agent, PlacementWork};
 use crate::act::placement::answered::AnsweredSet;
 use crate::record::tally::NriTally;
 use crate::source::nri::{NriChange, NriLink};
@@ -35,7 +35,7 @@ pub struct NriWork {
     pool: Option<CpuSet>,
     /// Evicted pods, of which no container is made, when they were last looked at.
     closed: BTreeSet<PodUid>,
-    /// What was placed when that was last looked at ([`Placing::revision`]).
+    /// What was placed when that was last looked at ([`PlacementWork::revision`]).
     placed: Option<(u64, u64, CpuSet)>,
     tally: NriTally,
     /// Why it is away: said once.
@@ -121,7 +121,7 @@ impl Agent {
             work.changed.extend(either.cloned());
             work.closed = closed;
         }
-        let placed = self.placing.as_ref().map(Placing::revision);
+        let placed = self.placing.as_ref().map(PlacementWork::revision);
         if placed != work.placed {
             work.placed = placed;
             let was_placed = |(uid, answers): (&PodUid, &PodAnswers)| {
@@ -142,7 +142,7 @@ impl Agent {
             return;
         };
         let placing = self.placing.as_ref();
-        let pool = placing.and_then(Placing::pool_of_new);
+        let pool = placing.and_then(PlacementWork::pool_of_new);
         let text = || pool.map(|cpus| cpus.to_string());
         if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
             work.pool = pool;

@@ -2,15 +2,15 @@
 //! back to the engine.
 //!
 //! **Problem.** Placement begins with what an earlier agent, or a kubelet, has left; CPUs come and go; and init
-//! containers hold CPUs that they no longer need. **Approach.** [`Placing::prepare`] finds out what there is before the
-//! loop starts, and refuses where the settings cannot be. A kubelet that manages cpusets itself is asked about before
-//! each write, so that its policy may change at any time. In the loop
+//! containers hold CPUs that they no longer need. **Approach.** [`PlacementWork::prepare`] finds out what there is
+//! before the loop starts, and refuses where the settings cannot be. A kubelet that manages cpusets itself is asked
+//! about before each write, so that its policy may change at any time. In the loop
 //! [`Decision::Place`](plimsoll_core::model::decision::Decision::Place) is noted, and handed to the thread after all
 //! decisions have been carried out: what the thread is given is allocated, behind a lock. Its reports are said, or
 //! become events.
 
-mod in_force;
-mod made;
+mod applied;
+mod nri_containers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,21 +30,21 @@ use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
 use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize, own_placement};
 
-use self::in_force::InForce;
-use self::made::Made;
-pub(super) use self::made::MadeContainer;
+use self::applied::InForce;
+use self::nri_containers::Made;
+pub(super) use self::nri_containers::MadeContainer;
 use super::{Agent, KubeletWork};
 use crate::act::kubepods;
 use crate::act::placement::answered::Answered;
-use crate::act::placement::beside::Names;
 use crate::act::placement::checkpoint::{
     BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock,
 };
-use crate::act::placement::foreign;
+use crate::act::placement::kubelet_cgroups::Names;
 use crate::act::placement::kubelet_state::{
     self, CPU_MANAGER_STATE, CpuManagerState, FOR_KUBELET, FROM_KUBELET, MEMORY_MANAGER_STATE,
     MemoryManagerState,
 };
+use crate::act::placement::plugin_cpusets;
 use crate::act::placement::{
     Applier, NodePaths, Options, OtherOwner, Outcome, Placement, PlacementError, PodQuotas, Quotas,
     Report, Reports, Usable, Wanted,
@@ -65,7 +65,7 @@ const RECONCILE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the loop needs for placement.
 #[derive(Debug)]
-pub struct Placing {
+pub struct PlacementWork {
     host: HostRoot,
     mounts: CgroupMounts,
     settings: PlacementSettings,
@@ -97,7 +97,7 @@ pub struct Placing {
     /// What the runtime has told.
     made: Made,
     /// Those that the thread was given.
-    foreign_given: foreign::Ids,
+    foreign_given: plugin_cpusets::Ids,
     /// The answers that the thread was given.
     answered_given: Answered,
     /// Something was decided: there may be room for who waits.
@@ -109,7 +109,7 @@ pub struct Placing {
     tally: PlacementTally,
 }
 
-impl Placing {
+impl PlacementWork {
     /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing;
     /// what an earlier agent has placed is then undone. What people should know goes to `remark`.
     ///
@@ -192,7 +192,7 @@ impl Placing {
             in_force: InForce::default(),
             names: Names::new(),
             made: Made::new(foreign),
-            foreign_given: foreign::Ids::new(),
+            foreign_given: plugin_cpusets::Ids::new(),
             answered_given: Answered::new(),
             has_changed: false,
             due: None,
@@ -430,7 +430,7 @@ fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {
 impl Agent {
     /// Also places pods on CPUs and NUMA nodes.
     #[must_use]
-    pub fn with_placing(mut self, placing: Option<Placing>) -> Self {
+    pub fn with_placing(mut self, placing: Option<PlacementWork>) -> Self {
         self.placing = placing;
         self
     }
@@ -762,7 +762,7 @@ impl Agent {
         ended
     }
 
-    fn runs_its_containers(&self, placing: &Placing, uid: &PodUid, pod: &Pod) -> bool {
+    fn runs_its_containers(&self, placing: &PlacementWork, uid: &PodUid, pod: &Pod) -> bool {
         let Some((path, _)) = self.pods.cgroup(uid) else {
             return false;
         };

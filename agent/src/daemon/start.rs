@@ -39,9 +39,9 @@ use crate::daemon::start::kubelet::{conflicts, running_config};
 use crate::daemon::state_dir_full::SpaceWatch;
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
-    Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, Placing, Sources, StorageWork,
+    Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, PlacementWork, Sources, StorageWork,
 };
-use crate::host::knobs::{AGENT_LEDGER, Ledger};
+use crate::host::ledger::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
 use crate::host::shown::{Show as _, line};
@@ -202,7 +202,10 @@ impl Start<'_> {
         let journal = journal
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
-        let is_aligned = features.placing.as_ref().is_some_and(Placing::is_aligned);
+        let is_aligned = features
+            .placing
+            .as_ref()
+            .is_some_and(PlacementWork::is_aligned);
         let kubelet = self.pod_source(&mut sources, is_aligned)?;
         let nri = self.nri(&mut sources);
         let _servers = self.serve(&mut sources, loaded.bpf.as_ref())?;
@@ -601,7 +604,7 @@ impl Start<'_> {
         }
     }
 
-    fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<Placing>> {
+    fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<PlacementWork>> {
         let Plan {
             args,
             config,
@@ -621,7 +624,7 @@ impl Start<'_> {
         };
         let devices = args.devices.as_deref().map(devices::read).transpose()?;
         let reporter = &mut self.reporter;
-        let prepared = Placing::prepare(
+        let prepared = PlacementWork::prepare(
             paths,
             capacity,
             args.move_interrupts,
@@ -759,7 +762,7 @@ impl Start<'_> {
 
 /// Optional parts of the agent.
 struct Features {
-    placing: Option<Placing>,
+    placing: Option<PlacementWork>,
     last_line: Option<LastLine>,
     oom: OomWork,
     remedies: Option<(Remedies, remedies::Reports)>,

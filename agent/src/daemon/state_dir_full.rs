@@ -3,7 +3,7 @@
 //!
 //! **Problem.** Every change of a setting is in a ledger before it is made. A full or read-only `/run` takes no ledger,
 //! and any user may be able to fill it; a node whose agent then does not start is unwatched. **Approach.** Ledgers are
-//! closed ([`Ledger::closed`](crate::host::knobs::Ledger::closed)), so that every change is refused and said, and
+//! closed ([`Ledger::closed`](crate::host::ledger::Ledger::closed)), so that every change is refused and said, and
 //! evictions go on. A thread tries the directory again, less and less often. When it takes something, the loop ends in
 //! order and the program is executed anew, as the same process, with everything that a start does.
 
@@ -118,7 +118,7 @@ fn execute_anew() -> io::Error {
 mod tests {
     use super::*;
     use crate::host::HostRoot;
-    use crate::host::knobs::Ledger;
+    use crate::host::ledger::Ledger;
     use crate::host::mounted::Mounted;
     use crate::host::state_lock::StateLock;
 

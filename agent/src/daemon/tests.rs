@@ -38,7 +38,7 @@ use crate::act::release::MemoryRelease;
 use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::placement::tests::{machine, place_on};
-use crate::host::knobs::Ledger;
+use crate::host::ledger::Ledger;
 use crate::host::output::Output;
 use crate::host::{CgroupPath, HostRoot};
 use crate::input::config::{Config, ConfigFile, EvictionFlags};

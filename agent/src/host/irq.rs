@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::HostRoot;
 use super::file::{FileError, read_text};
-use super::knobs::{KnobError, Ledger, Restoration};
+use super::ledger::{KnobError, Ledger, Restoration};
 
 use crate::host::shown::Show as _;
 

@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::HostRoot;
 use super::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use super::file::{parse_u64, read_text};
-use super::knobs::{KnobError, Ledger};
+use super::ledger::{KnobError, Ledger};
 use super::meminfo::MeminfoFile;
 use super::syscall::{give_memory_back, mlock, sched_fifo_reset_on_fork};
 use super::unwind_tables::{unwind_tables, without};

@@ -25,7 +25,7 @@ use crate::host::cgroup::{
 };
 use crate::host::cpuset::{self, CpusetError};
 use crate::host::file::{ControlFile, FileError, read_text, write_text};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::pods::paths::{POD_PREFIX, child};
 use crate::pods::remove_tree::remove_tree;
 

@@ -7,7 +7,7 @@ use plimsoll_core::model::bandwidth::{CgroupCpu, CpuKnob};
 
 use crate::host::cgroup::Version;
 use crate::host::file::{ControlFile, FileError, parse_u64};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 
 /// Two numbers, or `max` and one.
 const MAX_BYTES: usize = 64;

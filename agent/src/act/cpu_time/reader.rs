@@ -16,7 +16,7 @@ use super::{Change, Watch};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Hierarchy, Version};
 use crate::host::file::{ControlFile, FileError, errno_of, parse_u64};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 
 /// `/proc/stat` begins with a line per CPU of at most some 120 bytes.
 const STAT_BYTES_MAX: usize = 1 << 20;

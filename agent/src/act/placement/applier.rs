@@ -26,21 +26,21 @@ use plimsoll_core::placement::memory::NodeMemory;
 
 use super::PlacementError;
 use super::answered::{self, Answered, Settling};
-use super::beside::{self, Names, Sets};
 use super::cgroups::{self, Container};
 use super::checkpoint::{BREAK_AFTER, CHECKPOINT, Checkpoint, Found, PlacementLock};
-use super::foreign::{self, Foreign};
+use super::kubelet_cgroups::{self, Names, Sets};
 use super::kubelet_state;
+use super::other_managers::{BackOff, OtherOwner, REWRITES_MAX};
 use super::outcome::{Occupied, Outcome, Overlap, Written};
-use super::owner::{BackOff, OtherOwner, REWRITES_MAX};
 use super::paths::NodePaths;
 use super::plan::{all_of, changes, left_over, nobody_alone, runs_elsewhere, runs_on};
+use super::plugin_cpusets::{self, Foreign};
 use super::quota::{self, Quota, Quotas};
 use super::usable::Usable;
 use crate::host::cgroup::CgroupPath;
 use crate::host::cpuset::{CPUS, MEMS};
 use crate::host::irq::{IRQ_LEDGER, IrqAffinity};
-use crate::host::knobs::{Ledger, PODS_LEDGER};
+use crate::host::ledger::{Ledger, PODS_LEDGER};
 
 /// What is done beside cpusets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct Wanted {
     /// Beside a kubelet: which container is which.
     pub names: Names,
     /// Beside a kubelet: containers whose cpuset another plugin of the runtime has set.
-    pub foreign: foreign::Ids,
+    pub foreign: plugin_cpusets::Ids,
     /// Beside a kubelet: what the runtime makes containers with.
     pub answered: Answered,
     /// The books of each NUMA node under `memoryManagerPolicy: Static`.
@@ -145,7 +145,7 @@ impl Applier {
     }
 
     /// Containers whose cpuset another plugin of the runtime has set, as an agent before has left them.
-    pub fn foreign(&self) -> &foreign::Ids {
+    pub fn foreign(&self) -> &plugin_cpusets::Ids {
         &self.foreign.ids
     }
 
@@ -389,7 +389,7 @@ impl Applier {
         outcome: &mut Outcome,
     ) -> Result<Vec<Container>, PlacementError> {
         if let (Some(tree), Some(sets)) = (&self.paths.kubelet, &mut self.sets) {
-            let mut all = beside::list(&self.paths.mounts, tree, &wanted.names)?;
+            let mut all = kubelet_cgroups::list(&self.paths.mounts, tree, &wanted.names)?;
             all.retain(|container| {
                 let is_foreign = self.foreign.has(container);
                 if is_foreign {
@@ -400,7 +400,7 @@ impl Applier {
                 !is_foreign
             });
             let known: Vec<&Assignments> = [&wanted.assignments].into_iter().chain(known).collect();
-            beside::claim(&mut all, &known);
+            kubelet_cgroups::claim(&mut all, &known);
             all.retain(|container| {
                 let adopted = sets.adopt(&self.paths.mounts, container);
                 let noted = adopted.and_then(|()| {
@@ -712,7 +712,7 @@ fn leave_to(
     };
     // That goes in any case.
     let forgotten = forget_checkpoint(paths);
-    sets.hand_over(|| beside::nodes_of_kubelet(paths))?;
+    sets.hand_over(|| kubelet_cgroups::nodes_of_kubelet(paths))?;
     forgotten
 }
 

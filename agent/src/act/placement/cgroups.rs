@@ -17,7 +17,7 @@ use crate::host::cgroup::CGROUP_DEPTH_MAX;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use crate::host::cpuset::{Cpuset, CpusetError, fill_from_above, widen};
 use crate::host::file::{FileError, read_text, write_text};
-use crate::host::knobs::Ledger;
+use crate::host::ledger::Ledger;
 use crate::pods;
 use crate::pods::names::{CRUN_CONTAINER, container_id};
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::owner::{self, OtherOwner};
+use super::other_managers::{self, OtherOwner};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::pods::names::KubeletTree;
@@ -36,8 +36,8 @@ impl NodePaths {
     /// Somebody else who manages cpusets here.
     pub(super) fn other_owner(&self) -> Option<OtherOwner> {
         match self.kubelet {
-            Some(_) => owner::beside(&self.host, &self.kubelet_dir),
-            None => owner::kubelet(&self.host, &self.kubelet_dir),
+            Some(_) => other_managers::beside(&self.host, &self.kubelet_dir),
+            None => other_managers::kubelet(&self.host, &self.kubelet_dir),
         }
     }
 }

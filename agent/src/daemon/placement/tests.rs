@@ -66,7 +66,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         cpus: machine().online(),
         ..Usable::default()
     };
-    node.agent.placing = Some(Placing {
+    node.agent.placing = Some(PlacementWork {
         host: node.host.clone(),
         mounts,
         qos: QosSettings::default(),
@@ -90,7 +90,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         in_force: InForce::default(),
         names: Names::new(),
         made: Made::default(),
-        foreign_given: foreign::Ids::new(),
+        foreign_given: plugin_cpusets::Ids::new(),
         answered_given: Answered::new(),
         has_changed: false,
         due: None,
@@ -335,7 +335,7 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
             state_dir: dir.path().join("state"),
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
         };
-        Placing::prepare(paths, NodeCapacity::default(), false, &config, None, |_| {})
+        PlacementWork::prepare(paths, NodeCapacity::default(), false, &config, None, |_| {})
     };
     let placing = prepared(Some(tree)).unwrap().unwrap();
     assert_eq!(placing.tally(), PlacementTally::default());

@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use crate::act::cpu_time::CPU_LEDGER;
 use crate::act::holds::HOLDS_LEDGER;
-use crate::act::placement::beside::CPUSETS_LEDGER;
+use crate::act::placement::kubelet_cgroups::CPUSETS_LEDGER;
 use crate::act::remedies::REMEDIES_LEDGER;
 use crate::host::irq::IRQ_LEDGER;
-use crate::host::knobs::{AGENT_LEDGER, KnobError, LEDGER_BYTES_MAX, Ledger, PODS_LEDGER};
+use crate::host::ledger::{AGENT_LEDGER, KnobError, LEDGER_BYTES_MAX, Ledger, PODS_LEDGER};
 use crate::host::shown::Show as _;
 use crate::host::state_dir;
 

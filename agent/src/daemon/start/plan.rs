@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::daemon::start::kubelet::{KUBELET_CONFIG, alignment};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
-use crate::host::knobs::{KnobError, Ledger};
+use crate::host::ledger::{KnobError, Ledger};
 use crate::host::shown::Show as _;
 use crate::host::state_dir::{has_no_space, try_space};
 use crate::host::state_lock::{LockError, StateLock};

@@ -3,7 +3,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::super::HostRoot;
-use super::super::knobs::Ledger;
+use super::super::ledger::Ledger;
 use super::super::state_lock::StateLock;
 
 fn mode(path: &Path) -> u32 {

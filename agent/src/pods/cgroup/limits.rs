@@ -7,7 +7,7 @@ use plimsoll_core::kube::cgroup_config::{CgroupConfig, QUOTA_UNLIMITED, SHARES_M
 
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
 use crate::host::file::{FileError, errno_of, read_text, write_text};
-use crate::host::knobs::KnobError;
+use crate::host::ledger::KnobError;
 use crate::host::shown::Show as _;
 
 /// Why a cgroup does not have its limits.

@@ -124,7 +124,7 @@ fn wanted(pool: &str, exclusive: &[(&str, &str)]) -> Wanted {
         },
         quotas: BTreeMap::from([("a".into(), quotas)]),
         names: Names::new(),
-        foreign: foreign::Ids::new(),
+        foreign: plugin_cpusets::Ids::new(),
         answered: Answered::new(),
         memory: BTreeMap::new(),
     }
@@ -628,7 +628,7 @@ fn what_the_runtime_has_set_for_us_is_undone_too() {
     assert_eq!(written(&outcome), of_sandbox);
     drop(applier);
     // As `plimsoll uninstall` does.
-    let path = place.state_dir.join(beside::CPUSETS_LEDGER);
+    let path = place.state_dir.join(kubelet_cgroups::CPUSETS_LEDGER);
     Ledger::open(&node.host, path).unwrap().restore().unwrap();
     assert_eq!(cpus_of(&node), ["", "", ""]);
     assert_eq!(node.text(&format!("{main}/cpuset.mems")), "");
@@ -853,7 +853,7 @@ fn a_kubelet_that_begins_to_place_finds_no_memory_nodes_of_ours() {
     assert_eq!(mems(&node), "0");
     // It does not write a set again that has the value that it wants: that of ours is its own by now, also for
     // `plimsoll uninstall`.
-    let path = place.state_dir.join(beside::CPUSETS_LEDGER);
+    let path = place.state_dir.join(kubelet_cgroups::CPUSETS_LEDGER);
     Ledger::open(&node.host, path).unwrap().restore().unwrap();
     assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
     // The agent was away while that happened.
@@ -1048,7 +1048,7 @@ fn on_a_full_state_directory_what_was_kept_is_carried_out() {
     applier.withdraw(Quotas::new()).unwrap_err();
     assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
     // Its set is in the ledger like any other.
-    let ledger = place.state_dir.join(beside::CPUSETS_LEDGER);
+    let ledger = place.state_dir.join(kubelet_cgroups::CPUSETS_LEDGER);
     assert!(std::fs::read_to_string(&ledger).unwrap().contains(&side));
 
     std::fs::remove_file(&filler).unwrap();

@@ -11,8 +11,8 @@ use std::collections::{BTreeSet, VecDeque};
 use plimsoll_core::kube::pod_uid::PodUid;
 
 use crate::act::placement::answered::{Answered, AnsweredSet};
-use crate::act::placement::beside::Names;
-use crate::act::placement::foreign;
+use crate::act::placement::kubelet_cgroups::Names;
+use crate::act::placement::plugin_cpusets;
 use crate::pods::registry::Pods;
 
 /// Containers of one pod.
@@ -37,7 +37,7 @@ pub(super) struct Made {
     /// Names by id, until the API lists them.
     pub(super) names: Names,
     /// Containers whose cpuset another plugin has set.
-    pub(super) foreign: foreign::Ids,
+    pub(super) foreign: plugin_cpusets::Ids,
     /// What the runtime makes containers with, by our answers.
     pub(super) answered: Answered,
     /// Pods that were not known when a container of theirs was made, the first first.
@@ -50,7 +50,7 @@ pub(super) struct Made {
 
 impl Made {
     /// Goes on with what an agent before has known.
-    pub(super) fn new(foreign: foreign::Ids) -> Self {
+    pub(super) fn new(foreign: plugin_cpusets::Ids) -> Self {
         Self {
             foreign,
             ..Self::default()

@@ -317,7 +317,7 @@ fn killed_at_each_step_and_started_again_everything_is_as_before() {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--test-threads=1"])
             .arg(
-                "host::knobs::tests::killed_at_each_step_and_started_again_everything_is_as_before",
+                "host::ledger::tests::killed_at_each_step_and_started_again_everything_is_as_before",
             )
             .env(KILLED_IN, dir.path())
             .env(KILLED_AT, step.to_string())
