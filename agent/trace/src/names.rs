@@ -450,8 +450,8 @@ mod tests {
         };
         for script in [
             "exec sleep 600",
-            // A byte now and then is no progress.
-            r"printf '\001'; while :; do printf '\000'; sleep 0.05; done",
+            // A byte now and then is no progress. Four would be an answer.
+            r"printf '\001'; while :; do printf '\000'; sleep 0.1; done",
             // It has closed its end, and stays.
             "exec sleep 600 >&-",
         ] {

@@ -34,10 +34,10 @@ use plimsoll::host::{
 };
 use plimsoll::input::config::{ConfigFile, Effective, EvictionFlags};
 use plimsoll::input::manifests::ManifestDir;
-use plimsoll::input::manifests::admission::{ADMITTED, Ground};
+use plimsoll::input::manifests::admission::{ADMITTED, AdmissionContext};
 use plimsoll::input::{cluster, devices, machine, manifests, usage};
 use plimsoll::kernel::btf::Btf;
-use plimsoll::kernel::{decode, sample};
+use plimsoll::kernel::{decode, perf_sample};
 use plimsoll::pods::names;
 use plimsoll::pods::sandbox::sandbox;
 use plimsoll::record::snapshot::Snapshot;
@@ -62,6 +62,8 @@ use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::node_topology::survey;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
 use plimsoll_runtime::nri::mux::Mux;
+use plimsoll_trace::names::NAME_BYTES_MAX;
+use plimsoll_trace::names::demangle::name_of;
 
 /// The environment's variable with the name of the target.
 const TARGET: &str = "PLIMSOLL_FUZZ_TARGET";
@@ -150,10 +152,10 @@ fn file(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// [`decode::decode`], [`sample::decode`].
+/// [`decode::decode`], [`perf_sample::decode`].
 pub fn records(bytes: &[u8]) {
     decode::decode(bytes).ok();
-    sample::decode(bytes).ok();
+    perf_sample::decode(bytes).ok();
 }
 
 /// [`Btf::parse`], and every question that the agent asks of it. The first bytes are the names that it asks for.
@@ -188,7 +190,7 @@ pub fn admission(bytes: &[u8]) {
         "manifests/all.yaml",
         text.strip_prefix(b"\0").unwrap_or(text),
     );
-    let ground = Ground {
+    let ground = AdmissionContext {
         state_dir: folder(),
         is_running: Box::new(|pod| pod.metadata.name.len() % 2 == 0),
     };
@@ -205,7 +207,7 @@ pub fn arbitration(bytes: &[u8]) {
     if let Ok(files) = cluster::read(&stdin, bytes, 1_795_000_000)
         && let Ok(resolved) = files.objects.resolve()
     {
-        arbitrate(&resolved.cluster);
+        let _ = arbitrate(&resolved.cluster);
     }
 }
 
@@ -280,7 +282,7 @@ pub fn kernel_files(bytes: &[u8]) {
     swap.pods_bytes().ok();
     swap.read().ok();
     read_stalls(file("memory.pressure", bytes)).ok();
-    Capabilities::parse(text(bytes));
+    let _ = Capabilities::parse(text(bytes));
     hierarchy_number(text(bytes), Controller::Memory);
 }
 
@@ -584,11 +586,13 @@ pub fn machine(bytes: &[u8]) {
     devices::read(&file("devices.yaml", bytes)).ok();
 }
 
-/// As `plimsoll-trace` does it: the symbols at two offsets.
+/// As `plimsoll-trace` does it: the symbols at two offsets, and a symbol's name.
 pub fn symbols(bytes: &[u8]) {
     let elf = Elf::new(file("library.so", bytes));
     let offsets = [0x1000, 0x40];
     Symbolizer::new()
         .symbolize(&Source::Elf(elf), Input::FileOffset(&offsets))
         .ok();
+    let name = name_of(&String::from_utf8_lossy(bytes));
+    assert!(name.len() <= NAME_BYTES_MAX, "{} bytes", name.len());
 }
