@@ -246,7 +246,8 @@ struct Containers {
 impl Containers {
     /// Whether the specification may ask for other amounts than the kubelet has allocated. The first one is what it has
     /// admitted: servers before 1.33 give none a number, and unless an alpha gate is on they let nobody change an
-    /// amount.
+    /// amount. A pod that was made before its server was upgraded to 1.33 has its first number from its first change,
+    /// which is not told from the making of a pod: until its kubelet says that it has not allocated it, it counts.
     fn may_differ(&self, generation: i64) -> bool {
         let is_pending = |condition: &ApiCondition| {
             condition.kind == RESIZE_PENDING && condition.status == "True"

@@ -11,11 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::cluster_link::{BUDGETS_MAX, ToAgent};
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
-use crate::api::watch::{self, Watched};
+use crate::api::watch::{self, Relist, Watched};
 use crate::api::{Api, ApiError, Source, discovery};
 use crate::call::{Answer, Call, Content, Verb};
 use crate::clock::Now;
@@ -116,8 +115,8 @@ struct Loop {
     listed_budgets: Option<Budgets>,
     /// Namespaces whose budgets were looked for.
     budget_namespaces: BTreeSet<Arc<str>>,
-    budgets_again: Arc<Notify>,
-    pods_again: Arc<Notify>,
+    budgets_again: Arc<Relist>,
+    pods_again: Arc<Relist>,
     /// When they were last listed anew because some were left out.
     completed: Option<Instant>,
     /// When a list was last asked for because an eviction waits for it.
@@ -144,7 +143,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let api = Api::new(settings.source.clone(), metrics.clone()).await?;
     let seed = seed();
     let fields = format!("spec.nodeName%3D{}", escaped(&settings.node));
-    let pods_again = Arc::<Notify>::default();
+    let pods_again = Arc::<Relist>::default();
     let pods = watched(
         &api,
         "pods",
@@ -231,7 +230,7 @@ fn watched(
     resource: &'static str,
     path: &str,
     fields: String,
-    again: Arc<Notify>,
+    again: Arc<Relist>,
     seed: u64,
 ) -> Receiver<WatchEvent> {
     let (heard, receiver) = channel(HEARD_MAX);
@@ -399,13 +398,13 @@ impl Loop {
         if self.reporter.wants_list(&self.pods) && !self.listed_for_evictions.is_some_and(is_asked)
         {
             self.listed_for_evictions = Some(Instant::now());
-            self.pods_again.notify_one();
+            self.pods_again.most_recent();
         }
         let is_soon = |at: Instant| at.elapsed() < COMPLETE_EVERY;
         let is_due = self.pods.is_listed() && !self.pods.is_complete();
         if is_due && !self.completed.is_some_and(is_soon) {
             self.completed = Some(Instant::now());
-            self.pods_again.notify_one();
+            self.pods_again.complete();
         }
     }
 
@@ -490,7 +489,7 @@ impl Loop {
     fn want_budgets(&self) {
         let is_known = |namespace| self.budget_namespaces.contains(namespace);
         if self.settings.respect_budgets && !self.pods.iter().all(|pod| is_known(&pod.namespace)) {
-            self.budgets_again.notify_one();
+            self.budgets_again.complete();
         }
     }
 

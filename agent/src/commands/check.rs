@@ -227,11 +227,12 @@ fn load_hooks(without: &[Without]) -> Result<Vec<Hook>, String> {
 }
 
 /// Asks the runtime, and compares with what would be read without asking it.
-fn images(host: &HostRoot, cgroup_root: &CgroupPath) -> Option<String> {
+fn images(host: &HostRoot, cgroup_root: &CgroupPath, has_kubelet: bool) -> Option<String> {
     let mut sockets = RUNTIME_SOCKETS.iter().map(|socket| host.path(socket));
     let socket = sockets.find(|socket| socket.exists())?;
     let mut disks = StorageSettings {
         host: host.clone(),
+        has_images: has_kubelet,
         ..StorageSettings::live(cgroup_root.clone())
     };
     let settings = RuntimeSettings {
@@ -246,20 +247,21 @@ fn images(host: &HostRoot, cgroup_root: &CgroupPath) -> Option<String> {
         disks.file_systems().misses(host, directories, false)
     });
     let (socket, read) = (socket.shown(), disks.file_systems().imagefs);
-    let read = read.shown();
+    let place = match read.is_dir() {
+        true => format!("imagefs is read at {}", read.shown()),
+        false => "imagefs is not watched, as no directory with images is seen here".to_owned(),
+    };
     Some(match (directories, wrong) {
         (Err(why), _) => format!(
-            "imagefs is read at {read}; the container runtime at {socket} does not say where it has its images: {why}"
+            "{place}; the container runtime at {socket} does not say where it has its images: {why}"
         ),
         (Ok(_), Some(wrong)) => wrong,
         (Ok(directories), None) if directories.images.is_some() => {
-            format!(
-                "imagefs is read at {read} with --runtime-endpoint {socket}, where that runtime has its images"
-            )
+            format!("{place} with --runtime-endpoint {socket}, where that runtime has its images")
         }
         (Ok(_), None) => {
             format!(
-                "imagefs is read at {read}; the container runtime at {socket} does not say where it has its images"
+                "{place}; the container runtime at {socket} does not say where it has its images"
             )
         }
     })
@@ -296,7 +298,7 @@ fn run_with(
         None => load(&args.without.mechanisms),
     };
     let mode = Mode::of(host, &cgroup_root);
-    let images = images(host, &cgroup_root);
+    let images = images(host, &cgroup_root, mode.kubelet.is_some());
     let answer = CheckAnswer::new(Report::new(facts), mode, images, records(args));
     match args.output.format {
         Output::Text => {
@@ -330,12 +332,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         let root = CgroupPath::new("/").unwrap();
-        assert_eq!(images(&host, &root), None);
+        assert_eq!(images(&host, &root, true), None);
         let socket = host.path("/run/crio/crio.sock");
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         std::fs::write(&socket, "").unwrap();
+        let said = images(&host, &root, true).unwrap();
+        assert!(said.starts_with("imagefs is not watched"), "{said}");
         std::fs::create_dir_all(host.path("/var/lib/containers/storage")).unwrap();
-        let said = images(&host, &root).unwrap();
+        let said = images(&host, &root, true).unwrap();
         // Beside this test is no plimsoll-runtime that could ask, or it finds that nothing listens.
         assert!(
             said.contains("/var/lib/containers/storage; the container runtime at"),

@@ -4,10 +4,10 @@
 //! *containerfs* the writable layers. **Where they are**: nodefs is that of the kubelet's directory, or of the nearest
 //! directory above it that exists. The others are told by option, or by the container runtime, or found where runtimes
 //! keep their data by default. Beside a kubelet, whose runtime has images somewhere, a place that is not found is
-//! unknown: its thresholds are not watched, and nodefs is not taken for it. **Layout**: from device numbers, as
-//! `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices and `IsContainerFsSeparateFromImageFs`
-//! (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is `Shared`, one for images and layers
-//! together is `Dedicated`, anything else is `Split`.
+//! unknown: its thresholds are not watched. What layers are known to take then counts to nodefs, as on a node with one
+//! disk. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices
+//! and `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is
+//! `Shared`, one for images and layers together is `Dedicated`, anything else is `Split`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -135,6 +135,9 @@ impl FileSystems {
         match device(&host.path(directory)) {
             // It is visible under another name, which was given.
             None if is_given => None,
+            None if !self.imagefs.is_dir() => Some(format!(
+                "the container runtime keeps its images in {kept}, which cannot be seen here, so the thresholds of imagefs are not watched: mount that directory here, or give a directory on its file system with --image-dir"
+            )),
             None => Some(format!(
                 "the container runtime keeps its images in {kept}, which cannot be seen here, so imagefs is read at {read}: mount that directory here, or give a directory on its file system with --image-dir"
             )),
@@ -170,7 +173,7 @@ impl FileSystems {
     }
 }
 
-/// Who shares what, from the device numbers. One that is not known counts as the node's.
+/// Who shares what, from the device numbers. One that is not known counts as the node's: most nodes have one disk.
 fn layout(node: Option<u64>, image: Option<u64>, container: Option<u64>) -> ImageFsLayout {
     let image = image.or(node);
     let container = container.or(node);

@@ -116,9 +116,10 @@ fn remove_abandoned(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten();
     for entry in entries.take(ENTRIES_MAX).flatten() {
         let path = entry.path();
-        match is_abandoned(&entry) {
-            Ok(false) => {}
-            Ok(true) => match fs::remove_file(&path) {
+        match lock_abandoned(&entry) {
+            Ok(None) => {}
+            // With the lock until it is gone: a session that makes its file meanwhile sees that somebody has it.
+            Ok(Some(_lock)) => match fs::remove_file(&path) {
                 Ok(()) => debug!(file = %path.shown(), "removed: its session was killed"),
                 Err(error) => {
                     warn!(file = %path.shown(), %error, "left by a session that was killed")
@@ -129,10 +130,11 @@ fn remove_abandoned(directory: &Path) {
     }
 }
 
-fn is_abandoned(entry: &DirEntry) -> io::Result<bool> {
+/// The file, locked, if a session that was killed has left it.
+fn lock_abandoned(entry: &DirEntry) -> io::Result<Option<File>> {
     if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file()
     {
-        return Ok(false);
+        return Ok(None);
     }
     // Others may write to the directory: no link is followed, nothing is waited for, and what is another's is left.
     let file = OpenOptions::new()
@@ -141,11 +143,11 @@ fn is_abandoned(entry: &DirEntry) -> io::Result<bool> {
         .open(entry.path())?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.uid() != geteuid().as_raw() {
-        return Ok(false);
+        return Ok(None);
     }
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
 }

@@ -11,6 +11,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,23 +106,24 @@ impl Symbols {
         };
         let addresses: Vec<u64> = kernel.iter().map(|(_, address)| *address).collect();
         symbols.found(&kernel, true, of_kernel(&addresses));
-        let mut files: Vec<(&Module, Vec<(usize, u64)>)> = files
-            .into_iter()
-            .map(|(module, wanted)| (&stacks.modules()[module as usize], wanted))
-            .collect();
-        files.sort_by_key(|(_, wanted)| wanted.len());
-        symbols.read(&files);
+        let mut opened: Vec<(&Module, &File, Vec<(usize, u64)>)> = Vec::new();
+        for (module, wanted) in files {
+            let module = &stacks.modules()[module as usize];
+            match &module.file {
+                Some(file) => opened.push((module, file, wanted)),
+                // It takes nothing of what the others share.
+                None => symbols.missed(NoNames::NotOpened, &module.path),
+            }
+        }
+        opened.sort_by_key(|(_, _, wanted)| wanted.len());
+        symbols.read(&opened);
         symbols
     }
 
-    fn read(&mut self, files: &[(&Module, Vec<(usize, u64)>)]) {
+    fn read(&mut self, files: &[(&Module, &File, Vec<(usize, u64)>)]) {
         let (mut reader, mut names) = (Reader::new(), Names::default());
         let mut time = TIME_MAX;
-        for (place, (module, wanted)) in files.iter().enumerate() {
-            let Some(file) = &module.file else {
-                self.missed(NoNames::NotOpened, &module.path);
-                continue;
-            };
+        for (place, (module, file, wanted)) in files.iter().enumerate() {
             let left = files.len() - place;
             let share = Share {
                 time: FILE_TIME_MAX.min(time / left as u32),

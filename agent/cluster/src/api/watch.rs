@@ -2,15 +2,17 @@
 //!
 //! A list is streamed, so that its size does not matter. The first one may be any version that the API server has (a
 //! thousand nodes that start together would read etcd otherwise); each later one is at least as new as what was seen,
-//! so that nothing goes back in time. A list of one node's objects that is wanted again is the most recent one: who
-//! asks wants to know what is gone, and a cache that lags has not heard of what is new.
+//! so that nothing goes back in time. Who wants to know what is gone asks for the most recent one: a cache that lags
+//! has not heard of what is new.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, timeout};
 
@@ -68,14 +70,6 @@ impl Watched {
         url
     }
 
-    /// Another list, wanted by who knows this version.
-    fn again(&self, version: Option<String>) -> From {
-        let is_one_nodes = !self.fields.is_empty();
-        version
-            .filter(|_| !is_one_nodes)
-            .map_or(From::MostRecent, From::NotOlderThan)
-    }
-
     /// How long a list has until its first byte. Servers before 1.33 encode all of it before that: of a whole cluster,
     /// that is a gigabyte.
     const fn head_timeout(&self) -> Duration {
@@ -107,6 +101,33 @@ impl From {
     }
 }
 
+/// Asks for another list, although nothing was missed.
+#[derive(Debug, Default)]
+pub struct Relist {
+    wanted: Notify,
+    is_most_recent: AtomicBool,
+}
+
+impl Relist {
+    /// A list that is at least as new as what was seen: there may be room for what was left out.
+    pub fn complete(&self) {
+        self.wanted.notify_one();
+    }
+
+    /// A list with everything that is there now. Before Kubernetes 1.31 the API server reads all objects of the kind
+    /// for it, also those of other nodes.
+    pub fn most_recent(&self) {
+        self.is_most_recent.store(true, Ordering::Relaxed);
+        self.wanted.notify_one();
+    }
+
+    /// Waits for either; whether it is the second.
+    async fn wanted(&self) -> bool {
+        self.wanted.notified().await;
+        self.is_most_recent.swap(false, Ordering::Relaxed)
+    }
+}
+
 /// Why a list or a watch ended.
 #[derive(Debug)]
 enum End {
@@ -117,7 +138,10 @@ enum End {
     /// The version is too old, or newer than the server's: list.
     Expired,
     /// Another list is wanted here.
-    Again,
+    Again {
+        /// With everything that is there now.
+        is_most_recent: bool,
+    },
     /// The server's answer is no.
     Refused(String),
     /// Something else.
@@ -148,13 +172,7 @@ impl Bookmarks {
 }
 
 /// Lists and watches until the receiver is gone. `again`: list once more, although nothing was missed.
-pub async fn run(
-    api: Api,
-    watched: Watched,
-    heard: Sender<WatchEvent>,
-    again: &tokio::sync::Notify,
-    seed: u64,
-) {
+pub async fn run(api: Api, watched: Watched, heard: Sender<WatchEvent>, again: &Relist, seed: u64) {
     let mut backoff = Backoff::new(seed);
     let mut version: Option<String> = None;
     let mut from = From::Any;
@@ -174,7 +192,7 @@ pub async fn run(
             Some(version) => {
                 tokio::select! {
                     end = watch(&api, &watched, version, &mut bookmarks, &heard) => end,
-                    () = again.notified() => End::Again,
+                    is_most_recent = again.wanted() => End::Again { is_most_recent },
                 }
             }
         };
@@ -189,8 +207,9 @@ pub async fn run(
             End::Closed if is_steady => Duration::ZERO,
             End::Closed => wait().min(SHORT_PAUSE_MAX),
             End::Silent => Duration::ZERO,
-            End::Again => {
-                from = watched.again(version.take());
+            End::Again { is_most_recent } => {
+                let known = version.take().filter(|_| !is_most_recent);
+                from = known.map_or(From::MostRecent, From::NotOlderThan);
                 LISTS_APART.saturating_sub(listed_at.elapsed())
             }
             End::Expired => {
@@ -507,11 +526,10 @@ mod tests {
     }
 
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
-    use tokio::sync::Notify;
     use tokio::sync::mpsc::{Receiver, channel};
 
     use crate::api::Source;
@@ -577,7 +595,7 @@ mod tests {
                 silence: Duration::from_millis(300),
             };
             let (sender, heard) = channel(1);
-            tokio::spawn(async move { run(api, watched, sender, &Notify::new(), 7).await });
+            tokio::spawn(async move { run(api, watched, sender, &Relist::default(), 7).await });
             Self {
                 asked,
                 heard,

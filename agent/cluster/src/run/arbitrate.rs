@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use plimsoll_core::arbitration::units::quantity_of;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::webhook::{self, ASKED_MAX, Asked, Keeper};
 use super::{RunError, discovered, locked, now, seed, watched};
+use crate::api::watch::Relist;
 use crate::api::{Api, Source};
 use crate::arbitrate::lease::Election;
 use crate::arbitrate::review::Verdict;
@@ -61,7 +61,7 @@ struct Loop {
     lease: Arc<Mutex<Election>>,
     calls: JoinSet<(Target, Answer)>,
     /// By kind: asks for a list, and when it last did.
-    lists: BTreeMap<Kind, (Arc<Notify>, Option<Instant>)>,
+    lists: BTreeMap<Kind, (Arc<Relist>, Option<Instant>)>,
     discoveries: JoinSet<Served>,
     heard: Receiver<(Kind, WatchEvent)>,
     to_heard: Sender<(Kind, WatchEvent)>,
@@ -247,7 +247,7 @@ impl Loop {
     /// All kinds are heard on one channel.
     fn watch(&mut self, kind: Kind, path: &str) {
         let seed = self.seed ^ kind as u64;
-        let again: Arc<Notify> = Arc::default();
+        let again: Arc<Relist> = Arc::default();
         self.lists.insert(kind, (again.clone(), None));
         let mut of_kind = watched(
             &self.api,
@@ -332,7 +332,7 @@ impl Loop {
             let every = Duration::from_millis(every_ms);
             if asked.is_none_or(|asked| asked.elapsed() >= every) {
                 *asked = Some(Instant::now());
-                again.notify_one();
+                again.complete();
             }
         }
     }

@@ -15,7 +15,8 @@ pub fn parse_f32(text: &str) -> Option<f32> {
         b'+' => (1.0, &plain[1..]),
         _ => (1.0, plain.as_str()),
     };
-    let is_hexadecimal = unsigned.len() > 2 && unsigned[..2].eq_ignore_ascii_case("0x");
+    let prefix = unsigned.get(..2);
+    let is_hexadecimal = prefix.is_some_and(|it| it.eq_ignore_ascii_case("0x"));
     let number = match is_hexadecimal {
         true => sign * hexadecimal(&unsigned[2..])?,
         false => plain.parse().ok()?,
@@ -143,6 +144,10 @@ mod tests {
             "0x1_p1",
             "0x1p_1",
             "0x+1p1",
+            "5\u{a0}",
+            "€5",
+            "0€",
+            "-€",
         ] {
             assert_eq!(parse_f32(text), None, "{text:?}");
         }
