@@ -26,7 +26,7 @@ use plimsoll_abi::{
     Kind, UNKNOWN_U64, charges,
     last_line::{
         AGAIN_AFTER_NS, CONDEMNED_MAX, Counters, Crossings, LastLineKill, POD_LEVELS, Pages,
-        SHORTAGE_GAP_NS, SLOT_WORDS, Seen, RankedPod, UID_WORDS, available_pages, condemned,
+        RankedPod, SHORTAGE_GAP_NS, SLOT_WORDS, Seen, UID_WORDS, available_pages, condemned,
         goes_before, in_force, is_exhausted, is_turn, line, pods, reason, seen, shortage, slot_of,
         standing, unacknowledged, word_of,
     },

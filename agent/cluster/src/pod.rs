@@ -24,7 +24,7 @@ use plimsoll_core::kube::pod::{
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{
-    EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, pod_limits, pod_requests,
+    CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, pod_limits, pod_requests,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -38,6 +38,8 @@ pub const EVICTED_ANNOTATION: &str = "plimsoll.dev/evicted";
 pub const EVICTED_REASON: &str = "Evicted";
 /// The condition of a pod whose resize the kubelet has put off, or refuses (1.33).
 const RESIZE_PENDING: &str = "PodResizePending";
+/// What a resize can change.
+const RESIZABLE: [&str; 2] = [CPU, MEMORY];
 /// Annotations that decisions read.
 const ANNOTATIONS: [&str; 5] = [
     CONFIG_SOURCE_ANNOTATION,
@@ -464,7 +466,8 @@ fn shortened(mut pod: Pod) -> Pod {
 ///
 /// The kubelet says what it has allocated only of a container that it has made (`convertToAPIContainerStatuses` in
 /// pkg/kubelet/kubelet_pods.go, 1.33 to 1.36). Of all others the specification counts, unless it may have been changed
-/// since the kubelet looked at it: then they are marked.
+/// since the kubelet looked at it: then they are marked, and those that were never made request nothing that can be
+/// resized.
 fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
     for (containers, statuses) in [
         (&mut spec.containers, &status.container_statuses),
@@ -477,6 +480,18 @@ fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
                 .find(|status| status.kept.name == container.name);
             let allocated = found.and_then(|status| status.allocated_resources.as_ref());
             container.unallocated = allocated.is_none() && status.may_differ(generation);
+            let is_made = found.is_some_and(|found| found.kept.container_id.is_some());
+            if container.unallocated && !is_made {
+                // It uses nothing, and what its owner has written would keep the pod below its requests.
+                for amounts in [
+                    &mut container.resources.requests,
+                    &mut container.resources.limits,
+                ] {
+                    RESIZABLE
+                        .iter()
+                        .for_each(|name| drop(amounts.remove(*name)));
+                }
+            }
             for (name, quantity) in allocated.into_iter().flatten() {
                 container
                     .resources
@@ -574,7 +589,16 @@ pub(crate) mod tests {
             pod["metadata"]["generation"] = generation;
             pod["status"] = status;
             let pod = pod_of(&read(&pod).unwrap());
-            (pod.spec.containers[0].unallocated, pod.awaits_allocation())
+            let container = &pod.spec.containers[0];
+            // Also the kubelet of a pod that it has made and knows no resize for goes by the specification.
+            let counts = container.resources.requests.contains_key(MEMORY);
+            assert_eq!(
+                counts,
+                !pod.awaits_allocation(),
+                "{:?}",
+                container.resources
+            );
+            (container.unallocated, pod.awaits_allocation())
         };
         let waiting = json!([{"name": "app", "image": "i", "state": {"waiting": {}}}]);
         let made = json!([{"name": "app", "containerID": "c://1"}]);

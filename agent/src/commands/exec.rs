@@ -258,6 +258,8 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         NonZeroU64::new(node.memory_bytes).unwrap_or(NonZeroU64::MIN),
     );
 
+    // Before the agent sees the process, which may give it another one (oomScoreOrder).
+    set_oom_score_adj(&host, adj)?;
     let permit = || StartPermit::begin(&host, (&mounts, &cgroup_root), &args.state_dir, &pod.uid());
     enter_as_placed(permit, |permit| {
         let given_to = (&settings, &node, permit);
@@ -266,7 +268,6 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         admitted(&args.state_dir, given)?;
         Ok(())
     })?;
-    set_oom_score_adj(&host, adj)?;
     let places = Places {
         host,
         kubelet_dir: absolute(args.kubelet_dir),

@@ -498,7 +498,9 @@ pub(crate) mod tests {
         let mut hierarchy = mounts.hierarchies[0].clone();
         let root = hierarchy.mount.clone();
         if !hierarchy.is_whole().unwrap() {
-            return crate::notes::left_out("this machine is a container with a part of the hierarchy");
+            return crate::notes::left_out(
+                "this machine is a container with a part of the hierarchy",
+            );
         }
         let mut children = std::fs::read_dir(&root).unwrap().flatten();
         let child = children.find(|entry| entry.path().is_dir());

@@ -442,6 +442,8 @@ impl Output {
         self.written_bytes = header.len() as u64;
         self.pause = PAUSE_MIN;
         self.retry_at = None;
+        // It was asked for while the file before could still be written: then nobody else says that there is one again.
+        self.shared.has_failed.store(false, Ordering::Release);
         Ok(())
     }
 
@@ -725,6 +727,25 @@ mod tests {
         assert_eq!(journal.lost(), 1);
         journal.record(&event(2), &[]);
         assert_eq!(journal.lost(), 2);
+    }
+
+    /// The next file was asked for, as this one was full, before a line of this one failed.
+    #[test]
+    fn a_file_that_was_asked_for_before_the_failure_is_written() {
+        let engine = engine();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let mut journal = Journal::create(&path, &engine).unwrap();
+        journal.shared.has_failed.store(true, Ordering::Release);
+        journal.next_file(&engine);
+        while journal.shared.has_failed.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        journal.record(&event(1), &[]);
+        journal.writer.as_mut().unwrap().end();
+        assert_eq!(journal.lost(), 0);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
     }
 
     /// All of the queue is locked memory.

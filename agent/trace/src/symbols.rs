@@ -25,7 +25,7 @@ use tracing::{debug, warn};
 
 use super::names::demangle::name_of;
 use super::names::{Names, NoNames, Reader, Share};
-use super::stacks::{Frame, Module, Stacks};
+use super::stacks::{Frame, Stacks};
 
 /// For all files together.
 const TIME_MAX: Duration = Duration::from_secs(120);
@@ -75,6 +75,14 @@ pub(super) struct Nameless {
     pub(super) example: String,
 }
 
+/// The frames of a file that could be opened.
+struct FileFrames<'a> {
+    path: &'a str,
+    file: &'a File,
+    /// Places among all frames, and offsets in the file.
+    wanted: Vec<(usize, u64)>,
+}
+
 /// The names of all frames.
 #[derive(Debug, Default)]
 pub(super) struct Symbols {
@@ -106,41 +114,45 @@ impl Symbols {
         };
         let addresses: Vec<u64> = kernel.iter().map(|(_, address)| *address).collect();
         symbols.found(&kernel, true, of_kernel(&addresses));
-        let mut opened: Vec<(&Module, &File, Vec<(usize, u64)>)> = Vec::new();
+        let mut opened: Vec<FileFrames<'_>> = Vec::new();
         for (module, wanted) in files {
             let module = &stacks.modules()[module as usize];
             match &module.file {
-                Some(file) => opened.push((module, file, wanted)),
+                Some(file) => opened.push(FileFrames {
+                    path: &module.path,
+                    file,
+                    wanted,
+                }),
                 // It takes nothing of what the others share.
                 None => symbols.missed(NoNames::NotOpened, &module.path),
             }
         }
-        opened.sort_by_key(|(_, _, wanted)| wanted.len());
+        opened.sort_by_key(|of| of.wanted.len());
         symbols.read(&opened);
         symbols
     }
 
-    fn read(&mut self, files: &[(&Module, &File, Vec<(usize, u64)>)]) {
+    fn read(&mut self, files: &[FileFrames<'_>]) {
         let (mut reader, mut names) = (Reader::new(), Names::default());
         let mut time = TIME_MAX;
-        for (place, (module, file, wanted)) in files.iter().enumerate() {
+        for (place, of) in files.iter().enumerate() {
             let left = files.len() - place;
             let share = Share {
                 time: FILE_TIME_MAX.min(time / left as u32),
                 bytes: names.share(left),
             };
-            let offsets: Vec<u64> = wanted.iter().map(|(_, offset)| *offset).collect();
+            let offsets: Vec<u64> = of.wanted.iter().map(|(_, offset)| *offset).collect();
             let start = Instant::now();
-            let answer = reader.look_up(file, &offsets, share, &mut names);
+            let answer = reader.look_up(of.file, &offsets, share, &mut names);
             time = time.saturating_sub(start.elapsed());
             match answer {
                 Ok(found) => {
                     if found.is_cut {
-                        self.missed(NoNames::Full, &module.path);
+                        self.missed(NoNames::Full, of.path);
                     }
-                    self.found(wanted, false, found.names);
+                    self.found(&of.wanted, false, found.names);
                 }
-                Err(why) => self.missed(why, &module.path),
+                Err(why) => self.missed(why, of.path),
             }
         }
     }

@@ -54,8 +54,8 @@ use plimsoll_core::kube::cluster_link::{self, EvictionIntent};
 use plimsoll_core::kube::duration;
 use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::pod_resources::{self, FromKubelet};
+use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::runtime_link::{self, FromNri, FromRuntime, Inventory, ToNri, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
@@ -530,8 +530,15 @@ pub fn pod_resources(bytes: &[u8]) {
     let Ok(surveyed) = survey(&machine, &resources, None) else {
         return;
     };
-    for amounts in surveyed.topology.zones.iter().flat_map(|zone| zone.resources.values()) {
-        assert!(amounts.available <= amounts.allocatable && amounts.allocatable <= amounts.capacity);
+    for amounts in surveyed
+        .topology
+        .zones
+        .iter()
+        .flat_map(|zone| zone.resources.values())
+    {
+        assert!(
+            amounts.available <= amounts.allocatable && amounts.allocatable <= amounts.capacity
+        );
     }
 }
 

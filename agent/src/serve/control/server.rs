@@ -203,7 +203,11 @@ async fn attend(stream: &UnixStream, slot: &ClientSlot<u32>, shared: &Shared) ->
 async fn reply_to(request: Request, shared: &Shared) -> Reply {
     if request == Request::Overview {
         let overview = shared.overview.get(async || make_overview(shared).await);
-        return overview.await.map(Answer::Overview).into();
+        // Others may have asked before, and each waits for the loop.
+        let overview = timeout(shared.bounds.patience, overview).await;
+        let late = |_| Refusal::new(RefusalKind::Busy, "the agent does not answer".to_owned());
+        let overview = overview.map_err(late).and_then(|overview| overview);
+        return overview.map(Answer::Overview).into();
     }
     match shared.snapshots().await {
         Ok(snapshot) => answer(&request, &snapshot)

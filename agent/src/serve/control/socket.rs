@@ -54,6 +54,12 @@ pub enum SocketError {
         /// The directory.
         path: PathBuf,
     },
+    /// Others can rename what is in its directory.
+    #[error("{path}: the directory of the control socket must belong to root or the agent's user, and nobody else may write to it: make another one, and name it with --control-socket", path = path.shown())]
+    ForeignDirectory {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The kernel refuses.
     #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.shown())]
     Io {
@@ -78,6 +84,7 @@ pub fn prepare_place(
     group: Option<&str>,
 ) -> Result<PathBuf, SocketError> {
     if let Some(path) = option {
+        check_parent(path)?;
         let is_inside = path
             .parent()
             .and_then(|parent| parent.canonicalize().ok())
@@ -113,6 +120,27 @@ pub(crate) fn remove_group_dir(dir: &Path) -> bool {
     }
     std::fs::remove_file(dir.join(SOCKET_FILE)).ok();
     std::fs::remove_dir(dir).is_ok()
+}
+
+/// Nobody else may put another file in the place of the one that is made, and gets an owner, there: its directory is
+/// root's or the agent's user's, and others may not write to it, or not rename what is not theirs (sticky).
+fn check_parent(path: &Path) -> Result<(), SocketError> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // What is not there is said when the socket is made.
+    let Ok(metadata) = std::fs::metadata(parent) else {
+        return Ok(());
+    };
+    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid());
+    let is_sticky = metadata.mode() & 0o1000 != 0;
+    if is_ours && (is_sticky || metadata.mode() & 0o022 == 0) {
+        return Ok(());
+    }
+    Err(SocketError::ForeignDirectory {
+        path: path.to_owned(),
+    })
 }
 
 fn make_group_dir(dir: &Path, group: u32) -> Result<(), SocketError> {
@@ -204,6 +232,10 @@ impl Drop for ControlSocket {
 
 /// Also what an agent left that was killed between making it and moving the socket.
 fn remove_private(private: &Path) {
+    // Not through a link that somebody has made there.
+    if !std::fs::symlink_metadata(private).is_ok_and(|metadata| metadata.is_dir()) {
+        return;
+    }
     std::fs::remove_file(private.join("s")).ok();
     std::fs::remove_dir(private).ok();
 }

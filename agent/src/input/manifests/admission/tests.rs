@@ -793,6 +793,22 @@ fn what_is_missing_for_a_moment_ends_no_pod_of_an_earlier_agent() {
     );
 }
 
+/// Each look is then a first one, at which nothing of an earlier agent is ended.
+#[test]
+fn a_manifest_that_is_removed_ends_its_pod_with_more_files_than_are_read() {
+    let mut node = Node::new(&[("q.yaml", &quota("q", "pods: 9")), ("a.yaml", &pod("a"))]);
+    *node.runs.lock().unwrap() = vec!["a"];
+    for at in 0..=super::super::FILES_MAX {
+        node.write(&format!("z{at}.yaml"), "");
+    }
+    node.restart();
+    node.look();
+    assert!(node.manifests.is_undecided());
+    assert_eq!(node.change.removed, []);
+    node.remove("a.yaml");
+    assert_eq!(node.change.removed, [uid("a")]);
+}
+
 #[test]
 fn a_pod_whose_manifest_comes_back_while_no_agent_runs_is_not_leaving_for_ever() {
     for runs in [false, true] {
