@@ -313,6 +313,34 @@ mod tests {
         assert!(matches!(error, SocketError::Live { .. }), "{error}");
     }
 
+    /// Who may rename what is there has root give another file a mode and a group.
+    #[test]
+    fn a_socket_is_not_made_where_others_can_rename_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, shared) = (dir.path().join("state"), dir.path().join("shared"));
+        for made in [&state, &shared] {
+            std::fs::create_dir(made).unwrap();
+        }
+        let path = shared.join("s.sock");
+        for (mode, is_taken) in [
+            (0o755, true),
+            (0o775, false),
+            (0o757, false),
+            (0o1777, true),
+        ] {
+            std::fs::set_permissions(&shared, Permissions::from_mode(mode)).unwrap();
+            let place = prepare_place(&state, Some(&path), None);
+            assert_eq!(place.is_ok(), is_taken, "{mode:o}");
+        }
+        // What somebody has put in the place of the directory in which the socket is made is not gone through.
+        let theirs = dir.path().join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::write(theirs.join("s"), "").unwrap();
+        std::os::unix::fs::symlink(&theirs, shared.join(".s.sock.new")).unwrap();
+        assert!(ControlSocket::bind(&path, None).is_err());
+        assert!(theirs.join("s").exists());
+    }
+
     #[test]
     fn a_group_gets_a_directory_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
