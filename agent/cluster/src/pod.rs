@@ -264,9 +264,7 @@ impl Containers {
     fn is_without_resize(&self) -> bool {
         let all = [&self.container_statuses, &self.init_container_statuses];
         let mut statuses = all.into_iter().flatten().flatten();
-        statuses.any(|status| {
-            status.kept.container_id.is_some() && status.allocated_resources.is_none()
-        })
+        statuses.any(|status| status.kept.is_made() && status.allocated_resources.is_none())
     }
 
     /// By the ids of their containers the agent tells these from the sandbox.
@@ -353,8 +351,7 @@ impl SeenPod {
             pod.clear_static();
         }
         let exclusive = is_readable.then(|| ExclusiveRequests::of(pod.qos_class(), &pod.spec));
-        let has_id = |status: &ContainerStatus| status.container_id.is_some();
-        let has_started = pod.status.containers().any(has_id);
+        let has_started = pod.status.containers().any(ContainerStatus::is_made);
         let is_critical = pod.priority() >= SYSTEM_CRITICAL_PRIORITY;
         // The image of a static pod is made anew when it is deleted, and the pod runs on.
         let is_leaving = phase.is_terminal() || is_deleting && !pod.is_mirror();
@@ -480,16 +477,14 @@ fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
                 .find(|status| status.kept.name == container.name);
             let allocated = found.and_then(|status| status.allocated_resources.as_ref());
             container.unallocated = allocated.is_none() && status.may_differ(generation);
-            let is_made = found.is_some_and(|found| found.kept.container_id.is_some());
+            let is_made = found.is_some_and(|found| found.kept.is_made());
             if container.unallocated && !is_made {
                 // It uses nothing, and what its owner has written would keep the pod below its requests.
                 for amounts in [
                     &mut container.resources.requests,
                     &mut container.resources.limits,
                 ] {
-                    RESIZABLE
-                        .iter()
-                        .for_each(|name| drop(amounts.remove(*name)));
+                    amounts.retain(|name, _| !RESIZABLE.contains(&name.as_str()));
                 }
             }
             for (name, quantity) in allocated.into_iter().flatten() {

@@ -587,8 +587,8 @@ impl Sources {
                 .ok()
         });
         let reports_cgroups = lifecycle.watched.is_some() && bpf.is_some_and(reports_cgroups);
-        let names_cgroups = names_cgroups(mounts);
-        if let (true, Err(why)) = (reports_cgroups, &names_cgroups) {
+        let names = reports_cgroups.then(|| names_cgroups(mounts));
+        if let Some(Err(why)) = &names {
             reporter.say(&Line::Warning {
                 text: format!(
                     "cgroups that come and go are looked for every {} ms: {why}",
@@ -596,7 +596,7 @@ impl Sources {
                 ),
             });
         }
-        let reports_cgroups = reports_cgroups && names_cgroups.is_ok();
+        let reports_cgroups = names.is_some_and(|names| names.is_ok());
         Ok(Self {
             records,
             lifecycle,

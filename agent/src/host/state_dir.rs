@@ -174,29 +174,48 @@ pub fn make(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Who can write a directory above can put another one in this one's place.
 fn check_above(dir: &Path) -> Result<(), StateError> {
-    let dir_above = match dir.parent() {
+    match changeable_above(dir).map_err(StateError::io(dir))? {
+        Some(Changeable { above, uid, mode }) => Err(StateError::Above {
+            path: dir.to_owned(),
+            above,
+            uid,
+            mode,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A directory that others than root and this process's user can change.
+pub(crate) struct Changeable {
+    pub(crate) above: PathBuf,
+    /// Its owner.
+    pub(crate) uid: u32,
+    pub(crate) mode: RawMode,
+}
+
+/// The nearest directory above `path` that somebody else can change, and so put another file in the place of `path`.
+///
+/// # Errors
+/// The system's, when one of them cannot be looked at.
+pub(crate) fn changeable_above(path: &Path) -> io::Result<Option<Changeable>> {
+    let dir_above = match path.parent() {
         Some(above) if above.as_os_str().is_empty() => Path::new("."),
         Some(above) => above,
-        None => return Ok(()),
+        None => return Ok(None),
     };
-    let real = std::fs::canonicalize(dir_above).map_err(StateError::io(dir))?;
+    let real = std::fs::canonicalize(dir_above)?;
     for above in real.ancestors() {
-        let metadata = std::fs::metadata(above).map_err(StateError::io(above))?;
+        let metadata = std::fs::metadata(above)?;
         let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
         let is_trusted = uid == 0 || uid == rustix::process::geteuid().as_raw();
         let is_sticky = mode & 0o1000 != 0;
         if !is_trusted || (mode & OTHERS_WRITE != 0 && !is_sticky) {
-            return Err(StateError::Above {
-                path: dir.to_owned(),
-                above: above.to_owned(),
-                uid,
-                mode,
-            });
+            let above = above.to_owned();
+            return Ok(Some(Changeable { above, uid, mode }));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Whether a directory that others can read is an earlier version's state directory, or empty: a system's directory has

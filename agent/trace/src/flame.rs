@@ -31,6 +31,7 @@ fn event(recording: &Recording) -> Option<SampleEvent> {
 }
 
 /// Lines, and samples that found no room in them.
+#[derive(Default)]
 struct Folded {
     lines: Vec<String>,
     not_drawn: u64,
@@ -108,13 +109,9 @@ fn clean(text: &str) -> String {
 /// Writes the flame graph. Without samples it says so in the picture. Returns how many samples found no room.
 pub(super) fn write<W: Write>(recording: &Recording, out: &mut Bounded<W>) -> io::Result<u64> {
     let shown = event(recording);
-    let Folded { lines, not_drawn } = match shown {
-        Some(event) => folded(recording, event, LINES_BYTES_MAX),
-        None => Folded {
-            lines: Vec::new(),
-            not_drawn: 0,
-        },
-    };
+    let Folded { lines, not_drawn } = shown
+        .map(|event| folded(recording, event, LINES_BYTES_MAX))
+        .unwrap_or_default();
     for (last, min_width) in MIN_WIDTHS
         .into_iter()
         .enumerate()

@@ -322,6 +322,11 @@ pub struct ContainerState {
 }
 
 impl ContainerStatus {
+    /// Whether its runtime has made it once.
+    pub fn is_made(&self) -> bool {
+        self.container_id.is_some()
+    }
+
     /// The id, without the runtime.
     pub fn id(&self) -> Option<&str> {
         let id = self.container_id.as_deref()?;
@@ -412,7 +417,7 @@ impl Pod {
     pub fn awaits_allocation(&self) -> bool {
         let is_made = |container: &Container| {
             let mut statuses = self.status.containers();
-            statuses.any(|status| status.name == container.name && status.container_id.is_some())
+            statuses.any(|status| status.name == container.name && status.is_made())
         };
         let mut unallocated = self.all_containers().filter(|it| it.unallocated).peekable();
         unallocated.peek().is_some() && !unallocated.any(is_made)

@@ -47,22 +47,22 @@ impl InForce {
 
     /// What was decided last has been carried out, except for these.
     pub(super) fn applied(&mut self, occupied: &[Occupied]) {
-        if self.applied == self.decided && self.occupied == occupied {
-            return;
-        }
-        self.applied.clone_from(&self.decided);
-        self.occupied = occupied.to_vec();
-        self.revision += 1;
+        let decided = self.decided.take();
+        self.carried_out(decided.as_ref(), occupied);
+        self.decided = decided;
     }
 
     /// In place of what was decided last, this has been carried out, except for these.
     pub(super) fn fell_back(&mut self, to: &Assignments, occupied: &[Occupied]) {
-        if self.applied.as_ref() == Some(to) && self.occupied == occupied {
-            return;
+        self.carried_out(Some(to), occupied);
+    }
+
+    fn carried_out(&mut self, applied: Option<&Assignments>, occupied: &[Occupied]) {
+        if self.applied.as_ref() != applied || self.occupied != occupied {
+            self.applied = applied.cloned();
+            self.occupied = occupied.to_vec();
+            self.revision += 1;
         }
-        self.applied = Some(to.clone());
-        self.occupied = occupied.to_vec();
-        self.revision += 1;
     }
 
     /// Nothing is any more: somebody else says where containers run. Where nothing could be done for another reason,

@@ -111,8 +111,8 @@ struct Entry {
     is_ruled: bool,
     /// Its manifest is gone.
     leaving: bool,
-    /// This agent has seen its manifest.
-    was_wanted: bool,
+    /// Only an agent before this one has seen its manifest.
+    is_earlier: bool,
 }
 
 /// The admitted pods, and what decided about them.
@@ -163,6 +163,7 @@ impl Admission {
                     let mut entry = Entry::new(pod);
                     entry.is_ruled = true;
                     entry.leaving = known.leaving;
+                    entry.is_earlier = true;
                     self.entries.insert(known.pod.uid(), entry);
                 }
                 self.written = Some(earlier);
@@ -340,7 +341,7 @@ impl Admission {
         let is_running = |pod: &Pod| ground.is_some_and(|ground| (ground.is_running)(pod));
         self.entries.retain(|uid, entry| {
             let is_wanted = wanted.pods.contains_key(uid);
-            entry.was_wanted |= is_wanted;
+            entry.is_earlier &= !is_wanted;
             if is_wanted && !(is_first && entry.leaving) {
                 return true;
             }
@@ -355,7 +356,7 @@ impl Admission {
             }
             // With more files than are read each look is a first one; what this agent has seen there is gone all the
             // same.
-            if !is_first || entry.was_wanted && !is_wanted {
+            if !is_first || !entry.is_earlier && !is_wanted {
                 entry.leaving = true;
                 return true;
             }
@@ -377,8 +378,7 @@ impl Admission {
         for (uid, pod) in wanted.pods {
             let is_ruled = self.rules.decide_about(pod.pod.namespace());
             if is_ruled && !self.entries.contains_key(uid) && is_running(&pod.pod) {
-                self.entries
-                    .insert(uid.clone(), Entry::of_wanted(pod.clone()));
+                self.entries.insert(uid.clone(), Entry::new(pod.clone()));
             }
         }
     }
@@ -427,8 +427,7 @@ impl Admission {
                     }
                 }
                 _ if !is_ruled => {
-                    self.entries
-                        .insert(uid.clone(), Entry::of_wanted(pod.clone()));
+                    self.entries.insert(uid.clone(), Entry::new(pod.clone()));
                 }
                 // One that is on its way out exists, and so is refused.
                 _ => match self.admit(world, pod) {
@@ -470,7 +469,7 @@ impl Admission {
             .annotations
             .clone_from(&object.meta().annotations);
         set_namespace_and_grace(&mut kept);
-        let mut entry = Entry::of_wanted(ManifestPod {
+        let mut entry = Entry::new(ManifestPod {
             pod: Arc::new(kept),
             ..pod.clone()
         });
@@ -550,15 +549,7 @@ impl Entry {
             object: OnceCell::new(),
             is_ruled: false,
             leaving: false,
-            was_wanted: false,
-        }
-    }
-
-    /// Of a pod whose manifest is there.
-    fn of_wanted(pod: ManifestPod) -> Self {
-        Self {
-            was_wanted: true,
-            ..Self::new(pod)
+            is_earlier: false,
         }
     }
 
@@ -579,7 +570,7 @@ impl Entry {
         if self.pod.document == pod.document {
             (self.pod.file, self.pod.line) = (Arc::clone(&pod.file), pod.line);
         } else {
-            *self = Self::of_wanted(pod.clone());
+            *self = Self::new(pod.clone());
         }
     }
 

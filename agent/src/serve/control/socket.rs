@@ -8,6 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use crate::host::shown::Show as _;
+use crate::host::state_dir::{Changeable, changeable_above};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -54,11 +55,17 @@ pub enum SocketError {
         /// The directory.
         path: PathBuf,
     },
-    /// Others can rename what is in its directory.
-    #[error("{path}: the directory of the control socket must belong to root or the agent's user, and nobody else may write to it: make another one, and name it with --control-socket", path = path.shown())]
-    ForeignDirectory {
+    /// A directory above it can be changed by somebody else.
+    #[error("{path}: {above} above it can be changed by others (user {uid}, mode {mode:04o}), who could replace the control socket: name another place with --control-socket", path = path.shown(), above = above.shown())]
+    Above {
         /// The socket.
         path: PathBuf,
+        /// The directory above it.
+        above: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its mode.
+        mode: u32,
     },
     /// The kernel refuses.
     #[error("{path}: the control socket cannot be created: {what}: {source}; give another --control-socket (at most about 100 characters)", path = path.shown())]
@@ -84,7 +91,7 @@ pub fn prepare_place(
     group: Option<&str>,
 ) -> Result<PathBuf, SocketError> {
     if let Some(path) = option {
-        check_parent(path)?;
+        check_above(path)?;
         let is_inside = path
             .parent()
             .and_then(|parent| parent.canonicalize().ok())
@@ -122,25 +129,19 @@ pub(crate) fn remove_group_dir(dir: &Path) -> bool {
     std::fs::remove_dir(dir).is_ok()
 }
 
-/// Nobody else may put another file in the place of the one that is made, and gets an owner, there: its directory is
-/// root's or the agent's user's, and others may not write to it, or not rename what is not theirs (sticky).
-fn check_parent(path: &Path) -> Result<(), SocketError> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    // What is not there is said when the socket is made.
-    let Ok(metadata) = std::fs::metadata(parent) else {
-        return Ok(());
-    };
-    let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&metadata.uid());
-    let is_sticky = metadata.mode() & 0o1000 != 0;
-    if is_ours && (is_sticky || metadata.mode() & 0o022 == 0) {
-        return Ok(());
+/// Who can change a directory above the socket can put another file in the place of the one that is made and gets an
+/// owner there.
+fn check_above(path: &Path) -> Result<(), SocketError> {
+    match changeable_above(path) {
+        Ok(Some(Changeable { above, uid, mode })) => Err(SocketError::Above {
+            path: path.to_owned(),
+            above,
+            uid,
+            mode,
+        }),
+        // What is not there is said when the socket is made.
+        Ok(None) | Err(_) => Ok(()),
     }
-    Err(SocketError::ForeignDirectory {
-        path: path.to_owned(),
-    })
 }
 
 fn make_group_dir(dir: &Path, group: u32) -> Result<(), SocketError> {
