@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::policy::memory::rank::{Nanos, RankRow, Ranking};
+use plimsoll_core::policy::eviction::rank::{Nanos, RankRow, Ranking};
 
 /// Rows in a scattered but fixed order: few priorities, and requests that some pods exceed, so that every comparator
 /// works.

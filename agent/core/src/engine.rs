@@ -15,15 +15,15 @@
 
 pub use crate::model::config::EngineConfig;
 use crate::model::decision::Decision;
-use crate::model::event::{Cause, Event, EventKind, Sample};
+use crate::model::event::{Cause, Event, EventKind, PodsRead, Sample};
 use crate::model::signal::{Observations, Readings};
 use crate::model::state::NodeState;
-use crate::policy::memory::eviction;
-use crate::policy::memory::freshness::{self, Stale, Wanted};
-use crate::policy::memory::swap;
-use crate::policy::memory::verdict::Scratch;
-use crate::policy::memory::view::View;
-use crate::policy::memory::{foresight, remedies, sampling, stall, termination};
+use crate::policy::eviction;
+use crate::policy::eviction::freshness::{self, Stale};
+use crate::policy::eviction::swap;
+use crate::policy::eviction::verdict::Scratch;
+use crate::policy::eviction::view::View;
+use crate::policy::eviction::{foresight, remedies, sampling, stall, termination};
 use crate::policy::{cpu, placement};
 
 /// The decision core of one node.
@@ -64,7 +64,7 @@ impl Engine {
     }
 
     /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes
-    /// with it, without [`Sample::pods`]) needs the pods too. `false`: set [`Sample::node_only`] and give it to
+    /// with it, without [`Sample::pods`]) needs the pods too. `false`: set [`Sample::pods_read`] to [`PodsRead::None`] and give it to
     /// [`Engine::step`], which decides the same as with them. Changes nothing; allocates nothing.
     pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
@@ -74,7 +74,7 @@ impl Engine {
     /// Which pods a decision about an urgent sample may depend on, of which only the node has been read. Unlike
     /// [`Engine::needs_pods`] it does not ask for pods because what is known of them is old: see
     /// [`Engine::has_old_pods`]. Changes scratch space only; allocates nothing.
-    pub fn wanted(&mut self, sample: &Sample, at_ns: u64) -> Wanted {
+    pub fn wanted(&mut self, sample: &Sample, at_ns: u64) -> PodsRead {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::wanted(&view, sample, &mut self.scratch)
     }

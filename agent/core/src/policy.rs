@@ -2,6 +2,6 @@
 
 pub mod cpu;
 pub mod disk;
-pub mod memory;
+pub mod eviction;
 pub mod oom;
 pub mod placement;

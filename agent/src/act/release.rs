@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::policy::memory::leaving::STUCK_AFTER_KILL_NS;
+use plimsoll_core::policy::eviction::leaving::STUCK_AFTER_KILL_NS;
 
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;

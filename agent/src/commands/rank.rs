@@ -2,7 +2,7 @@
 //! kernel.
 //!
 //! Manifests are read, defaulted and validated as `plimsoll run` does it, and ranked by the code that evicts
-//! ([`plimsoll_core::policy::memory::rank`]); this module only shows it.
+//! ([`plimsoll_core::policy::eviction::rank`]); this module only shows it.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -13,7 +13,7 @@ use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::reading::{NumaMemory, PressureReading, ProcessReading};
 use plimsoll_core::model::signal::{Resource, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::policy::memory::sampling::PROCESSES_INTERVAL_MIN_NS;
+use plimsoll_core::policy::eviction::sampling::PROCESSES_INTERVAL_MIN_NS;
 
 use crate::host::HostRoot;
 use crate::host::file::FileError;

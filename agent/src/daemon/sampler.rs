@@ -1,11 +1,11 @@
 //! Reads the node and its pods into the engine's sample, without allocating.
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
+use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, PodsRead, Sample};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::swap::CompressedSwap;
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
+use plimsoll_core::policy::eviction::freshness::Stale;
 
 use crate::daemon::node_meters::NodeMeters;
 use crate::daemon::pod_meters::PodMeters;
@@ -147,7 +147,7 @@ impl Sampler {
         pods: &mut Pods,
         sample: &mut Sample,
         hops: &mut Hops,
-        wanted: impl FnOnce(&Sample) -> Wanted,
+        wanted: impl FnOnce(&Sample) -> PodsRead,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Result<(), FileError> {
         let urgent = skips_slow_reads(cause);
@@ -167,23 +167,21 @@ impl Sampler {
             }
         }
         sample.pods.clear();
-        sample.leaders_only = false;
         let is_counted = urgent && self.counts(counted).is_some();
-        sample.node_only = is_counted || pods.len() > FEW_PODS;
-        if sample.node_only {
+        sample.pods_read = match is_counted || pods.len() > FEW_PODS {
+            true => PodsRead::None,
+            false => PodsRead::All,
+        };
+        if sample.pods_read == PodsRead::None {
             sample.kubepods = match is_counted && !self.kubepods_first {
                 true => None,
                 false => self.kubepods(urgent, &mut failed),
             };
             self.read_node(counted, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
-            match wanted(sample) {
-                Wanted::Nothing => return Ok(()),
-                Wanted::Leaders => {
-                    (sample.node_only, sample.leaders_only) = (false, true);
-                    return Ok(());
-                }
-                Wanted::All => sample.node_only = false,
+            sample.pods_read = wanted(sample);
+            if !sample.pods_read.is_all() {
+                return Ok(());
             }
         }
         pods.read(&mut sample.pods, at_ns, urgent, |uid, error| {
@@ -339,7 +337,7 @@ impl Sampler {
         let is_leader = sample.pods.len() < LEADERS_MAX
             && pods.read_one(uid, &mut sample.pods, now_ns, &mut failed);
         if !is_leader {
-            sample.leaders_only = false;
+            sample.pods_read = PodsRead::All;
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
             sample.kubepods = self.kubepods(true, |_, error| failed(error));
             self.read_node(None, sample, |_, error| failed(error))?;

@@ -22,7 +22,7 @@ use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::ReclaimSource;
-use plimsoll_core::model::event::{Cause, EventKind, PlacementStart};
+use plimsoll_core::model::event::{Cause, EventKind, PlacementStart, PodsRead};
 use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
 use zerocopy::IntoBytes as _;
@@ -480,7 +480,10 @@ fn nothing_is_allocated(cgroup: Cgroup) {
     node.rest();
     assert_eq!(node.timer(), 0, "a calm sample");
     assert_eq!(node.turn(&[crossing(ARMING)]), 0, "a calm crossing");
-    assert!(node.agent.sample.node_only, "and no pod is read for it");
+    assert!(
+        node.agent.sample.pods_read == PodsRead::None,
+        "and no pod is read for it"
+    );
     assert_eq!(node.turn(&[crossing(ARMING - 1)]), 0, "an old one");
 
     // All at once: a flood of processes that come, the kernel's OOM killer elsewhere, a reading of disks.
@@ -666,7 +669,7 @@ fn only_the_leader_is_read_and_nothing_is_allocated_for_it() {
             .iter()
             .map(|memory| memory.uid.as_str())
             .collect();
-        assert!(sample.leaders_only, "{what}");
+        assert!(sample.pods_read == PodsRead::Leaders, "{what}");
         assert_eq!(read[0], format!("uid-{VICTIM}"), "{what}");
         assert_eq!(read.len(), pods, "{what}");
         assert_eq!(sample.pods[0].usage_bytes, 2 * GIB, "{what}");

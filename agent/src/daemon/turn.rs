@@ -22,12 +22,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::event::{Action, Cause, Event, EventKind, Sample};
+use plimsoll_core::model::event::{Action, Cause, Event, EventKind, PodsRead, Sample};
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::state::PodState;
-use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
-use plimsoll_core::policy::memory::leaving;
+use plimsoll_core::policy::eviction::freshness::Stale;
+use plimsoll_core::policy::eviction::leaving;
 
 use super::deadlines::Deadlines;
 use super::findings::{Crossing, Findings};
@@ -350,8 +350,8 @@ impl Agent {
             &mut self.hops,
             |sample| match skips_slow_reads(cause) {
                 true => engine.wanted(sample, received_ns),
-                false if engine.needs_pods(sample, received_ns) => Wanted::All,
-                false => Wanted::Nothing,
+                false if engine.needs_pods(sample, received_ns) => PodsRead::All,
+                false => PodsRead::None,
             },
             |uid, error| unsettled.could_not_read(uid, error),
         );
@@ -370,7 +370,7 @@ impl Agent {
             return Ok(false);
         }
         self.note_sample(received_ns, charged_bytes);
-        if !sample.node_only {
+        if sample.pods_read != PodsRead::None {
             self.freshen(received_ns, &mut sample);
             self.hops.freshened_ns = Some(now_ns());
         }

@@ -334,7 +334,7 @@ mod tests {
     use plimsoll_abi::last_line::{self, Seen, goes_before};
     use plimsoll_core::kube::pod_uid::PodUid;
     use plimsoll_core::model::rank_row::{Nanos, RankRow};
-    use plimsoll_core::policy::memory::rank::Ranking;
+    use plimsoll_core::policy::eviction::rank::Ranking;
     use plimsoll_core::policy::oom::last_line::KillFlags;
     use proptest::prelude::*;
 

@@ -10,7 +10,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::file_system::{FileSystem, ImageFsLayout};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::Used;
-use plimsoll_core::policy::memory::rank::{DiskScope, RankRow, Ranking};
+use plimsoll_core::policy::eviction::rank::{DiskScope, RankRow, Ranking};
 use serde::Deserialize;
 use serde_json::Value;
 

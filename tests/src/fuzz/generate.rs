@@ -9,8 +9,8 @@ use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
 };
 use plimsoll_core::model::event::{
-    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, RemedyReport,
-    Sample,
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, Overused, PodMemory, PodsRead,
+    RemedyReport, Sample,
 };
 use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::options::{
@@ -322,8 +322,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                 })
             })
             .collect(),
-        node_only: false,
-        leaders_only: false,
+        pods_read: PodsRead::All,
         storage: some(random).then(|| Arc::new(storage(random, now_ns))),
         processes: some(random).then(|| Arc::new(processes(random, now_ns))),
         pressure: some(random).then(|| pressure(random, now_ns)),

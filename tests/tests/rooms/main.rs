@@ -546,7 +546,7 @@ fn every_kind_of_path_is_read() {
             "policy::disk::inner::l",
             "policy::disk::k",
             "policy::disk::n",
-            "policy::memory",
+            "policy::eviction",
             "policy::oom::j",
             "policy::p::q",
             "shown::i",

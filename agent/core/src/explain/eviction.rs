@@ -17,13 +17,13 @@ use crate::model::options::EvictionOptions;
 use crate::model::signal::{NodeCondition, Observation, SIGNALS, Signal, Unit};
 use crate::model::state::{NodeState, PodState, ThresholdState};
 use crate::model::threshold::{Operator, Passes, Threshold};
-use crate::policy::memory::candidates;
-use crate::policy::memory::foresight;
-use crate::policy::memory::local_storage;
-use crate::policy::memory::share;
-use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::verdict::{self, Scratch};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::candidates;
+use crate::policy::eviction::foresight;
+use crate::policy::eviction::local_storage;
+use crate::policy::eviction::share;
+use crate::policy::eviction::thresholds::{self, Met};
+use crate::policy::eviction::verdict::{self, Scratch};
+use crate::policy::eviction::view::View;
 use crate::policy::oom::last_line;
 
 /// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their

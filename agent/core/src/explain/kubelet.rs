@@ -7,9 +7,9 @@ use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
 use crate::model::signal::{Resource, Signal, memory};
 use crate::model::state::NodeState;
-use crate::policy::memory::candidates;
-use crate::policy::memory::foresight::{self, Foreseen};
-use crate::policy::memory::share;
+use crate::policy::eviction::candidates;
+use crate::policy::eviction::foresight::{self, Foreseen};
+use crate::policy::eviction::share;
 
 /// What the kubelet would do in the same place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::kube::qos::QosClass;
 use crate::model::rank_row::{Comparator, Nanos, RankRow};
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::rank::Ranking;
+use crate::policy::eviction::rank::Ranking;
 
 /// No pod, or more than one, has the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

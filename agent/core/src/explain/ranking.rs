@@ -9,7 +9,7 @@ use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::rank_row::{Comparator, RankRow};
 use crate::model::state::PodState;
-use crate::policy::memory::rank::Ranking;
+use crate::policy::eviction::rank::Ranking;
 
 /// A pod to be ranked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -231,7 +231,7 @@ impl Place {
 mod tests {
     use super::*;
     use crate::kube::pod::Pod;
-    use crate::policy::memory::rank::Nanos;
+    use crate::policy::eviction::rank::Nanos;
 
     fn candidate(name: &str, usage: Option<u64>, request: u64, exempt: bool) -> Candidate {
         let mut pod = Pod::default();

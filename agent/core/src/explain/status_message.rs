@@ -17,8 +17,8 @@ use crate::model::decision::{Limited, LocalStorageReason, Reason, ThresholdReaso
 use crate::model::rank_row::Comparator;
 use crate::model::signal::{Resource, Signal, Unit};
 use crate::model::state::NodeState;
-use crate::policy::memory::verdict;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::verdict;
+use crate::policy::eviction::view::View;
 
 /// What the kubelet calls the resource of a limit on local storage.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";

@@ -4,7 +4,7 @@ use crate::kube::pod::Pod;
 use crate::model::file_system::ImageFsLayout;
 use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
 use crate::model::signal::Resource;
-use crate::policy::memory::rank::{DiskScope, RankRow};
+use crate::policy::eviction::rank::{DiskScope, RankRow};
 
 /// What is known of one pod's usage, whichever resource is asked about. A single figure that is missing counts as zero,
 /// as in the kubelet.

@@ -36,7 +36,7 @@ pub struct EngineConfig {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub exempt_uids: BTreeSet<PodUid>,
     /// What namespaces may use of the node: option `namespaceShares`. Sorted by namespace, which each has once;
-    /// [`NAMESPACE_SHARES_MAX`](crate::policy::memory::share::NAMESPACE_SHARES_MAX) at most.
+    /// [`NAMESPACE_SHARES_MAX`](crate::policy::eviction::share::NAMESPACE_SHARES_MAX) at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespace_shares: Vec<NamespaceShare>,
     /// A kubelet runs the pods: it starts again what ends, it ends what the API server says, and a hard threshold

@@ -348,6 +348,27 @@ pub enum Cause {
     NodeReclaimed,
 }
 
+/// Which pods a [`Sample`] has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PodsRead {
+    /// All that have a cgroup.
+    #[default]
+    All,
+    /// Those on whose memory the decision about this sample rests: [`Engine::stale`](crate::engine::Engine::stale)
+    /// names each.
+    Leaders,
+    /// None: no decision about this sample depends on them.
+    None,
+}
+
+impl PodsRead {
+    /// Whether all were read.
+    pub fn is_all(&self) -> bool {
+        *self == PodsRead::All
+    }
+}
+
 /// Readings taken at one instant. Pods are read first and the node last, so that the node's figures are never older
 /// than a victim's.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -363,14 +384,9 @@ pub struct Sample {
     pub charged_bytes: Option<u64>,
     /// Every pod with a cgroup, in no particular order.
     pub pods: Vec<PodMemory>,
-    /// Only the node and the kubepods cgroup were read ([`Engine::needs_pods`](crate::engine::Engine::needs_pods) was
-    /// false): `pods` is empty, and what is known of pods stands.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub node_only: bool,
-    /// Of the pods only the leaders were read: those on whose memory the decision about this sample rests
-    /// ([`Engine::stale`](crate::engine::Engine::stale) named each). What is known of the others stands.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub leaders_only: bool,
+    /// Which pods were read. What is known of the others stands.
+    #[serde(default, skip_serializing_if = "PodsRead::is_all")]
+    pub pods_read: PodsRead,
     /// File systems, if they have been read since the last sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage: Option<Arc<StorageReading>>,

@@ -98,7 +98,7 @@ impl Default for CpuSuppress {
 }
 
 /// What the pods of a namespace may use of this node together before they go first among equals
-/// ([`share`](crate::policy::memory::share)).
+/// ([`share`](crate::policy::eviction::share)).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamespaceShare {
@@ -113,7 +113,7 @@ pub struct NamespaceShare {
 }
 
 /// What it means for a pod that its namespace uses more of the cluster than it deserves
-/// ([`share`](crate::policy::memory::share)).
+/// ([`share`](crate::policy::eviction::share)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OveruseRanking {
@@ -173,7 +173,7 @@ pub struct Remedies {
     /// nanoseconds.
     pub reclaim_budget_ns: u64,
     /// How long the first in the ranking may be held at its present size (`memory.high`), nanoseconds; never longer
-    /// than [`THROTTLE_MAX_NS`](crate::policy::memory::remedies::THROTTLE_MAX_NS).
+    /// than [`THROTTLE_MAX_NS`](crate::policy::eviction::remedies::THROTTLE_MAX_NS).
     pub throttle_budget_ns: u64,
     /// How long a notified pod may take to give memory back by itself, nanoseconds.
     pub notify_budget_ns: u64,
@@ -200,7 +200,7 @@ impl Default for LastLine {
     }
 }
 
-/// A limit on evictions after one that freed next to nothing ([`breaker`](crate::policy::memory::breaker)).
+/// A limit on evictions after one that freed next to nothing ([`breaker`](crate::policy::eviction::breaker)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Breaker {
     /// At most one pod is evicted in this time, nanoseconds.

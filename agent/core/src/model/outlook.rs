@@ -1,6 +1,6 @@
 //! How memory shrinks, as far as it was observed, and when it is predicted to run out.
 //!
-//! The rules are in [`foresight`](crate::policy::memory::foresight).
+//! The rules are in [`foresight`](crate::policy::eviction::foresight).
 
 use serde::{Deserialize, Serialize};
 

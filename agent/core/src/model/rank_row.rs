@@ -1,6 +1,6 @@
 //! One pod in a ranking, and the steps by which two are compared.
 //!
-//! What a comparison needs is computed once for each pod; [`rank`](crate::policy::memory::rank) compares and sorts.
+//! What a comparison needs is computed once for each pod; [`rank`](crate::policy::eviction::rank) compares and sorts.
 
 use std::fmt;
 
@@ -78,7 +78,7 @@ pub struct RankRow {
     /// only with [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub overused: u16,
-    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::memory::share).
+    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::eviction::share).
     /// 0 without one.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub over_share: u16,

@@ -1,6 +1,6 @@
 //! What is tried before a pod is evicted for memory, and how it ended: the words, and what is remembered of it.
 //!
-//! The rules are in [`remedies`](crate::policy::memory::remedies).
+//! The rules are in [`remedies`](crate::policy::eviction::remedies).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -94,8 +94,8 @@ pub struct RemedyState {
 pub struct Loss {
     /// The fastest between any two samples lately, bytes per second.
     pub peak_bytes_per_s: u64,
-    /// The fastest lately over [`LOSS_WINDOW_NS`](crate::policy::memory::remedies::LOSS_WINDOW_NS), or over a shorter
-    /// time in which a [`LOSS_PART`](crate::policy::memory::remedies::LOSS_PART) of what was left went; bytes per
+    /// The fastest lately over [`LOSS_WINDOW_NS`](crate::policy::eviction::remedies::LOSS_WINDOW_NS), or over a shorter
+    /// time in which a [`LOSS_PART`](crate::policy::eviction::remedies::LOSS_PART) of what was left went; bytes per
     /// second.
     pub lasting_bytes_per_s: u64,
     /// When the present window began, nanoseconds, and what was left then, bytes.

@@ -11,7 +11,7 @@ use crate::kube::pod::{Exemption, Pod, PressureSignal};
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::cpu_state::CpuState;
-use crate::model::event::{Action, Event, EventKind, NodeMemory, Overused, Sample};
+use crate::model::event::{Action, Event, EventKind, NodeMemory, Overused, PodsRead, Sample};
 use crate::model::outlook::Outlook;
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads, ProcessReading, StorageReading};
@@ -185,7 +185,7 @@ pub struct PodState {
     /// Set while it is on its way out.
     pub leaving: Option<Leaving>,
     /// Its processes did not exit, even after SIGKILL. It is not chosen again before it was empty, or
-    /// [`STUCK_FOR_NS`](crate::policy::memory::leaving::STUCK_FOR_NS) later.
+    /// [`STUCK_FOR_NS`](crate::policy::eviction::leaving::STUCK_FOR_NS) later.
     pub stuck: bool,
     /// Since when, nanoseconds.
     #[serde(default)]
@@ -459,10 +459,10 @@ impl NodeState {
                     reclaim.done = true;
                 }
             }
-            // Only what is being tried is concerned, see `policy::memory::remedies`, or what is placed, see
+            // Only what is being tried is concerned, see `policy::eviction::remedies`, or what is placed, see
             // `policy::placement`.
             EventKind::Stage { .. }
-            // What it means for the pod is in `policy::memory::termination`.
+            // What it means for the pod is in `policy::eviction::termination`.
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }
             | EventKind::FirstProcessesEnded { .. }
@@ -542,7 +542,7 @@ impl NodeState {
         if let Some(loads) = &sample.loads {
             self.loads = Some(Arc::clone(loads));
         }
-        if sample.node_only {
+        if sample.pods_read == PodsRead::None {
             return;
         }
         for memory in &sample.pods {
@@ -559,7 +559,7 @@ impl NodeState {
                 pod.row.usage = memory.used_bytes(availability);
             }
         }
-        if sample.leaders_only {
+        if sample.pods_read == PodsRead::Leaders {
             // What that says of the others is in `Lineup::take_in`.
             return;
         }

@@ -30,8 +30,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use given::{GivenDevices, ListedDevices};
 pub use inventory::{
-    AllocatableDevices, ApiNode, ApiTopology, Device, Inventory, InventoryError, PluginDevice,
-    Preference, Resource,
+    AllocatableDevices, ApiNode, ApiTopology, Device, Inventory, InventoryError, Preference,
+    Resource,
 };
 pub use refusal::{DeviceError, Reason};
 
@@ -70,11 +70,6 @@ impl Devices {
             held: BTreeMap::new(),
             reusable: None,
         }
-    }
-
-    /// Replaces the inventory: devices appeared, disappeared or became unhealthy. What containers hold stays.
-    pub fn set_inventory(&mut self, inventory: Inventory) {
-        self.inventory = inventory;
     }
 
     /// Enters what a container held before a restart, whatever the inventory has by now.

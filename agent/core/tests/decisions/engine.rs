@@ -10,11 +10,11 @@ use plimsoll_core::model::decision::{Decision, Ending, KillReason, NoVictimReaso
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::{Amount, Threshold};
-use plimsoll_core::policy::memory::freshness::Stale;
-use plimsoll_core::policy::memory::leaving::{
+use plimsoll_core::policy::eviction::freshness::Stale;
+use plimsoll_core::policy::eviction::leaving::{
     LINGER_AFTER_EMPTY_NS, OVERDUE_AFTER_KILL_NS, RELEASE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS,
 };
-use plimsoll_core::policy::memory::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
+use plimsoll_core::policy::eviction::sampling::{INTERVAL_MAX_NS, STEP_MAX_BYTES, STEP_MIN_BYTES};
 use proptest::prelude::*;
 use serde_json::json;
 

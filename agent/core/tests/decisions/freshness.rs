@@ -9,8 +9,8 @@ use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Cause, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::policy::memory::freshness::Stale;
-use plimsoll_core::policy::memory::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
+use plimsoll_core::policy::eviction::freshness::Stale;
+use plimsoll_core::policy::eviction::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 use proptest::prelude::*;
 use serde_json::json;
 

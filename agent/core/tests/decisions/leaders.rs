@@ -9,13 +9,13 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason};
 use plimsoll_core::model::event::{
-    Cause, CgroupMemory, EventKind, NodeMemory, Overused, PodMemory, Sample,
+    Cause, CgroupMemory, EventKind, NodeMemory, Overused, PodMemory, PodsRead, Sample,
 };
 use plimsoll_core::model::options::{Availability, Breaker, EvictionOptions, OveruseRanking};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::policy::memory::freshness::{Stale, Wanted};
-use plimsoll_core::policy::memory::usage_bounds::STAT_AGE_MAX_MS;
+use plimsoll_core::policy::eviction::freshness::Stale;
+use plimsoll_core::policy::eviction::usage_bounds::STAT_AGE_MAX_MS;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -127,7 +127,7 @@ fn followed(
 ) -> (Sample, usize) {
     let mut sample = Sample {
         pods: Vec::new(),
-        node_only: true,
+        pods_read: PodsRead::None,
         ..full.clone()
     };
     // Where no threshold is on it, the kubepods cgroup is read with the second leader.
@@ -139,14 +139,14 @@ fn followed(
     }
     let all = || full.pods.iter().map(old).collect::<Vec<_>>();
     match engine.wanted(&sample, at_ns) {
-        Wanted::Nothing => return (sample, 0),
-        Wanted::Leaders => sample.leaders_only = true,
-        Wanted::All => {
+        PodsRead::None => return (sample, 0),
+        PodsRead::Leaders => sample.pods_read = PodsRead::Leaders,
+        PodsRead::All => {
+            sample.pods_read = PodsRead::All;
             sample.pods = all();
             sample.kubepods = full.kubepods;
         }
     }
-    sample.node_only = false;
     for _ in 0..3 * full.pods.len() + 3 {
         let Some(stale) = engine.stale(&sample, at_ns) else {
             let read = sample.pods.len();
@@ -154,7 +154,10 @@ fn followed(
         };
         match stale {
             Stale::Unread(uid) => {
-                assert!(sample.leaders_only && sample.pods.iter().all(|memory| memory.uid != uid));
+                assert!(
+                    sample.pods_read == PodsRead::Leaders
+                        && sample.pods.iter().all(|memory| memory.uid != uid)
+                );
                 match full.pods.iter().find(|memory| memory.uid == uid) {
                     Some(memory) if sample.pods.len() < LEADERS_MAX => {
                         sample.pods.push(old(memory));
@@ -163,7 +166,7 @@ fn followed(
                         }
                     }
                     _ => {
-                        (sample.leaders_only, sample.pods) = (false, all());
+                        (sample.pods_read, sample.pods) = (PodsRead::All, all());
                         sample.kubepods = full.kubepods;
                     }
                 }
@@ -533,7 +536,7 @@ fn a_false_alarm_reads_no_pod_however_old_their_figures_are() {
 #[test]
 fn a_journal_keeps_that_only_leaders_were_read() {
     let sample = Sample {
-        leaders_only: true,
+        pods_read: PodsRead::Leaders,
         ..Sample::default()
     };
     let text = serde_json::to_string(&sample).unwrap();
@@ -541,6 +544,6 @@ fn a_journal_keeps_that_only_leaders_were_read() {
     assert!(
         !serde_json::to_string(&Sample::default())
             .unwrap()
-            .contains("leaders_only")
+            .contains("pods_read")
     );
 }

@@ -7,7 +7,7 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{
-    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, Sample,
+    Action, Cause, CgroupMemory, Event, EventKind, NodeMemory, PodMemory, PodsRead, Sample,
 };
 use plimsoll_core::model::options::{
     Availability, EvictionOptions, Foresight, LastLine, Remedies, Victims,
@@ -17,7 +17,7 @@ use plimsoll_core::model::reading::{
 };
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
-use plimsoll_core::policy::memory::freshness::PODS_AGE_MAX_NS;
+use plimsoll_core::policy::eviction::freshness::PODS_AGE_MAX_NS;
 use plimsoll_core::policy::oom::last_line;
 use proptest::prelude::*;
 use serde_json::json;
@@ -265,7 +265,7 @@ fn started(config: EngineConfig) -> Engine {
 fn node_only(sample: &Sample) -> Sample {
     Sample {
         pods: Vec::new(),
-        node_only: true,
+        pods_read: PodsRead::None,
         ..sample.clone()
     }
 }
@@ -386,7 +386,7 @@ fn pods_are_read_for_a_threshold_a_pod_that_leaves_and_when_their_figures_are_ol
 fn a_journal_keeps_which_samples_had_no_pods() {
     let full = full(&quiet(0), S, 0);
     let text = |sample: &Sample| serde_json::to_string(sample).unwrap();
-    assert!(!text(&full).contains("node_only"));
+    assert!(!text(&full).contains("pods_read"));
     let short = node_only(&full);
     assert_eq!(
         serde_json::from_str::<Sample>(&text(&short)).unwrap(),

@@ -12,7 +12,7 @@ use plimsoll_core::model::options::OveruseRanking;
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Threshold};
-use plimsoll_core::policy::memory::thresholds::withheld_bytes;
+use plimsoll_core::policy::eviction::thresholds::withheld_bytes;
 use serde_json::json;
 
 use crate::node::{MI, Node, S, evicted, hard};

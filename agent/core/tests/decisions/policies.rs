@@ -12,7 +12,7 @@ use plimsoll_core::model::reading::{
 };
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::Threshold;
-use plimsoll_core::policy::memory::freshness::Stale;
+use plimsoll_core::policy::eviction::freshness::Stale;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

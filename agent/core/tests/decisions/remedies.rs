@@ -15,7 +15,7 @@ use plimsoll_core::model::options::{EvictionOptions, Remedies};
 use plimsoll_core::model::remedy::{Episode, Remedy};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
-use plimsoll_core::policy::memory::remedies::{
+use plimsoll_core::policy::eviction::remedies::{
     CLEAR_RETRY_NS, COOL_DOWN_NS, LOOK_EVERY_NS, THROTTLE_COOL_DOWN_NS, THROTTLE_MAX_NS,
 };
 use proptest::prelude::*;

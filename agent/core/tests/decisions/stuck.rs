@@ -4,7 +4,7 @@ use plimsoll_core::model::decision::{Decision, Ending};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::options::EvictionOptions;
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::policy::memory::leaving::{
+use plimsoll_core::policy::eviction::leaving::{
     OVERDUE_AFTER_KILL_NS, STUCK_AFTER_KILL_NS, STUCK_FOR_NS,
 };
 use serde_json::json;

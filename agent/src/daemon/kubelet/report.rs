@@ -7,7 +7,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
-use plimsoll_core::policy::memory::thresholds::withheld_bytes;
+use plimsoll_core::policy::eviction::thresholds::withheld_bytes;
 
 use super::{ACKNOWLEDGE_NS, Evicted, WITHHELD_EVERY_NS};
 use crate::daemon::Agent;

@@ -11,8 +11,8 @@ use plimsoll_core::model::options::{
     NamespaceShare, OomOrder, OveruseRanking, Remedies, Victims,
 };
 use plimsoll_core::policy::cpu::suppress::GIVE_UP_NS;
-use plimsoll_core::policy::memory::remedies::THROTTLE_MAX_NS;
-use plimsoll_core::policy::memory::share::NAMESPACE_SHARES_MAX;
+use plimsoll_core::policy::eviction::remedies::THROTTLE_MAX_NS;
+use plimsoll_core::policy::eviction::share::NAMESPACE_SHARES_MAX;
 
 use super::document::{Entry, Node, Origin, Value};
 use super::problem::Problem;

@@ -7,14 +7,14 @@
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
-use plimsoll_core::policy::memory::usage_bounds::STALE_BYTES;
+use plimsoll_core::policy::eviction::usage_bounds::STALE_BYTES;
 
 use super::{Open, Pods};
 use crate::host::cgroup::PageCache;
 use crate::host::file::FileError;
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read
-/// anyway ([`plimsoll_core::policy::memory::freshness`]), and to produce its fifty lines is most of what a pod at rest
+/// anyway ([`plimsoll_core::policy::eviction::freshness`]), and to produce its fifty lines is most of what a pod at rest
 /// costs.
 const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
 

@@ -84,7 +84,7 @@ pub(crate) fn available_bytes(
 /// allocatable memory without the eviction part.
 fn allocatable(readings: &Readings<'_>) -> Seen {
     // A sample of the node, or of leaders, leaves out what no threshold is on.
-    let is_part = readings.sample.node_only || readings.sample.leaders_only;
+    let is_part = !readings.sample.pods_read.is_all();
     if is_part && readings.sample.kubepods.is_none() {
         return Seen::NotRead;
     }
@@ -106,7 +106,7 @@ fn allocatable(readings: &Readings<'_>) -> Seen {
 
 /// MemAvailable (mm/show_mem.c si_mem_available) subtracts the watermarks and the page cache that cannot go; anonymous
 /// memory can still move to free swap, as far as it may and swap in memory wins something
-/// ([`crate::policy::memory::swap`]).
+/// ([`crate::policy::eviction::swap`]).
 fn kernel(readings: &Readings<'_>) -> Seen {
     let node = &readings.sample.node;
     if node.capacity_bytes == 0 {
@@ -125,7 +125,7 @@ fn kernel(readings: &Readings<'_>) -> Seen {
 mod tests {
     use super::*;
     use crate::model::event::{CgroupMemory, Sample};
-    use crate::policy::memory::swap::winnable_bytes;
+    use crate::policy::eviction::swap::winnable_bytes;
 
     fn seen(
         observe: fn(&Readings<'_>) -> Seen,

@@ -178,7 +178,7 @@ pub struct Readings<'a> {
     pub at_ns: u64,
     /// What counts as available memory.
     pub availability: Availability,
-    /// What free swap is worth, bytes ([`crate::policy::memory::swap`]).
+    /// What free swap is worth, bytes ([`crate::policy::eviction::swap`]).
     pub swap_bytes: u64,
 }
 

@@ -1,7 +1,7 @@
-//! What devices a machine has: from configuration, from device plugins, from the kubelet's PodResources API.
+//! What devices a machine has: from configuration, and from the kubelet's PodResources API.
 //!
-//! Source: `Device` of the device plugin API v1beta1 and `AllocatableResourcesResponse` of the PodResources API v1
-//! (k8s.io/kubelet/pkg/apis, 1.36). Both of their spellings of JSON fields are read.
+//! Source: `AllocatableResourcesResponse` of the PodResources API v1 (k8s.io/kubelet/pkg/apis, 1.36). Both spellings of
+//! its JSON fields are read.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub struct Inventory {
     pub(super) resources: BTreeMap<String, Resource>,
 }
 
-/// `NUMANode` of both APIs.
+/// `NUMANode` of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApiNode {
     /// The node's number; below zero where the kernel knows none.
@@ -68,19 +68,6 @@ pub struct ApiTopology {
     /// The nodes.
     #[serde(default)]
     pub nodes: Vec<ApiNode>,
-}
-
-/// `Device` of the device plugin API, as `ListAndWatch` sends it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PluginDevice {
-    /// The device.
-    #[serde(rename = "ID", alias = "id")]
-    pub id: String,
-    /// `Healthy`, or anything else.
-    pub health: String,
-    /// Where it is, if the plugin says.
-    #[serde(default)]
-    pub topology: Option<ApiTopology>,
 }
 
 /// `ContainerDevices` of the PodResources API: in `AllocatableResourcesResponse.devices` all that are healthy.
@@ -163,28 +150,6 @@ impl Inventory {
         };
         self.resources.insert(resource.to_owned(), devices);
         Ok(())
-    }
-
-    /// As [`Self::set`], from what a device plugin lists.
-    ///
-    /// # Errors
-    ///
-    /// The first device that cannot be taken over; then nothing has changed.
-    pub fn set_from_plugin(
-        &mut self,
-        resource: &str,
-        devices: &[PluginDevice],
-        preference: Preference,
-    ) -> Result<(), InventoryError> {
-        let devices = devices.iter().map(|listed| {
-            Ok(Device {
-                id: listed.id.clone(),
-                numa_nodes: nodes(resource, &listed.id, listed.topology.as_ref())?,
-                healthy: listed.health == "Healthy",
-            })
-        });
-        let devices = devices.collect::<Result<Vec<Device>, InventoryError>>()?;
-        self.set(resource, devices, preference)
     }
 
     /// From what the PodResources API calls allocatable. An id that is there more than once is near to all the nodes it

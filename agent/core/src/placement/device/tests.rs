@@ -216,15 +216,17 @@ fn devices_are_taken_from_near_to_far() {
 
 #[test]
 fn only_healthy_devices_are_allocated() {
-    let plugin = |text: &str| -> Vec<PluginDevice> { serde_json::from_str(text).unwrap() };
+    let device = |id: &str, numa_nodes, healthy| Device {
+        id: id.to_owned(),
+        numa_nodes,
+        healthy,
+    };
     let mut inventory = Inventory::default();
-    let listed = plugin(
-        r#"[{"ID":"a","health":"Unhealthy","topology":{"nodes":[{"ID":1}]}},
-            {"ID":"b","health":"Healthy","topology":{"nodes":[{"ID":-1}]}}]"#,
-    );
-    inventory
-        .set_from_plugin(NIC, &listed, Preference::Any)
-        .unwrap();
+    let listed = [
+        device("a", NumaMask::of(1), false),
+        device("b", NumaMask::EMPTY, true),
+    ];
+    inventory.set(NIC, listed, Preference::Any).unwrap();
     let mut devices = Devices::new(NumaMask(3), inventory.clone());
     let app_pod = pod("own", 0, &[1]);
     assert_eq!(allocate(&mut devices, &app_pod, 0, Some(2)).unwrap(), ["b"]);
@@ -235,26 +237,23 @@ fn only_healthy_devices_are_allocated() {
         "pod default/other, container c0: 1 of vendor.example/nic are wanted and 0 are free (near to NUMA node: none): 1 more would \
          have to be free, 1 are not healthy; held by pod own container c0"
     );
-    let sick = plugin(r#"[{"ID":"a","health":"Healthy"},{"ID":"b","health":"Unhealthy"}]"#);
-    inventory
-        .set_from_plugin(NIC, &sick, Preference::Any)
-        .unwrap();
-    devices.set_inventory(inventory.clone());
+    let sick = device("b", NumaMask::EMPTY, false);
+    let listed = [device("a", NumaMask::EMPTY, true), sick.clone()];
+    inventory.set(NIC, listed, Preference::Any).unwrap();
+    devices.inventory = inventory.clone();
     let error = allocate(&mut devices, &app_pod, 0, None).unwrap_err();
     assert!(
         error.ends_with("its devices of vendor.example/nic are no longer healthy: b"),
         "{error}"
     );
-    inventory
-        .set_from_plugin(NIC, &sick[1..], Preference::Any)
-        .unwrap();
-    devices.set_inventory(inventory);
+    inventory.set(NIC, [sick], Preference::Any).unwrap();
+    devices.inventory = inventory;
     let error = allocate(&mut devices, &other, 0, None).unwrap_err();
     assert!(
         error.ends_with("no device of vendor.example/nic is healthy: 1 would have to be"),
         "{error}"
     );
-    devices.set_inventory(Inventory::default());
+    devices.inventory = Inventory::default();
     let error = allocate(&mut devices, &other, 0, None).unwrap_err();
     assert!(
         error.ends_with(

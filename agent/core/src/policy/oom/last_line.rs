@@ -7,7 +7,7 @@
 //!
 //! - below the *line* (the largest hard threshold on memory), if a crossing was not acknowledged in time;
 //! - below the *critical* amount, a quarter of that, at once. An agent that is alive has taken away its victim's grace
-//!   by [half](crate::policy::memory::thresholds::half).
+//!   by [half](crate::policy::eviction::thresholds::half).
 //!
 //! No pod that is exempt from eviction can be in the order: [`Condemned`] is made from a row of the ranking, and from
 //! no row of an exempt pod. Pods that are leaving come first; pods that a disruption budget protects come last.
@@ -22,11 +22,11 @@ use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
-use crate::policy::memory::candidates;
-use crate::policy::memory::disruption::Budgeting;
-use crate::policy::memory::rank::{RankRow, Ranking};
-use crate::policy::memory::thresholds::is_memory_floor;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::candidates;
+use crate::policy::eviction::disruption::Budgeting;
+use crate::policy::eviction::rank::{RankRow, Ranking};
+use crate::policy::eviction::thresholds::is_memory_floor;
+use crate::policy::eviction::view::View;
 
 #[cfg(doc)]
 use crate::model::options::LastLine;

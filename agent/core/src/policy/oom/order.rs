@@ -50,7 +50,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::pod_uid::PodUid;
-use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::eviction::rank::{RankRow, Ranking};
 use crate::policy::oom::score::{BEST_EFFORT_ADJ, GUARANTEED_ADJ};
 
 /// The highest score of a ranked container.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::policy::memory::rank::Nanos;
+use crate::policy::eviction::rank::Nanos;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

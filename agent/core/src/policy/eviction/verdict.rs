@@ -1,6 +1,6 @@
 //! What is to be done about what the signals show: the one judgement.
 //!
-//! [`eviction`](crate::policy::memory::eviction) carries it out, [`freshness`](crate::policy::memory::freshness) asks
+//! [`eviction`](crate::policy::eviction) carries it out, [`freshness`](crate::policy::eviction::freshness) asks
 //! which figures it rests on before it is, `explain` shows it. It changes nothing but the space that it computes in,
 //! and allocates nothing once there is room for all pods.
 //!
@@ -17,13 +17,13 @@ use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeReclaim, PodState};
 use crate::model::threshold::Operator;
 use crate::policy::disk::node_reclaim;
-use crate::policy::memory::disruption::{Budgeting, Preference};
-use crate::policy::memory::foresight;
-use crate::policy::memory::lineup::Lineup;
-use crate::policy::memory::rank::{RankRow, SortKey};
-use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, candidates, leaving, numa, ranking_head, stall, target};
+use crate::policy::eviction::disruption::{Budgeting, Preference};
+use crate::policy::eviction::foresight;
+use crate::policy::eviction::lineup::Lineup;
+use crate::policy::eviction::rank::{RankRow, SortKey};
+use crate::policy::eviction::thresholds::{self, Met};
+use crate::policy::eviction::view::View;
+use crate::policy::eviction::{breaker, candidates, leaving, numa, ranking_head, stall, target};
 
 /// Space for one judgement, kept so that none is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]
@@ -128,7 +128,7 @@ impl ByNode {
 
 /// A sample of the node, or of leaders, leaves out what no threshold is on.
 fn is_part(sample: &Sample) -> bool {
-    sample.node_only || sample.leaders_only
+    !sample.pods_read.is_all()
 }
 
 /// What is to be done first.
@@ -250,7 +250,7 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Victims {
     /// How many pods were candidates. [`Scratch::rows`] has all of them, or the
-    /// [head](crate::policy::memory::ranking_head) of their ranking.
+    /// [head](crate::policy::eviction::ranking_head) of their ranking.
     pub(crate) ranked: usize,
     /// The figures of so many rows, from the first of the ranking on, decide it. If those of later rows are smaller
     /// than is known, the same pods go.
@@ -284,55 +284,64 @@ pub(crate) fn first_known<'scratch>(
 
 /// Ranks the candidates and chooses the victims.
 pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Victims {
-    let ranking = met.resource().ranking();
+    let ranked = rank(view, met, scratch);
+    let Scratch { rows, chosen, .. } = scratch;
+    chosen.clear();
+    chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
+    if !met.threshold.is_hard() {
+        pass_over_refused(view, rows, chosen);
+    }
+    choose(view, met, ranked, scratch)
+}
+
+/// Fills [`Scratch::rows`] with the candidates in the order of their ranking, or with the head of it if no more is
+/// needed. Returns how many candidates there are.
+fn rank(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> usize {
     let Scratch {
         rows,
         sort_keys,
-        chosen,
         lineup,
+        ..
+    } = scratch;
+    if takes_the_first(view.config, met) {
+        let is_soft = !met.threshold.is_hard();
+        let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
+        let ranked = ranking_head::fill(view, false, lineup, rows, sort_keys, goes);
+        if let Some(ranked) = ranked {
+            return ranked;
+        }
+    }
+    candidates(view, met.threshold.signal, rows);
+    met.resource().ranking().rank(rows, sort_keys);
+    rows.len()
+}
+
+/// Keeps in [`Scratch::chosen`], which has the candidates that may go, those that go.
+fn choose(view: &View<'_>, met: &Met, ranked: usize, scratch: &mut Scratch) -> Victims {
+    let Scratch {
+        rows,
+        chosen,
         budgeting,
         ..
     } = scratch;
-    let is_soft = !met.threshold.is_hard();
-    let head = if takes_the_first(view.config, met) {
-        let goes = |pod: &PodState| !(pod.row.exempt || is_soft && view.is_refused(pod));
-        ranking_head::fill(view, false, lineup, rows, sort_keys, goes)
-    } else {
-        None
-    };
-    let ranked = head.unwrap_or_else(|| {
-        candidates(view, met.threshold.signal, rows);
-        ranking.rank(rows, sort_keys);
-        rows.len()
-    });
-    chosen.clear();
-    chosen.extend((0..rows.len()).filter(|&at| !rows[at].exempt));
-    if is_soft {
-        pass_over_refused(view, rows, chosen);
-    }
-    let all = rows.len();
-    let first = chosen.first().map_or(0, |at| at + 1);
-    let need = met.threshold.shortfall(met.observation, true);
-    let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
-    let need = breaker::asked_of_others(view, met, need);
+    let ranking = met.resource().ranking();
     let options = &view.config.options;
     let several = options.victims == options::Victims::Targeted;
+    let need = need(view, met);
+    let first = chosen.first().map_or(0, |at| at + 1);
     budgeting.clear();
     let preference = if options.disruption_budgets {
         budgeting.prefer(view, ranking, rows, chosen, need, several)
     } else {
         Preference::None
     };
+    let all = rows.len();
     // What a namespace uses decides, too: any of its pods may.
-    let first = if view.config.namespace_shares.is_empty() {
-        first
-    } else {
-        all
-    };
+    let one_by_one = view.config.namespace_shares.is_empty();
     let mut rests_on = match preference {
-        Preference::None => first,
+        Preference::None if one_by_one => first,
         Preference::Suffices { last } => last + 1,
-        Preference::Falls => all,
+        Preference::None | Preference::Falls => all,
     };
     if let (true, Some(need)) = (several, need) {
         let last = target::select(
@@ -344,7 +353,7 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         // If all together do not suffice, all go: also if they use less.
         let last = last.map_or(0, |last| last + 1);
         rests_on = match preference {
-            Preference::None if view.config.namespace_shares.is_empty() => last,
+            Preference::None if one_by_one => last,
             Preference::None => all,
             Preference::Suffices { .. } | Preference::Falls => rests_on.max(last),
         };
@@ -356,6 +365,13 @@ pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Vict
         rests_on,
         need: need.filter(|_| several || preference != Preference::None),
     }
+}
+
+/// What the victims must free, if the threshold can say it.
+fn need(view: &View<'_>, met: &Met) -> Option<u64> {
+    let need = met.threshold.shortfall(met.observation, true);
+    let need = need.filter(|_| met.threshold.operator == Operator::LessThan);
+    breaker::asked_of_others(view, met, need)
 }
 
 fn is_refused(view: &View<'_>, row: &RankRow) -> bool {

@@ -26,9 +26,9 @@ use crate::model::decision::Decision;
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::threshold::{Operator, Threshold};
-use crate::policy::memory::foresight::Shortage;
-use crate::policy::memory::thresholds::{Met, half, is_memory_floor};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::foresight::Shortage;
+use crate::policy::eviction::thresholds::{Met, half, is_memory_floor};
+use crate::policy::eviction::view::View;
 
 /// Whether what a threshold lacks is bytes of memory.
 fn applies_to(threshold: &Threshold) -> bool {

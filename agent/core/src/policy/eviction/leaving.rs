@@ -1,5 +1,5 @@
 //! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory. What begins and ends that:
-//! [`termination`](crate::policy::memory::termination).
+//! [`termination`](crate::policy::eviction::termination).
 //!
 //! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the
 //! kubelet's fixed 30 s wait), yet a process that cannot die must not hold up the node for ever. Approach: a pod has
@@ -40,17 +40,26 @@ const KUBELET_LOOK_NS: u64 = 50_000_000;
 /// kill may be what frees it.
 pub const LINGER_AFTER_EMPTY_NS: u64 = 1_000_000_000;
 
-/// What a moment makes of a pod on its way out: it still is, or it has ended like this.
-pub(crate) type Left = Result<Leaving, Ending>;
+/// What a moment makes of a pod on its way out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum After {
+    /// It still leaves.
+    Leaving(Leaving),
+    /// It has ended.
+    Ended(Ending),
+}
 
 /// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed.
-/// [`termination`](crate::policy::memory::termination) does the same, and says it.
-pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> Left {
+/// [`termination`](crate::policy::eviction::termination) does the same, and says it.
+pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> After {
     if kill_now(&leaving, false, now_ns).is_some() {
         killed(&mut leaving, now_ns, None);
     }
     // The figure is of this moment.
-    ending(&leaving, usage_bytes, now_ns, now_ns).map_or(Ok(leaving), Err)
+    match ending(&leaving, usage_bytes, now_ns, now_ns) {
+        Some(ending) => After::Ended(ending),
+        None => After::Leaving(leaving),
+    }
 }
 
 /// The state of a pod whose ending begins now.

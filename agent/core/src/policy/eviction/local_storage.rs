@@ -16,8 +16,8 @@ use crate::model::rank_row::Nanos;
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::rank::DiskScope;
-use crate::policy::memory::termination;
+use crate::policy::eviction::rank::DiskScope;
+use crate::policy::eviction::termination;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {

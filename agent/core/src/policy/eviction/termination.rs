@@ -7,8 +7,8 @@ use crate::model::decision::{Decision, Ending, KillReason, Reason};
 use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::Resource;
 use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
-use crate::policy::memory::view::View;
-use crate::policy::memory::{leaving, remedies, retained};
+use crate::policy::eviction::view::View;
+use crate::policy::eviction::{leaving, remedies, retained};
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its
 /// documentation says).

@@ -15,9 +15,9 @@
 
 use crate::model::decision::Disruption;
 use crate::model::state::NodeState;
-use crate::policy::memory::rank::{RankRow, Ranking};
-use crate::policy::memory::target;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::rank::{RankRow, Ranking};
+use crate::policy::eviction::target;
+use crate::policy::eviction::view::View;
 
 /// Its buffers, kept so that nothing is allocated on the way to a kill.
 #[derive(Clone, Debug, Default)]

@@ -15,8 +15,8 @@
 
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
-use crate::policy::memory::leaving;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::leaving;
+use crate::policy::eviction::view::View;
 
 /// The window of a signal about stalls, nanoseconds; `None` for other signals.
 const fn window_ns(signal: Signal) -> Option<u64> {

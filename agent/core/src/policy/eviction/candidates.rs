@@ -9,9 +9,9 @@ use crate::model::reading::PodLoad;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::model::unread::Charged;
-use crate::policy::memory::rank::{DiskScope, RankRow, Ranking};
-use crate::policy::memory::share;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::rank::{DiskScope, RankRow, Ranking};
+use crate::policy::eviction::share;
+use crate::policy::eviction::view::View;
 
 impl Resource {
     /// How pods are ranked when it runs out.

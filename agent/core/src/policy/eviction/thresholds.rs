@@ -14,9 +14,9 @@ use crate::model::decision::{Decision, KillReason};
 use crate::model::signal::{NodeCondition, Observation, Observations, Resource, Signal, Unit};
 use crate::model::state::{NodeState, ThresholdState};
 use crate::model::threshold::{Operator, Passes, Threshold};
-use crate::policy::memory::foresight::{Foreseen, Shortage};
-use crate::policy::memory::stall;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::foresight::{Foreseen, Shortage};
+use crate::policy::eviction::stall;
+use crate::policy::eviction::view::View;
 
 /// A threshold that asks for a victim.
 #[derive(Clone, Copy, Debug)]

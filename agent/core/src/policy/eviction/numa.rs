@@ -7,14 +7,14 @@
 //! taken in full matters: with 12 GiB on two nodes and a request of 10 GiB it would pass for a pod within its request.
 //!
 //! The figures cost a file of some thirty lines per pod. So they are not in a sample until the engine asks for them
-//! ([`Stale::NumaPods`](crate::policy::memory::freshness::Stale)): when a pod is to be chosen for that node.
+//! ([`Stale::NumaPods`](crate::policy::eviction::freshness::Stale)): when a pod is to be chosen for that node.
 
 use crate::model::event::Sample;
 use crate::model::signal::Signal;
 use crate::model::signal::numa::most_pressed;
 use crate::model::state::NodeState;
-use crate::policy::memory::rank::{Nanos, RankRow};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::rank::{Nanos, RankRow};
+use crate::policy::eviction::view::View;
 
 /// The node for which a sample lacks the figures of pods.
 pub(crate) fn missing(sample: &Sample) -> Option<u32> {

@@ -11,14 +11,15 @@
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::Ending;
-use crate::model::event::{PodMemory, Sample};
+use crate::model::event::{PodMemory, PodsRead, Sample};
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads};
 use crate::model::signal::{Observations, Readings, Resource};
 use crate::model::state::{Hold, Leaving, NodeState, PodState};
 use crate::model::unread::Unread;
-use crate::policy::memory::usage_bounds::most_used_bytes;
-use crate::policy::memory::{leaving, retained, swap};
+use crate::policy::eviction::leaving::{self, After};
+use crate::policy::eviction::usage_bounds::most_used_bytes;
+use crate::policy::eviction::{retained, swap};
 
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
@@ -62,18 +63,23 @@ impl<'a> View<'a> {
 
     /// The sample ahead, if it has pods.
     pub(crate) fn pods_ahead(&self) -> Option<&'a Sample> {
-        self.ahead.filter(|sample| !sample.node_only)
+        self.ahead
+            .filter(|sample| sample.pods_read != PodsRead::None)
     }
 
     /// How a pod leaves, if it does.
     pub(crate) fn leaving(&self, pod: &PodState) -> Option<Leaving> {
-        self.left(pod)?.ok()
+        match self.after(pod)? {
+            After::Leaving(leaving) => Some(leaving),
+            After::Ended(_) => None,
+        }
     }
 
-    fn left(&self, pod: &PodState) -> Option<leaving::Left> {
+    /// What the sample ahead makes of a pod that leaves.
+    fn after(&self, pod: &PodState) -> Option<After> {
         let leaving = pod.leaving?;
         if self.ahead.is_none() {
-            return Some(Ok(leaving));
+            return Some(After::Leaving(leaving));
         }
         let usage_bytes = match self.pods_ahead() {
             Some(_) => self.memory_ahead(pod).map(|memory| memory.usage_bytes),
@@ -91,7 +97,7 @@ impl<'a> View<'a> {
 
     /// Whether it ends with the sample ahead, and memory stays.
     pub(crate) fn ends_lingering(&self, pod: &PodState) -> bool {
-        self.left(pod) == Some(Err(Ending::Lingering))
+        self.after(pod) == Some(After::Ended(Ending::Lingering))
     }
 
     /// Memory that outlived evicted pods.
@@ -108,8 +114,8 @@ impl<'a> View<'a> {
             None => pod.row.usage,
         };
         let pods = self.state.leaving();
-        pods.fold(known, |known, pod| match (pod.leaving, self.left(pod)) {
-            (Some(leaving), Some(Err(ending))) => retained::after(
+        pods.fold(known, |known, pod| match (pod.leaving, self.after(pod)) {
+            (Some(leaving), Some(After::Ended(ending))) => retained::after(
                 self.config,
                 known,
                 &leaving,
@@ -130,9 +136,9 @@ impl<'a> View<'a> {
         if pod.leaving.is_none() {
             return !leaving::is_stuck(pod, self.now_ns);
         }
-        match self.left(pod) {
-            Some(Err(ending)) => ending != Ending::Stuck,
-            Some(Ok(leaving)) => {
+        match self.after(pod) {
+            Some(After::Ended(ending)) => ending != Ending::Stuck,
+            Some(After::Leaving(leaving)) => {
                 !leaving::is_overdue(&leaving, self.now_ns) && !leaving::is_stuck(pod, self.now_ns)
             }
             None => true,
@@ -174,13 +180,17 @@ impl<'a> View<'a> {
 
     /// The bounds of what pods use which the sample ahead does not have; `None`: it has all.
     pub(crate) fn unread(&self) -> Option<Unread> {
-        let sample = self.ahead.filter(|sample| sample.leaders_only)?;
+        let sample = self
+            .ahead
+            .filter(|sample| sample.pods_read == PodsRead::Leaders)?;
         Some(Unread::of(sample))
     }
 
     /// Whether the sample ahead lacks a pod, and others may not.
     pub(crate) fn is_unread(&self, uid: &PodUid) -> bool {
-        let sample = self.ahead.filter(|sample| sample.leaders_only);
+        let sample = self
+            .ahead
+            .filter(|sample| sample.pods_read == PodsRead::Leaders);
         sample.is_some_and(|sample| sample.pods.iter().all(|memory| memory.uid != *uid))
     }
 

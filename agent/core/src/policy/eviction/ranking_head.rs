@@ -8,11 +8,12 @@
 //!
 //! The order is the comparators' own ([`Ranking::Memory`]): a test compares both.
 
+use crate::model::event::PodsRead;
 use crate::model::rank_row::RankRow;
 use crate::model::state::PodState;
-use crate::policy::memory::lineup::{Ahead, Contender, Lineup};
-use crate::policy::memory::rank::{Ranking, SortKey};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::lineup::{Ahead, Contender, Lineup};
+use crate::policy::eviction::rank::{Ranking, SortKey};
+use crate::policy::eviction::view::View;
 
 impl Contender<'_> {
     fn fill(&self, row: &RankRow) -> RankRow {
@@ -40,7 +41,7 @@ pub(super) fn fill(
     may_go: impl Fn(&PodState) -> bool,
 ) -> Option<usize> {
     let sample = view.pods_ahead().filter(|_| !by_known);
-    if sample.is_some_and(|sample| !sample.leaders_only) {
+    if sample.is_some_and(|sample| sample.pods_read != PodsRead::Leaders) {
         return None;
     }
     lineup.bring_up_to_date(view.config, view.state, view.now_ns);
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
     use crate::model::config::EngineConfig;
     use crate::model::state::NodeState;
-    use crate::policy::memory::rank::tests::any_rows;
+    use crate::policy::eviction::rank::tests::any_rows;
 
     proptest! {
         #[test]

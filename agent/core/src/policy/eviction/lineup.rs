@@ -14,13 +14,13 @@ use std::cmp::Ordering;
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
-use crate::model::event::{Overused, Sample};
+use crate::model::event::{Overused, PodsRead, Sample};
 use crate::model::rank_row::{Nanos, RankRow};
 use crate::model::state::{NodeState, PodState};
 use crate::model::unread::{Charged, Unread};
-use crate::policy::memory::share;
-use crate::policy::memory::usage_bounds::most_used_bytes;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::share;
+use crate::policy::eviction::usage_bounds::most_used_bytes;
+use crate::policy::eviction::view::View;
 
 /// The table.
 #[derive(Clone, Debug, Default)]
@@ -99,7 +99,7 @@ pub(super) struct Contender<'a> {
 const STATS_KNOWN: u64 = 1 << 59;
 const WITHIN_REQUEST: u64 = 1 << 58;
 
-/// All comparators of [`Ranking::Memory`](crate::policy::memory::rank::Ranking::Memory) but what hangs on amounts, and
+/// All comparators of [`Ranking::Memory`](crate::policy::eviction::rank::Ranking::Memory) but what hangs on amounts, and
 /// UIDs, as one number that is smaller the earlier a pod goes.
 fn class(row: &RankRow, (overused, over_share): (u16, u16)) -> u64 {
     // Moved up by 2^31: the order of i32 as that of u32.
@@ -477,10 +477,10 @@ impl Lineup {
         state: &mut NodeState,
         sample: &Sample,
     ) {
-        if sample.node_only {
+        if sample.pods_read == PodsRead::None {
             return;
         }
-        if !sample.leaders_only {
+        if sample.pods_read != PodsRead::Leaders {
             self.outdate();
             return;
         }

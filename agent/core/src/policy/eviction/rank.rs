@@ -16,7 +16,7 @@
 //! standing; the rankings for stalls of CPUs and disks; the UID at the end.
 //!
 //! The order stands in three more places, each of which a test compares with this one: the numbers that rows are sorted
-//! by (`sort_keys`), the one pass that finds the first pod without rows ([`lineup`](crate::policy::memory::lineup)),
+//! by (`sort_keys`), the one pass that finds the first pod without rows ([`lineup`](crate::policy::eviction::lineup)),
 //! and the last line's program, without namespaces (`goes_before` in `ebpf/abi/src/last_line.rs`).
 //!
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus

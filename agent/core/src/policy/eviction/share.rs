@@ -23,7 +23,7 @@ use crate::model::options::{NamespaceShare, OveruseRanking};
 use crate::model::rank_row::RankRow;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::view::View;
 
 /// Namespaces with a share, at most: their sums are on the stack.
 pub const NAMESPACE_SHARES_MAX: usize = 64;
@@ -152,7 +152,7 @@ mod tests {
     use crate::kube::pod::Pod;
     use crate::model::event::{Event, EventKind};
     use crate::model::rank_row::Comparator;
-    use crate::policy::memory::rank::Ranking;
+    use crate::policy::eviction::rank::Ranking;
 
     const MIB: u64 = 1 << 20;
 

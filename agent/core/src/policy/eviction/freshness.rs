@@ -5,7 +5,7 @@
 //! that has only read files since the last reading must not be evicted for it, nor another one for a pod whose files
 //! have become anonymous memory since. Approach: the agent reads the usage of each pod and keeps the inactive file
 //! pages of an earlier reading. Then it asks here, again and again, for the one figure that could still change the
-//! [verdict](crate::policy::memory::verdict), until there is none. Usually there is none: the pod that grew was ahead
+//! [verdict](crate::policy::eviction::verdict), until there is none. Usually there is none: the pod that grew was ahead
 //! already.
 //!
 //! Before that comes a cheaper question ([`pods_needed`]): from the node's figures alone, is any pod's figure needed at
@@ -13,33 +13,22 @@
 //! nothing may be lost the question is [`wanted`]: to evict the first pod of the memory ranking, only pods that may be
 //! the first are read, one by one ([`Stale::Unread`]). Of the others there are bounds
 //! ([`unread`](crate::model::unread)). What a pod uses at least and at most is in
-//! [`usage_bounds`](crate::policy::memory::usage_bounds).
+//! [`usage_bounds`](crate::policy::eviction::usage_bounds).
 
 use crate::kube::pod_uid::PodUid;
-use crate::model::event::{PodMemory, Sample};
+use crate::model::event::{PodMemory, PodsRead, Sample};
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeState, PodState};
-use crate::policy::memory::rank::{RankRow, Ranking};
-use crate::policy::memory::thresholds::Met;
-use crate::policy::memory::usage_bounds::{is_stale, is_stale_pod, least_used_bytes};
-use crate::policy::memory::verdict::{self, ByNode, Next, Scratch};
-use crate::policy::memory::view::View;
-use crate::policy::memory::{foresight, leaving, numa};
+use crate::policy::eviction::rank::{RankRow, Ranking};
+use crate::policy::eviction::thresholds::Met;
+use crate::policy::eviction::usage_bounds::{is_stale, is_stale_pod, least_used_bytes};
+use crate::policy::eviction::verdict::{self, ByNode, Next, Scratch};
+use crate::policy::eviction::view::View;
+use crate::policy::eviction::{foresight, leaving, numa};
 
 /// The memory of each pod is read at least this often while samples are taken, nanoseconds: the last line, the OOM
 /// order and what is shown of pods rest on it.
 pub const PODS_AGE_MAX_NS: u64 = 250_000_000;
-
-/// The pods that a decision about a sample rests on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted {
-    /// None.
-    Nothing,
-    /// Those that [`Engine::stale`](crate::engine::Engine::stale) names, in a sample with [`Sample::leaders_only`].
-    Leaders,
-    /// All that have a cgroup.
-    All,
-}
 
 /// A reading that is too old for what hangs on it, or was not made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,20 +77,20 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
 /// The pods whose memory can change the decision about `sample`, ignoring how old their known figures are. Only the
 /// node has been read.
 ///
-/// [`Wanted::Nothing`] and [`Wanted::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the
+/// [`PodsRead::None`] and [`PodsRead::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the
 /// same as with all pods, but for the comparator that set the victim apart from the next
 /// ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by what is known. And a cgroup
 /// that is gone is not missed before its end is reported, unless its pod is asked for.
-pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Wanted {
+pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> PodsRead {
     let View { config, state, .. } = *view;
     let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
     if under_way || sample.storage.is_some() {
-        return Wanted::All;
+        return PodsRead::All;
     }
     match ByNode::keep(&mut scratch.by_node, view, sample).asked.met {
-        Some(met) if !verdict::takes_the_first(config, &met) => Wanted::All,
-        None if !has_awaited(view) => Wanted::Nothing,
-        _ => Wanted::Leaders,
+        Some(met) if !verdict::takes_the_first(config, &met) => PodsRead::All,
+        None if !has_awaited(view) => PodsRead::None,
+        _ => PodsRead::Leaders,
     }
 }
 
@@ -113,7 +102,7 @@ fn has_awaited(view: &View<'_>) -> bool {
 
 /// The first outdated figure of the sample that `view` has ahead which could change the decision about it.
 pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
-    if sample.leaders_only {
+    if sample.pods_read == PodsRead::Leaders {
         let mut pods = view.state.leaving();
         let unread = pods.find(|pod| view.is_unread(&pod.row.uid));
         if let Some(pod) = unread {
@@ -146,7 +135,7 @@ pub(crate) fn decisive(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) 
 }
 
 /// A pod that ends with this sample, and whose figure is old: what stays of its memory is not asked of others
-/// ([`breaker`](crate::policy::memory::breaker)).
+/// ([`breaker`](crate::policy::eviction::breaker)).
 fn stale_retained(view: &View<'_>, sample: &Sample) -> Option<usize> {
     view.config.options.breaker?;
     let pods = view.state.leaving();
@@ -167,7 +156,7 @@ fn index_of(pods: &[PodMemory], row: &RankRow) -> Option<usize> {
 
 /// The first pod of the ranking whose figure is old and decides which pods are evicted.
 fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch) -> Option<Stale> {
-    if sample.leaders_only
+    if sample.pods_read == PodsRead::Leaders
         && sample.pods.iter().all(|memory| is_leaving(view, memory))
         && let Some(row) = verdict::first_known(view, scratch)
     {
@@ -176,7 +165,7 @@ fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch)
     }
     let victims = verdict::victims(view, met, scratch);
     let rows = &scratch.rows;
-    if sample.leaders_only {
+    if sample.pods_read == PodsRead::Leaders {
         // One that is not evicted and may be ahead counts too: for the rank of the victim.
         let mut leaders = rows[..victims.rests_on].iter();
         if let Some(row) = leaders.find(|row| view.is_unread(&row.uid)) {

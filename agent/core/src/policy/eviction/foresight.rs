@@ -26,7 +26,7 @@ pub use crate::model::outlook::{Foreseen, Outlook};
 use crate::model::signal::{Observation, Resource, Signal};
 use crate::model::state::NodeState;
 use crate::model::threshold::{Amount, Operator, Passes, Threshold};
-use crate::policy::memory::view::View;
+use crate::policy::eviction::view::View;
 
 /// So many of them must show a loss.
 const LOSING_MIN: usize = 4;

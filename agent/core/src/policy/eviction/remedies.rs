@@ -23,7 +23,7 @@
 //! evidence, as after a sudden ramp, it evicts at once, with the decisions that it takes without remedies. Thresholds
 //! on stalls get none: what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA node, whose
 //! pods these means do not single out. Nor does an end of memory that is foreseen
-//! ([`foresight`](crate::policy::memory::foresight)).
+//! ([`foresight`](crate::policy::eviction::foresight)).
 //!
 //! The kubelet has no such stages: it evicts as soon as a threshold is met.
 
@@ -37,11 +37,11 @@ use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{NodeState, PodState};
 use crate::model::swap::PodSwap;
 use crate::model::threshold::{Operator, Threshold};
-use crate::policy::memory::candidates;
-use crate::policy::memory::rank::Ranking;
-use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::verdict::Scratch;
-use crate::policy::memory::view::View;
+use crate::policy::eviction::candidates;
+use crate::policy::eviction::rank::Ranking;
+use crate::policy::eviction::thresholds::{self, Met};
+use crate::policy::eviction::verdict::Scratch;
+use crate::policy::eviction::view::View;
 
 /// The longest that a pod is held at `memory.high` at one time, whatever the budget says, nanoseconds.
 pub const THROTTLE_MAX_NS: u64 = 10_000_000_000;

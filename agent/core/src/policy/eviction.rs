@@ -1,7 +1,8 @@
-//! Which pod is evicted.
+//! Shortages of memory, disk and PIDs: which thresholds are met, which pod is evicted, what is tried before, and when
+//! to sample again. This file has the choice, the files of the folder have a step of it each.
 //!
 //! Rules: `synchronize` in pkg/kubelet/eviction/eviction_manager.go of Kubernetes 1.36, from the choice of a threshold
-//! on ([`thresholds`](crate::policy::memory::thresholds) says which): pods over a local storage limit are evicted
+//! on ([`thresholds`](crate::policy::eviction::thresholds) says which): pods over a local storage limit are evicted
 //! first, all of them; for a disk signal space is freed without ending a pod, and only if that does not suffice the
 //! first pod of the ranking that is not exempt is evicted. A hard threshold gives it one second, a soft one the smaller
 //! of `evictionMaxPodGracePeriod` and the pod's grace period.
@@ -12,14 +13,38 @@
 //! - While a victim is leaving and its memory is still being freed no other pod is chosen for the same resource (the
 //!   kubelet waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a
 //!   hard memory threshold is used up too, the victim's grace period ends.
-//! - With [`foresight`](crate::policy::memory::foresight) the first in the ranking is also evicted when the kernel will
+//! - With [`foresight`](crate::policy::eviction::foresight) the first in the ranking is also evicted when the kernel will
 //!   soon have no memory left.
 //! - With [`Remedies`](crate::model::options::Remedies) other means are tried before a pod is evicted for memory
-//!   ([`remedies`](crate::policy::memory::remedies)).
+//!   ([`remedies`](crate::policy::eviction::remedies)).
 //! - While the memory of an evicted pod does not come back, others are evicted slowly
-//!   ([`breaker`](crate::policy::memory::breaker)).
+//!   ([`breaker`](crate::policy::eviction::breaker)).
 //! - With [`Victims::Targeted`] as many pods are evicted at once as are needed
-//!   ([`target`](crate::policy::memory::target)).
+//!   ([`target`](crate::policy::eviction::target)).
+
+pub mod breaker;
+pub mod candidates;
+pub mod disruption;
+pub mod foresight;
+pub mod freshness;
+pub mod leaving;
+pub(crate) mod lineup;
+pub mod local_storage;
+pub mod numa;
+pub mod rank;
+pub(crate) mod ranking_head;
+pub mod remedies;
+pub(crate) mod retained;
+pub mod sampling;
+pub mod share;
+pub mod stall;
+pub mod swap;
+pub mod target;
+pub(crate) mod termination;
+pub mod thresholds;
+pub mod usage_bounds;
+pub(crate) mod verdict;
+pub(crate) mod view;
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
@@ -30,12 +55,10 @@ use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observations, Resource};
 use crate::model::state::{NodeReclaim, NodeState};
 use crate::model::threshold::Threshold;
-use crate::policy::memory::foresight::{self, Shortage};
-use crate::policy::memory::local_storage;
-use crate::policy::memory::thresholds::{self, Met};
-use crate::policy::memory::verdict::{self, Next, Scratch};
-use crate::policy::memory::view::View;
-use crate::policy::memory::{breaker, leaving, numa, remedies, termination};
+use foresight::Shortage;
+use thresholds::Met;
+use verdict::{Next, Scratch};
+use view::View;
 
 /// Decides evictions from the signals of a sample.
 pub(crate) fn decide(

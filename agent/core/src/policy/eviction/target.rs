@@ -9,14 +9,14 @@
 //! 1. The shortest prefix that frees enough says how far up the ranking one has to go: without its last member, and so
 //!    without any pod from there on, nothing suffices.
 //! 2. If one candidate of that last member's class (as important:
-//!    [`Ranking::same_class`](crate::policy::memory::rank::Ranking)) or a less important one frees enough alone, only
+//!    [`Ranking::same_class`](crate::policy::eviction::rank::Ranking)) or a less important one frees enough alone, only
 //!    the first such pod is evicted.
 //! 3. Otherwise the prefix, from its most important member down, loses every candidate without which it still suffices.
 //!
 //! So no victim is more important than needed, none could be spared, and two never go where one suffices without being
 //! more important. If all together do not suffice, all go.
 
-use crate::policy::memory::rank::{RankRow, Ranking};
+use crate::policy::eviction::rank::{RankRow, Ranking};
 
 /// Keeps of `candidates` those that are to go, in their order. `class_end(n)`: how many candidates are at most as
 /// important as the one at position `n`. Returns the last candidate that was considered, `None` if all together do not

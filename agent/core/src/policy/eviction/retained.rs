@@ -1,5 +1,5 @@
 //! Memory that is still there when the pod that used it has gone. What follows from it:
-//! [`breaker`](crate::policy::memory::breaker).
+//! [`breaker`](crate::policy::eviction::breaker).
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;

@@ -20,7 +20,7 @@ use crate::model::event::{Cause, Sample};
 use crate::model::signal::{Resource, Signal};
 use crate::model::state::{NodeReading, NodeState};
 use crate::model::threshold::Operator;
-use crate::policy::memory::{breaker, foresight, leaving, remedies, thresholds};
+use crate::policy::eviction::{breaker, foresight, leaving, remedies, thresholds};
 
 /// Smallest step between two reports: the kernel charges memory cgroups in batches of 64 pages per CPU, so less is
 /// noise.
