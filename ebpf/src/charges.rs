@@ -7,7 +7,10 @@
 //!
 //! Every charge of memory passes `page_counter_try_charge` once per batch (64 pages, 512 for a huge page), so this runs
 //! a few thousand times a second on a busy node: one atomic add, one load. The function also serves swap and huge page
-//! counters; counting them makes records earlier, never later.
+//! counters; counting them makes records earlier, never later. It comes before the limit is looked at, too, and anyone
+//! may ask for huge pages that nobody has: such a request is charged whole (64 TiB in 15 µs, again and again) and
+//! refused. So no more counts of one charge than memory can be charged for at once
+//! ([`plimsoll_abi::Config::charge_pages_max`]).
 //!
 //! The record carries the total, so that the agent need not ask for it, and the number of the newest arming, by which
 //! the agent knows whether the record answers what it asked for last ([`charges::GENERATION`]). It carries the node's
@@ -18,6 +21,7 @@ use plimsoll_abi::{ChargesReached, Kind, NodePages, charges, last_line::seen};
 
 use crate::{
     atomic,
+    layout::config,
     maps::{CHARGES, LAST_LINE_SEEN},
     node::node_pages,
     record::{critical_has_room_for, header, send_critical},
@@ -26,7 +30,7 @@ use crate::{
 /// On entry of `page_counter_try_charge(struct page_counter *counter, unsigned long nr_pages, …)`.
 #[fentry(function = "page_counter_try_charge")]
 pub fn charges_count(ctx: FEntryContext) -> u32 {
-    let pages: u64 = ctx.arg(1);
+    let pages = ctx.arg::<u64>(1).min(config!(charge_pages_max));
     let Some(total) = CHARGES.get_ptr_mut(charges::TOTAL_PAGES) else {
         return 0;
     };

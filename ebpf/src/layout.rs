@@ -18,6 +18,7 @@ pub(crate) static LAYOUT: Layout = ZERO;
 #[unsafe(no_mangle)]
 pub(crate) static CONFIG: Config = Config {
     window_ns: 0,
+    charge_pages_max: 0,
     memory_is_v1: 0,
     memory_hierarchy: 0,
     cpu_hierarchy: 0,

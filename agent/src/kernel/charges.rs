@@ -26,6 +26,16 @@ pub fn pages_up(bytes: u64) -> u64 {
     bytes.div_ceil(rustix::param::page_size() as u64)
 }
 
+/// The most pages that one charge of memory is for: a huge page of the second level, a block of order 10 (4 MiB on most
+/// processors), or 32 KiB for each CPU (`PCPU_MIN_UNIT_SIZE`).
+pub(super) fn charge_pages_max(cpus: usize) -> u64 {
+    let page_size = rustix::param::page_size() as u64;
+    let entries = page_size / size_of::<u64>() as u64;
+    entries
+        .max(pages_up(4 << 20))
+        .max(pages_up((32 << 10) * cpus as u64))
+}
+
 /// The size of so many pages.
 pub(super) fn bytes_of_pages(pages: u64) -> u64 {
     pages.saturating_mul(rustix::param::page_size() as u64)

@@ -9,6 +9,7 @@ use plimsoll_abi::{Config, MEMORY_NODES_MAX, last_line::Counters};
 use zerocopy::IntoBytes;
 
 use super::btf::{self, Btf};
+use super::charges::charge_pages_max;
 use super::counters;
 use super::error::{reason, refusal_of_functions};
 use super::hooks::{HOOKS, Hook};
@@ -121,6 +122,7 @@ pub(super) fn load(
     let resolved = layout::resolve(&btf);
     let config = Config {
         window_ns: u64::try_from(options.window.as_nanos()).unwrap_or(u64::MAX),
+        charge_pages_max: charge_pages_max(machine.cpus),
         memory_is_v1: u32::from(machine.hierarchies.memory_is_v1),
         memory_hierarchy: machine.hierarchies.memory,
         cpu_hierarchy: machine.hierarchies.cpu,

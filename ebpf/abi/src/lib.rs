@@ -523,6 +523,8 @@ const _: () = assert!(size_of::<OomKill>() == 80);
 pub struct Config {
     /// Aggregation window of the pressure kinds.
     pub window_ns: u64,
+    /// The most pages that one charge of memory can be for: of a larger one so many count.
+    pub charge_pages_max: u64,
     /// 1 when the memory controller sits on a cgroup v1 hierarchy: a task's memory cgroup is then found through
     /// `css_set.subsys` instead of `css_set.dfl_cgrp`.
     pub memory_is_v1: u32,
@@ -539,7 +541,7 @@ pub struct Config {
     pub memory_nodes: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 32);
+const _: () = assert!(size_of::<Config>() == 40);
 
 /// The most of [`Config::memory_nodes`]: a bound that the verifier can walk.
 pub const MEMORY_NODES_MAX: u32 = 8;

@@ -265,6 +265,12 @@ enum Mode {
         #[arg(long)]
         rounds: u32,
     },
+    /// Asks for more huge pages than any machine has, in a loop, and ends. Each request is refused.
+    HugeRequests {
+        /// How many.
+        #[arg(long)]
+        count: u32,
+    },
     /// Computes, in a loop; prints one JSON line with rounds and times.
     Compute {
         /// Rounds of a million steps.
@@ -538,6 +544,7 @@ fn main() -> anyhow::Result<()> {
         }
         Mode::Forks { rounds } => loops::forks(rounds),
         Mode::Switches { rounds } => loops::switches(rounds),
+        Mode::HugeRequests { count } => memory::request_huge_pages(count),
         Mode::Compute { rounds } => {
             loops::compute(rounds);
             Ok(())

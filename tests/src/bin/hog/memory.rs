@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use memmap2::MmapOptions;
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -166,4 +167,14 @@ pub(crate) fn hold_lock() -> anyhow::Result<()> {
         mlockall(MlockAllFlags::CURRENT).context("locking memory")?;
         munlockall().context("unlocking memory")?;
     }
+}
+
+/// Asks so often for 64 TiB of huge pages.
+pub(crate) fn request_huge_pages(count: u32) -> anyhow::Result<()> {
+    let mut request = MmapOptions::new();
+    request.len(1 << 46).huge(None);
+    for _ in 0..count {
+        ensure!(request.map_anon().is_err(), "the machine has them");
+    }
+    Ok(())
 }

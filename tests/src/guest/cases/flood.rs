@@ -35,6 +35,11 @@ pub(super) const TESTS: &[Test] = &[
         run: lifecycle_flood,
     },
     Test {
+        name: "flood::requests_for_huge_pages_that_are_refused_are_hardly_charges",
+        on: On::Once(Machine::V7_2),
+        run: huge_requests,
+    },
+    Test {
         name: "flood::kills_beyond_a_cgroup_s_share_are_counted",
         on: On::Weekly(Machine::V6_1),
         run: oom_flood,
@@ -166,6 +171,46 @@ fn storm(hostile: &Hostile) -> anyhow::Result<Vec<Guard>> {
 fn chown(path: &Path) -> anyhow::Result<()> {
     std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY))
         .with_context(|| path.display().to_string())
+}
+
+/// A request for huge pages is charged, whole, before it is refused: 64 TiB each, which no memory stands for.
+fn huge_requests() -> Outcome {
+    const REQUESTS: u64 = 1000;
+    if let Some(skipped) = needs_memory_v2() {
+        return Ok(skipped);
+    }
+    let hostile = Hostile::new("huge-requests")?;
+    let mut bpf = load(Duration::from_millis(100))?;
+    let before = bpf.charged_bytes().context("charges are counted")?;
+    bpf.arm_charges(before + mib(64 * 1024))?;
+    let mut asking = hog_in(&hostile.0, &format!("huge-requests --count {REQUESTS}"))?;
+    ensure!(asking.wait_gone(PATIENCE), "it is still asking");
+    let after = bpf.charged_bytes().context("charges are counted")?;
+    let charged = after - before;
+    // It is charged at all: the kernel has not come to refuse them earlier.
+    ensure!(
+        (REQUESTS * mib(1)..=REQUESTS * mib(4) + mib(256)).contains(&charged),
+        "{charged} bytes were charged for {REQUESTS} requests that were refused"
+    );
+    // Neither is what comes afterwards lost among them.
+    let armed = after + mib(32);
+    bpf.arm_charges(armed)?;
+    let mut told = 0;
+    bpf.drain_critical(512, |record| {
+        told += u64::from(matches!(record.body, Body::ChargesReached { .. }))
+    });
+    ensure!(told == 0, "{told} crossings told that were none");
+    let _charger = hog_in(&hostile.0, "hold --mb 64")?;
+    wait_until(PATIENCE, Duration::from_millis(10), || {
+        bpf.drain_critical(512, |record| match record.body {
+            Body::ChargesReached { charged_bytes, .. } if charged_bytes >= armed => told += 1,
+            _ => {}
+        });
+        told > 0
+    });
+    ensure!(told == 1, "the crossing was told {told} times");
+    eprintln!("{charged} bytes charged for {REQUESTS} requests");
+    Ok(Done::Passed)
 }
 
 fn lifecycle_flood() -> Outcome {
