@@ -35,10 +35,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::runtime_link::RuntimeDirectories;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::reading::StorageReading;
 use plimsoll_core::policy::disk::node_reclaim::Targets;
+use plimsoll_core::protocol::runtime_link::RuntimeDirectories;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 

@@ -23,10 +23,10 @@ use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use plimsoll::host::cpuset::fill_from_above;
 use plimsoll::pods::kill::HOLD_FILE;
 use plimsoll::pods::names::{Driver, KubeletTree};
-use plimsoll_core::kube::cluster_link::PROTOCOL;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::cluster_link::PROTOCOL;
 use serde_json::{Value, json};
 
 const LEAKY: &str = "1b2c9a00-0000-4000-8000-00000000000a";

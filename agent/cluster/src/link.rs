@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent, ToCluster};
-use plimsoll_core::kube::framing::{FrameError, LENGTH_BYTES};
+use plimsoll_core::protocol::cluster_link::{FRAMING, PROTOCOL, ToAgent, ToCluster};
+use plimsoll_core::protocol::framing::{FrameError, LENGTH_BYTES};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};

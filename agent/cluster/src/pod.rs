@@ -12,9 +12,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::{
-    FRAMING, NAME_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX, ToAgent,
-};
 use plimsoll_core::kube::node_topology::ExclusiveRequests;
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
@@ -25,6 +22,9 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::resources::{
     CPU, EPHEMERAL_STORAGE, MEMORY, ResourceList, Scope, pod_limits, pod_requests,
+};
+use plimsoll_core::protocol::cluster_link::{
+    FRAMING, NAME_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX, ToAgent,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -521,7 +521,7 @@ fn reduced(mut spec: PodSpec, status: &Containers, generation: i64) -> PodSpec {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use plimsoll_core::kube::framing::LENGTH_BYTES;
+    use plimsoll_core::protocol::framing::LENGTH_BYTES;
     use serde_json::{Value, json};
 
     use super::*;

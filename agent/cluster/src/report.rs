@@ -13,9 +13,11 @@ pub mod topology;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster};
 use plimsoll_core::kube::pod::NO_NAMESPACE;
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::{
+    EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster,
+};
 
 use crate::backoff::{Backoff, Pace};
 use crate::call::{Answer, Call};
@@ -692,9 +694,9 @@ fn is_readable(target: &Target, answer: &Answer) -> bool {
 
 /// The word of an Event for a condition that has begun.
 const fn condition_reason(
-    report: &plimsoll_core::kube::cluster_link::NodeConditionReport,
+    report: &plimsoll_core::protocol::cluster_link::NodeConditionReport,
 ) -> &'static str {
-    use plimsoll_core::kube::cluster_link::PlimsollCondition;
+    use plimsoll_core::protocol::cluster_link::PlimsollCondition;
     match report.condition {
         PlimsollCondition::MemoryPressure => "PlimsollMemoryPressure",
         PlimsollCondition::Stalled => "PlimsollStalled",

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_core::kube::budget::DisruptionBudget;
-use plimsoll_core::kube::cluster_link::{BUDGETS_MAX, ToAgent};
+use plimsoll_core::protocol::cluster_link::{BUDGETS_MAX, ToAgent};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 

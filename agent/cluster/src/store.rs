@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use plimsoll_core::kube::cluster_link::{PODS_BYTES_MAX, PODS_MAX};
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::{PODS_BYTES_MAX, PODS_MAX};
 
 use crate::pod::{NotTaken, SeenPod};
 

@@ -17,7 +17,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use plimsoll_core::kube::cluster_link::{
+use plimsoll_core::protocol::cluster_link::{
     FRAMING, NodeConditionReport, PODS_MAX, PlimsollCondition, Settled, ToCluster,
 };
 use serde_json::{Value, json};

@@ -13,4 +13,5 @@ pub mod kube;
 pub mod model;
 pub mod placement;
 pub mod policy;
+pub mod protocol;
 pub mod shown;

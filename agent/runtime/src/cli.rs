@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use plimsoll_core::kube::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use plimsoll_core::policy::disk::unused::{ImageBook, unused_images};
+use plimsoll_core::protocol::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use plimsoll_core::shown::line;
 use serde_json::json;
 use tokio::net::UnixStream;

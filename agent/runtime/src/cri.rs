@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
-use plimsoll_core::kube::runtime_link::{
+use plimsoll_core::protocol::runtime_link::{
     CONTAINERS_MAX, ContainerState, IMAGES_MAX, Inventory, LayerUse, NAMES_MAX, Removal,
     RuntimeContainer, RuntimeDirectories, RuntimeImage, TEXT_BYTES_MAX, bare,
 };

@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{FromNri, TEXT_BYTES_MAX};
+use plimsoll_core::protocol::runtime_link::{FromNri, TEXT_BYTES_MAX};
 use tokio::time::Instant;
 use tonic::Streaming;
 

@@ -1,10 +1,10 @@
-//! Frames to and from the agent (`plimsoll_core::kube::runtime_link`).
+//! Frames to and from the agent (`plimsoll_core::protocol::runtime_link`).
 
 use std::io;
 use std::os::fd::AsFd as _;
 
-use plimsoll_core::kube::framing::{FrameError, LENGTH_BYTES};
-use plimsoll_core::kube::runtime_link::FRAMING;
+use plimsoll_core::protocol::framing::{FrameError, LENGTH_BYTES};
+use plimsoll_core::protocol::runtime_link::FRAMING;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};

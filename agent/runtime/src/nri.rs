@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use plimsoll_core::kube::runtime_link::{
+use plimsoll_core::protocol::runtime_link::{
     ANSWERED_PODS_MAX, Answer, FromNri, PROTOCOL, PodAnswers, Shown, ToNri,
 };
 use tokio::io::AsyncWrite;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::FromNri;
+use plimsoll_core::protocol::runtime_link::FromNri;
 use tokio::sync::{mpsc, watch};
 
 /// Frames that wait for the agent.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_core::kube::pod_resources::{Devices, Given, Memory, NodeResources};
+use plimsoll_core::protocol::pod_resources::{Devices, Given, Memory, NodeResources};
 use tonic::transport::Channel;
 
 use crate::connection::{ANSWER_BYTES_MAX, CallError, call, connect};

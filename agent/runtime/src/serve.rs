@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{FromRuntime, Inventory, PROTOCOL, Removal, ToRuntime};
+use plimsoll_core::protocol::runtime_link::{FromRuntime, Inventory, PROTOCOL, Removal, ToRuntime};
 use tokio::io::AsyncWrite;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_core::kube::pod_resources::{Given, NodeResources};
-use plimsoll_core::kube::runtime_link::{RuntimeContainer, RuntimeImage};
+use plimsoll_core::protocol::pod_resources::{Given, NodeResources};
+use plimsoll_core::protocol::runtime_link::{RuntimeContainer, RuntimeImage};
 use plimsoll_core::shown::Show as _;
 
 use crate::cri::FileSystem;

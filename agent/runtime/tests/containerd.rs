@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{ContainerState, Removal};
+use plimsoll_core::protocol::runtime_link::{ContainerState, Removal};
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::cri::Runtime;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;

@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::cluster_link::{FRAMING, PROTOCOL, ToAgent};
 // Where the stand-in looks for them.
 use plimsoll_runtime::interface;
 use plimsoll_runtime::interface::pod_resources as messages;

@@ -11,11 +11,11 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::runtime_link::{
+use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::runtime_link::{
     Adjustment, Answer, ContainerPlace, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
-use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
 use plimsoll_runtime::interface::cri::{

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::cluster_link::{FRAMING, PROTOCOL, ToAgent};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::cluster_link::{FRAMING, PROTOCOL, ToAgent};
 use plimsoll_runtime::connection::connect;
 use plimsoll_runtime::interface::cri::runtime_service_client::RuntimeServiceClient;
 use plimsoll_runtime::interface::cri::{PodSandboxConfig, StartContainerRequest};

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use plimsoll_core::kube::cluster_link::PROTOCOL;
+use plimsoll_core::protocol::cluster_link::PROTOCOL;
 // Where the stand-in looks for them.
 use plimsoll_runtime::interface;
 use plimsoll_runtime::interface::pod_resources as messages;

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
+use plimsoll_core::protocol::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
 use serde::Serialize;
 
 use crate::act::placement::other_managers::beside;

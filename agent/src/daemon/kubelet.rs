@@ -18,8 +18,8 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use plimsoll_core::kube::cluster_link::NodeConditionReport;
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::NodeConditionReport;
 
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;

@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::{Answer, FromNri, PodAnswers};
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::runtime_link::{Answer, FromNri, PodAnswers};
 
 use super::placement::MadeContainer;
 use super::{Agent, PlacementWork};

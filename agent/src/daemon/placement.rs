@@ -21,7 +21,6 @@ use anyhow::{Context, Result};
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::ContainerPlace;
 use plimsoll_core::model::event::{EventKind, PlacementStart};
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
@@ -29,6 +28,7 @@ use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
 use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize, own_placement};
+use plimsoll_core::protocol::runtime_link::ContainerPlace;
 
 use self::applied::InForce;
 use self::nri_containers::Made;

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::model::event::Cause;
 use plimsoll_core::placement::device::ListedDevices;
+use plimsoll_core::protocol::runtime_link::FromNri;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};

@@ -10,9 +10,9 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::kube::runtime_link::Answer;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Cause;
+use plimsoll_core::protocol::runtime_link::Answer;
 
 use crate::record::timeline::{Finished, crossed_ns};
 

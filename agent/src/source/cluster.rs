@@ -5,7 +5,7 @@
 //! client, whose user the kernel names (`SO_PEERCRED`). It reads frames with bounds on their length, on the values in
 //! them and on what is kept of all ([`known_objects`]), and hands the loop finished changes. Evictions go the other
 //! way: first to the disk ([`intents`]), then to the client, again after each connection, until it says that one is
-//! settled. **Terms.** Messages are those of [`plimsoll_core::kube::cluster_link`].
+//! settled. **Terms.** Messages are those of [`plimsoll_core::protocol::cluster_link`].
 #![forbid(unsafe_code)]
 
 mod critical;
@@ -28,12 +28,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::budget::DisruptionBudget;
-use plimsoll_core::kube::cluster_link::{
-    EvictionIntent, NodeConditionReport, PROTOCOL, Settled, ToAgent, ToCluster,
-};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Overused;
+use plimsoll_core::protocol::cluster_link::{
+    EvictionIntent, NodeConditionReport, PROTOCOL, Settled, ToAgent, ToCluster,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;

@@ -17,9 +17,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::framing::LENGTH_BYTES;
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::{
+use plimsoll_core::protocol::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::runtime_link::{
     ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};

@@ -3,7 +3,7 @@
 //!
 //! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late
 //! binds pods that are refused. **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed
-//! ([`pod_resources`](plimsoll_core::kube::pod_resources)); it is a process that this thread starts, and kills when it
+//! ([`pod_resources`](plimsoll_core::protocol::pod_resources)); it is a process that this thread starts, and kills when it
 //! is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory come and go), and
 //! puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it has
 //! placed ([`TopologySource::place`]), which counts in the zones; else it has no part in that. To such a loop it also
@@ -22,9 +22,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
-use plimsoll_core::kube::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::node_topology::{Doubt, OwnPlacement, Survey, survey};
+use plimsoll_core::protocol::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 
 use tokio::sync::mpsc;
 

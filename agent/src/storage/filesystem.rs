@@ -12,9 +12,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use plimsoll_core::kube::runtime_link::RuntimeDirectories;
 use plimsoll_core::model::file_system::ImageFsLayout;
 use plimsoll_core::model::reading::FileSystemReading;
+use plimsoll_core::protocol::runtime_link::RuntimeDirectories;
 use rustix::fs::statvfs;
 use rustix::io::Errno;
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::RuntimeContainer;
 use plimsoll_core::model::reading::Used;
+use plimsoll_core::protocol::runtime_link::RuntimeContainer;
 
 use crate::host::HostRoot;
 use crate::pods::directories::VolumePlugin;

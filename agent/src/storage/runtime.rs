@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::runtime_link::{Inventory, Removal, RuntimeDirectories};
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::policy::disk::node_reclaim::{self, FileSystemsNow, Targets};
 use plimsoll_core::policy::disk::unused::{self, ImageBook};
+use plimsoll_core::protocol::runtime_link::{Inventory, Removal, RuntimeDirectories};
 use tokio::sync::mpsc::Sender;
 
 use super::StorageEvent;

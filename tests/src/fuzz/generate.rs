@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use plimsoll_core::engine::EngineConfig;
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::bandwidth::{
     CgroupCpu, CpuKnob, CpuReading, PodCpu, SharedCpus, WaitSource,
@@ -26,6 +25,7 @@ use plimsoll_core::model::remedy::Remedy;
 use plimsoll_core::model::signal::SIGNALS;
 use plimsoll_core::model::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 use serde_json::json;
 
 use super::Random;

@@ -184,13 +184,14 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 13] = [
 ];
 
 /// Of the core, from the top to the bottom.
-const CORE_ROOMS: [&str; 8] = [
+const CORE_ROOMS: [&str; 9] = [
     "engine",
     "explain",
     "policy",
     "model",
     "placement",
     "arbitration",
+    "protocol",
     "kube",
     "shown",
 ];

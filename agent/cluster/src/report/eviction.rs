@@ -9,7 +9,7 @@
 //! call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version, so that
 //! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.
 
-use plimsoll_core::kube::cluster_link::{EvictionIntent, Settled};
+use plimsoll_core::protocol::cluster_link::{EvictionIntent, Settled};
 
 use crate::backoff::Backoff;
 use crate::call::{Answer, Refusal};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use plimsoll_core::kube::cluster_link::{NodeConditionReport, PlimsollCondition};
+use plimsoll_core::protocol::cluster_link::{NodeConditionReport, PlimsollCondition};
 
 use crate::backoff::Backoff;
 use crate::call::{Answer, Call, Content, Refusal, Verb, cut};

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::admission::names::dns_label_errors;
-use plimsoll_core::kube::cluster_link::{
+use plimsoll_core::protocol::cluster_link::{
     EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
 };
 use serde::Deserialize;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 
 use super::*;
 use crate::call::{Refusal, Verb};
@@ -285,7 +285,7 @@ fn withdrawn_sent_again_and_gone() {
 #[test]
 fn a_withdrawal_is_not_lost_while_the_api_server_is_asked_or_nothing_is_connected() {
     let hello = ToCluster::Hello {
-        protocol: plimsoll_core::kube::cluster_link::PROTOCOL,
+        protocol: plimsoll_core::protocol::cluster_link::PROTOCOL,
         unreported: 0,
     };
     let withdrawn = ToCluster::Withdrawn { uid: "u0".into() };

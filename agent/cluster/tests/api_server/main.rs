@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use plimsoll_cluster::call::{Call, Content, Verb};
-use plimsoll_core::kube::cluster_link::{
+use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::{
     NodeConditionReport, PlimsollCondition, Settled, ToCluster,
 };
-use plimsoll_core::kube::pod_uid::PodUid;
 use serde_json::{Value, json};
 use support::agent::Agent;
 use support::program::{Program, succeeds};

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use plimsoll_core::kube::cluster_link::{
+use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::{
     EvictionIntent, FRAMING, OverusedNamespace, PROTOCOL, Settled, ToAgent, ToCluster,
 };
-use plimsoll_core::kube::pod_uid::PodUid;
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

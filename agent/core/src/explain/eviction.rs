@@ -9,7 +9,6 @@ use crate::explain::pod::{ExplainedPod, NoSuchPod, find};
 use crate::explain::ranking::{Candidate, ExplainedRanking, NotRanked, NotRankedReason};
 use crate::kube::admission::object::LimitRange;
 use crate::kube::admission::standing::QuotaUse;
-use crate::kube::cluster_link::OverusedNamespace;
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::decision::LocalStorageReason;
@@ -25,6 +24,7 @@ use crate::policy::eviction::thresholds::{self, Met};
 use crate::policy::eviction::verdict::{self, Scratch};
 use crate::policy::eviction::view::View;
 use crate::policy::oom::last_line;
+use crate::protocol::cluster_link::OverusedNamespace;
 
 /// Everything about evictions, at one instant. Times are CLOCK_MONOTONIC or spans, nanoseconds; amounts in their
 /// signal's unit.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
-use crate::kube::cluster_link::{EXCESS_MAX, OverusedNamespace};
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::{CpuKnob, CpuReading};
@@ -23,6 +22,7 @@ use crate::placement::assignments::Assignments;
 use crate::placement::device::ListedDevices;
 use crate::placement::machine::Machine;
 use crate::placement::node::PlacementSettings;
+use crate::protocol::cluster_link::{EXCESS_MAX, OverusedNamespace};
 
 /// Something that happened, and when.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -208,7 +208,7 @@ impl EventKind {
 pub struct Overused {
     /// From then on it means nothing: CLOCK_MONOTONIC, nanoseconds.
     pub until_ns: u64,
-    /// Sorted by name, which each has once; [`OVERUSED_MAX`](crate::kube::cluster_link::OVERUSED_MAX) at most.
+    /// Sorted by name, which each has once; [`OVERUSED_MAX`](crate::protocol::cluster_link::OVERUSED_MAX) at most.
     pub namespaces: Vec<OverusedNamespace>,
 }
 

@@ -27,10 +27,10 @@ use std::fmt;
 pub use placed::OwnPlacement;
 
 use crate::kube::node_topology::{Alignment, Amounts, Held, ListedPod, NodeTopology, Zone};
-use crate::kube::pod_resources::{Given, Memory, NodeResources};
 use crate::placement::cpu_set::{CPUS_MAX, CpuSet};
 use crate::placement::machine::{Machine, page_size};
 use crate::placement::numa_mask::NumaMask;
+use crate::protocol::pod_resources::{Given, Memory, NodeResources};
 
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";

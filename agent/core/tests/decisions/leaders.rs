@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use plimsoll_core::engine::Engine;
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, Reason};
@@ -16,6 +15,7 @@ use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::policy::eviction::freshness::Stale;
 use plimsoll_core::policy::eviction::usage_bounds::STAT_AGE_MAX_MS;
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::explain::EvictionExplanation;
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind, Overused, Sample};
@@ -13,6 +12,7 @@ use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::{Amount, Threshold};
 use plimsoll_core::policy::eviction::thresholds::withheld_bytes;
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 use serde_json::json;
 
 use crate::node::{MI, Node, S, evicted, hard};

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::{ContainerStatus, Pod};
-use plimsoll_core::kube::pod_resources::{Devices, Given, NodeResources};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::Decision;
@@ -16,6 +15,7 @@ use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, Parts};
 use plimsoll_core::placement::node::{CpuManagerPolicy, MemoryManagerPolicy, PlacementSettings};
 use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize};
+use plimsoll_core::protocol::pod_resources::{Devices, Given, NodeResources};
 use serde_json::json;
 
 /// One NUMA node of `cpus` cores with one thread each.

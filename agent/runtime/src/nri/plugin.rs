@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_core::kube::runtime_link::{Adjustment, Answer, FromNri, Shown};
+use plimsoll_core::protocol::runtime_link::{Adjustment, Answer, FromNri, Shown};
 use plimsoll_core::shown::Show as _;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -9,7 +9,7 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use super::mux::{Connection, Kind, MESSAGE_BYTES_MAX, Message, Mux};
-use plimsoll_core::kube::runtime_link::{Adjustment, ContainerPlace};
+use plimsoll_core::protocol::runtime_link::{Adjustment, ContainerPlace};
 
 use super::*;
 use crate::interface::{nri, ttrpc};

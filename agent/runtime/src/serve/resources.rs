@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_core::kube::framing::FrameError;
-use plimsoll_core::kube::pod_resources::{
+use plimsoll_core::protocol::framing::FrameError;
+use plimsoll_core::protocol::pod_resources::{
     ASKED_APART_MS, ASKED_EVERY_MS, FRAMING, FromKubelet, NodeResources, PROTOCOL, ToKubelet,
 };
 use rustix::time::{ClockId, clock_gettime};

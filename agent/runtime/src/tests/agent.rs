@@ -1,6 +1,6 @@
 //! The agent's end of the socket.
 
-use plimsoll_core::kube::runtime_link::FRAMING;
+use plimsoll_core::protocol::runtime_link::FRAMING;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

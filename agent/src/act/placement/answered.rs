@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::Adjustment;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use plimsoll_core::protocol::runtime_link::Adjustment;
 
 use super::cgroups::Container;
 use super::outcome::Outcome;

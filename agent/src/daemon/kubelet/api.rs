@@ -1,9 +1,9 @@
 //! What the API server has, and says of evictions, as `plimsoll-cluster` passes it on.
 
 use anyhow::Result;
-use plimsoll_core::kube::cluster_link::Settled;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::EventKind;
+use plimsoll_core::protocol::cluster_link::Settled;
 
 use crate::daemon::{Agent, now_ns};
 use crate::source::cluster::{ClusterChange, ClusterEvent};

@@ -1,13 +1,15 @@
 //! What is said of an eviction and of the node: to `plimsoll-cluster`, which tells the API server.
 
 use plimsoll_core::explain::{ContainerUse, RunnerUp, StatusMessage};
-use plimsoll_core::kube::cluster_link::{EvictionIntent, NodeConditionReport, PlimsollCondition};
 use plimsoll_core::kube::pod::{Container, Pod};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::{Decision, KillReason, Reason};
 use plimsoll_core::model::event::Event;
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::policy::eviction::thresholds::withheld_bytes;
+use plimsoll_core::protocol::cluster_link::{
+    EvictionIntent, NodeConditionReport, PlimsollCondition,
+};
 
 use super::{ACKNOWLEDGE_NS, Evicted, WITHHELD_EVERY_NS};
 use crate::daemon::Agent;

@@ -1,10 +1,10 @@
 use std::fs;
 
-use plimsoll_core::kube::cluster_link::{PlimsollCondition, Settled};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind};
 use plimsoll_core::model::signal::NodeCondition;
+use plimsoll_core::protocol::cluster_link::{PlimsollCondition, Settled};
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 use std::sync::mpsc::Receiver;
 
-use plimsoll_core::kube::cluster_link::Settled;
-use plimsoll_core::kube::runtime_link::{Adjustment, Answer};
 use plimsoll_core::model::event::EventKind;
+use plimsoll_core::protocol::cluster_link::Settled;
+use plimsoll_core::protocol::runtime_link::{Adjustment, Answer};
 
 use super::*;
 use crate::act::oom_order::OomOrdering;

@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::kube::runtime_link::ContainerPlace;
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
+use plimsoll_core::protocol::runtime_link::ContainerPlace;
 
 use crate::act::placement::Occupied;
 

@@ -150,8 +150,8 @@ impl Made {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_core::kube::runtime_link::Adjustment;
     use plimsoll_core::placement::numa_mask::NumaMask;
+    use plimsoll_core::protocol::runtime_link::Adjustment;
 
     use super::*;
     use crate::host::cgroup::CgroupPath;

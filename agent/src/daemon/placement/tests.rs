@@ -1,6 +1,6 @@
-use plimsoll_core::kube::runtime_link::FromNri;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, NumaNode, Parts};
+use plimsoll_core::protocol::runtime_link::FromNri;
 
 use super::*;
 use crate::act::placement::kubelet_state::keep;

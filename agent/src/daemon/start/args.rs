@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use plimsoll_core::kube::runtime_link::NRI_SOCKET;
+use plimsoll_core::protocol::runtime_link::NRI_SOCKET;
 
 use crate::daemon::start::kubelet::KubeletArgs;
 use crate::host::output::OutputArgs;

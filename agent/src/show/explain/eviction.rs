@@ -4,10 +4,10 @@ use plimsoll_core::explain::{
     EvictionExplanation, ExplainedShare, ExplainedSignal, ExplainedThreshold, LeavingPod,
     SignalChoice,
 };
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::model::options::OveruseRanking;
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 
 use crate::host::output::Style;
 use crate::show::ranking_table::ranking_table;

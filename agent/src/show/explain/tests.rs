@@ -2,13 +2,13 @@ use plimsoll_core::engine::EngineConfig;
 use plimsoll_core::explain::ExplainedOveruse;
 use plimsoll_core::kube::admission::object::LimitRange;
 use plimsoll_core::kube::admission::standing::QuotaUse;
-use plimsoll_core::kube::cluster_link::OverusedNamespace;
 use plimsoll_core::model::options::{NamespaceShare, OveruseRanking};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::threshold::Operator;
 use plimsoll_core::model::threshold::{Amount, Passes, Threshold};
+use plimsoll_core::protocol::cluster_link::OverusedNamespace;
 
 use super::*;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};

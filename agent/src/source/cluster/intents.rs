@@ -13,8 +13,8 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 
-use plimsoll_core::kube::cluster_link::{EvictionIntent, INTENTS_MAX};
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::cluster_link::{EvictionIntent, INTENTS_MAX};
 use serde::{Deserialize, Serialize};
 
 use crate::host::state_dir;

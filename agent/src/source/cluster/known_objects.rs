@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_core::kube::budget::DisruptionBudget;
-use plimsoll_core::kube::cluster_link::{
-    BUDGETS_MAX, EXCESS_MAX, NAME_BYTES_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
-    PODS_BYTES_MAX, PODS_MAX, ToAgent,
-};
 use plimsoll_core::kube::pod::{CONFIG_HASH_ANNOTATION, Pod, UNNAMED_ANNOTATION};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Overused;
+use plimsoll_core::protocol::cluster_link::{
+    BUDGETS_MAX, EXCESS_MAX, NAME_BYTES_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
+    PODS_BYTES_MAX, PODS_MAX, ToAgent,
+};
 
 use super::{ClusterChange, ClusterPod};
 

@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::cluster_link::{FRAMING, ToAgent, ToCluster};
-use plimsoll_core::kube::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::cluster_link::{FRAMING, ToAgent, ToCluster};
+use plimsoll_core::protocol::framing::LENGTH_BYTES;
 
 use crate::host::panics;
 

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 
-use plimsoll_core::kube::cluster_link::{FRAMING, PODS_MAX};
 use plimsoll_core::kube::pod::Exemption;
+use plimsoll_core::protocol::cluster_link::{FRAMING, PODS_MAX};
 use serde_json::{Value, json};
 
 use super::*;

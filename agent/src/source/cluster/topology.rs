@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use plimsoll_core::kube::cluster_link::{FRAMING, ToCluster};
 use plimsoll_core::kube::node_topology::NodeTopology;
+use plimsoll_core::protocol::cluster_link::{FRAMING, ToCluster};
 
 /// Where the zones are put. The loop does not use it.
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 
-use plimsoll_core::kube::runtime_link::Answer;
+use plimsoll_core::protocol::runtime_link::Answer;
 
 use super::*;
 

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::pod_resources::{FRAMING, FromKubelet, PROTOCOL, ToKubelet};
-use plimsoll_core::kube::runtime_link;
+use plimsoll_core::protocol::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::pod_resources::{FRAMING, FromKubelet, PROTOCOL, ToKubelet};
+use plimsoll_core::protocol::runtime_link;
 use rustix::net::SendFlags;
 
 use super::ResourceSettings;

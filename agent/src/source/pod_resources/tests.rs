@@ -1,10 +1,10 @@
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
-use plimsoll_core::kube::pod_resources::{FRAMING, Given, PROTOCOL};
 use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::node::{CpuManagerPolicy, NodePlacement, PlacementSettings};
+use plimsoll_core::protocol::pod_resources::{FRAMING, Given, PROTOCOL};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
@@ -179,7 +179,7 @@ fn devices_are_sent_as_they_change_and_when_they_are_asked_for() {
             allocatable: None,
             given: vec![Given {
                 container: format!("n/{pod}/c"),
-                devices: vec![plimsoll_core::kube::pod_resources::Devices {
+                devices: vec![plimsoll_core::protocol::pod_resources::Devices {
                     resource: "x/gpu".to_owned(),
                     ids: vec!["g".to_owned()],
                     numa_nodes: vec![1],

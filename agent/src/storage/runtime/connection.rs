@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::framing::LENGTH_BYTES;
-use plimsoll_core::kube::runtime_link::{
+use plimsoll_core::protocol::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::runtime_link::{
     CONTAINERS_MAX, FRAMING, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal,
     RuntimeDirectories, ToRuntime,
 };

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use plimsoll_core::kube::runtime_link::{
-    ContainerState, FRAMING, FromRuntime, PROTOCOL, RuntimeContainer, RuntimeImage, ToRuntime,
-};
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::{Operator, Signal};
 use plimsoll_core::model::threshold::{self, ThresholdSettings};
+use plimsoll_core::protocol::runtime_link::{
+    ContainerState, FRAMING, FromRuntime, PROTOCOL, RuntimeContainer, RuntimeImage, ToRuntime,
+};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tokio::sync::mpsc;

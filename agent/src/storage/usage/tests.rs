@@ -1,6 +1,6 @@
 use super::*;
 use plimsoll_core::kube::pod::Pod;
-use plimsoll_core::kube::runtime_link::{ContainerState, LayerUse, RuntimeContainer};
+use plimsoll_core::protocol::runtime_link::{ContainerState, LayerUse, RuntimeContainer};
 
 use crate::host::{CgroupPath, HostRoot};
 use crate::pods::directories::VolumeDir;

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use super::reach;
 use crate::kube::pod::{Container, Pod};
-use crate::kube::pod_resources::NodeResources;
 use crate::kube::pod_uid::PodUid;
 use crate::placement::hints::{HintRule, HintSet, Need, Preference, ProviderHints, Supply};
 use crate::placement::numa_mask::{NUMA_NODES_MAX, NumaMask};
+use crate::protocol::pod_resources::NodeResources;
 
 /// The nodes of each device, by resource; none where the device is near to none.
 type Near = BTreeMap<String, Vec<NumaMask>>;
@@ -178,7 +178,7 @@ fn hints<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::pod_resources::{Devices, Given};
+    use crate::protocol::pod_resources::{Devices, Given};
 
     fn devices(resource: &str, ids: &[&str], numa_nodes: &[i64]) -> Devices {
         Devices {

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Managed, Survey, SurveyError, survey_of};
 use crate::kube::node_topology::Alignment;
-use crate::kube::pod_resources::{Given, Memory, NodeResources};
 use crate::kube::pod_uid::PodUid;
 use crate::placement::assignments::Assignment;
 use crate::placement::cpu_set::CpuSet;
 use crate::placement::machine::Machine;
 use crate::placement::node::{CpuManagerPolicy, NodePlacement};
+use crate::protocol::pod_resources::{Given, Memory, NodeResources};
 
 /// What the agent may give to containers, and what it has given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

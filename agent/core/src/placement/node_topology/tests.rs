@@ -1,5 +1,5 @@
 use crate::kube::node_topology::KnownPod;
-use crate::kube::pod_resources::Devices;
+use crate::protocol::pod_resources::Devices;
 
 use super::*;
 

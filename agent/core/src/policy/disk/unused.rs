@@ -19,10 +19,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kube::runtime_link::{
+use crate::model::decision::ReclaimSource;
+use crate::protocol::runtime_link::{
     ContainerState, Inventory, Removal, RuntimeContainer, RuntimeImage,
 };
-use crate::model::decision::ReclaimSource;
 
 /// An image that came more recently stays, nanoseconds (`imageMinimumGCAge`: 2 min).
 pub const IMAGE_AGE_MIN_NS: u64 = 120_000_000_000;
@@ -181,7 +181,7 @@ pub fn unused_images<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::runtime_link::RuntimeDirectories;
+    use crate::protocol::runtime_link::RuntimeDirectories;
 
     const S: u64 = 1_000_000_000;
     const UNIX_NS: u64 = 1_790_000_000 * S;

@@ -16,7 +16,6 @@
 //! the excess counts in the same step, and the greater of both excesses decides. With `BeforePriority` it has a step of
 //! its own. The arbitrator's list holds for a minute after its time stamp, and is then as if it were empty.
 
-use crate::kube::cluster_link::OverusedNamespace;
 use crate::model::config::EngineConfig;
 use crate::model::event::Overused;
 use crate::model::options::{NamespaceShare, OveruseRanking};
@@ -24,6 +23,7 @@ use crate::model::rank_row::RankRow;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::eviction::view::View;
+use crate::protocol::cluster_link::OverusedNamespace;
 
 /// Namespaces with a share, at most: their sums are on the stack.
 pub const NAMESPACE_SHARES_MAX: usize = 64;

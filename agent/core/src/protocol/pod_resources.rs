@@ -9,8 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::kube::cluster_link::PODS_MAX;
-use crate::kube::framing::Framing;
+use crate::protocol::cluster_link::PODS_MAX;
+use crate::protocol::framing::Framing;
 
 /// The version of these frames.
 pub const PROTOCOL: u32 = 3;
@@ -53,7 +53,7 @@ pub enum FromKubelet {
     },
 }
 
-/// A frame to `plimsoll-runtime resources`; its bounds are those of [`runtime_link`](crate::kube::runtime_link).
+/// A frame to `plimsoll-runtime resources`; its bounds are those of [`runtime_link`](crate::protocol::runtime_link).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToKubelet {

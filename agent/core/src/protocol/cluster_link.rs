@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Only `plimsoll-cluster` holds a token and reads what a network sends; only the agent may touch the
 //! machine. Each must stay right if the other one lies, stalls or dies. **Approach.** Two kinds of frames
-//! ([`framing`](crate::kube::framing)), with bounds that the receiver checks before it reads. The agent believes
+//! ([`framing`](crate::protocol::framing)), with bounds that the receiver checks before it reads. The agent believes
 //! nothing that it can see for itself: a pod counts only if it has a cgroup here. `plimsoll-cluster` keeps no decision:
 //! an [`EvictionIntent`] is on the agent's disk until [`ToAgent::Settled`] says that the API shows it, and is sent
 //! again after each connection.
@@ -10,10 +10,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
-use crate::kube::framing::Framing;
 use crate::kube::node_topology::NodeTopology;
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
+use crate::protocol::framing::Framing;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
 pub const PROTOCOL: u32 = 3;

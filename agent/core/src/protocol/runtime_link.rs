@@ -2,7 +2,7 @@
 //!
 //! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all.
 //! The agent must stay small, locked in memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks
-//! gRPC. It sends what it has read in frames of bounded length ([`framing`](crate::kube::framing)). It decides nothing
+//! gRPC. It sends what it has read in frames of bounded length ([`framing`](crate::protocol::framing)). It decides nothing
 //! and remembers nothing: it may die at any time, and the next one is asked again.
 //!
 //! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::kube::framing::Framing;
+use crate::protocol::framing::Framing;
 
 /// The version of this protocol. A peer with another one is sent away.
 pub const PROTOCOL: u32 = 6;
