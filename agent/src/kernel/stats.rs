@@ -20,6 +20,16 @@ pub struct RunStats {
     pub time: Duration,
 }
 
+/// What the kernel counts of one program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunCounts {
+    /// What it has run: zeros unless statistics are on (`kernel.bpf_stats_enabled`, or [`count_runs`] by anybody).
+    pub stats: RunStats,
+    /// How often it did not run, because a task had lost this CPU while it was in the program: always counted. `None`
+    /// before Linux 5.12.
+    pub missed: Option<u64>,
+}
+
 /// Lets the kernel count runs and run time of every BPF program on this host, for as long as the descriptor is open.
 ///
 /// # Errors
@@ -62,12 +72,11 @@ pub struct RunMeter {
 }
 
 impl RunMeter {
-    /// What the program has run so far, from `/proc/self/fdinfo`: zeros unless statistics are on
-    /// (`kernel.bpf_stats_enabled`, or [`count_runs`] by anybody).
+    /// What the program has run so far, from `/proc/self/fdinfo`.
     ///
     /// # Errors
     /// When procfs does not show it.
-    pub fn read(&self) -> Result<RunStats, BpfError> {
+    pub fn read(&self) -> Result<RunCounts, BpfError> {
         let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
         let failed = |why: String| BpfError::Stats {
             reason: format!("{}: {path}: {why}", self.program),
@@ -75,22 +84,27 @@ impl RunMeter {
         let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
         let (count, time) =
             runs(&text).ok_or_else(|| failed("no run_cnt and run_time_ns".to_owned()))?;
-        Ok(RunStats {
-            program: self.program,
-            count,
-            time,
+        Ok(RunCounts {
+            stats: RunStats {
+                program: self.program,
+                count,
+                time,
+            },
+            missed: number(&text, "recursion_misses"),
         })
     }
 }
 
 /// `run_cnt` and `run_time_ns` of a program's fdinfo (kernel/bpf/syscall.c `bpf_prog_show_fdinfo`).
 fn runs(fdinfo: &str) -> Option<(u64, Duration)> {
-    let number = |name: &str| -> Option<u64> {
-        let line = fdinfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.strip_prefix(':')?.trim().parse().ok()
-    };
-    let time = Duration::from_nanos(number("run_time_ns")?);
-    Some((number("run_cnt")?, time))
+    let time = Duration::from_nanos(number(fdinfo, "run_time_ns")?);
+    Some((number(fdinfo, "run_cnt")?, time))
+}
+
+/// A line of fdinfo.
+fn number(fdinfo: &str, name: &str) -> Option<u64> {
+    let line = fdinfo.lines().find_map(|line| line.strip_prefix(name))?;
+    line.strip_prefix(':')?.trim().parse().ok()
 }
 
 impl Bpf {
@@ -128,6 +142,11 @@ mod tests {
     fn runs_are_read_from_fdinfo() {
         let text = "pos:\t0\nflags:\t02000002\nprog_type:\t26\nprog_id:\t41\nrun_time_ns:\t1500\nrun_cnt:\t3\nverified_insns:\t9\n";
         assert_eq!(runs(text), Some((3, Duration::from_nanos(1500))));
+        assert_eq!(number(text, "recursion_misses"), None);
+        assert_eq!(
+            number("recursion_misses:\t12\n", "recursion_misses"),
+            Some(12)
+        );
         // Before Linux 5.1, or no program's descriptor.
         assert_eq!(runs("pos:\t0\n"), None);
         assert_eq!(runs("run_time_ns:\tx\nrun_cnt:\t3\n"), None);

@@ -25,7 +25,7 @@ use prometheus_client::registry::Registry;
 
 use crate::host::panics;
 use crate::kernel::AccountReport;
-use crate::kernel::stats::RunStats;
+use crate::kernel::stats::RunCounts;
 use crate::record::snapshot::Snapshot;
 use crate::record::tally::{NriTally, PlacementTally, ReportCounts, Tally};
 use crate::serve::listener::ClientFigures;
@@ -67,7 +67,7 @@ pub struct Readings {
     /// What the loop knows; `None` if it did not answer.
     pub snapshot: Option<Arc<Snapshot>>,
     /// What the BPF programs have run, as far as the kernel counts.
-    pub programs: Vec<RunStats>,
+    pub programs: Vec<RunCounts>,
     /// The process.
     pub process: ProcessFigures,
     /// The listener's clients.
@@ -128,17 +128,29 @@ impl Readings {
             "plimsoll_bpf_program_runs",
             "Runs of each BPF program while the kernel counted them (kernel.bpf_stats_enabled).",
             "",
-            self.programs
-                .iter()
-                .map(|it| ([("program", it.program)], Value::Count(it.count))),
+            self.programs.iter().map(|it| {
+                (
+                    [("program", it.stats.program)],
+                    Value::Count(it.stats.count),
+                )
+            }),
         )?;
         page.counter(
             "plimsoll_bpf_program_run",
             "Run time of each BPF program while the kernel measured it (kernel.bpf_stats_enabled).",
             "seconds",
             self.programs.iter().map(|it| {
-                let seconds = Value::Float(it.time.as_secs_f64());
-                ([("program", it.program)], seconds)
+                let seconds = Value::Float(it.stats.time.as_secs_f64());
+                ([("program", it.stats.program)], seconds)
+            }),
+        )?;
+        page.counter(
+            "plimsoll_bpf_program_missed_runs",
+            "Runs of each BPF program that the kernel left out, because a task lost the CPU while it was in the program.",
+            "",
+            self.programs.iter().filter_map(|it| {
+                let missed = Value::Count(it.missed?);
+                Some(([("program", it.stats.program)], missed))
             }),
         )
     }

@@ -7,6 +7,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
+use crate::kernel::stats::RunStats;
 use crate::kernel::{Account, KindCount};
 use crate::record::tally::{PlacementTally, ReportCounts, Tally};
 use crate::testkit::{self, MIB};
@@ -95,10 +96,13 @@ fn snapshot(pods: u64) -> Snapshot {
 fn readings(snapshot: Option<Snapshot>) -> Readings {
     Readings {
         snapshot: snapshot.map(Arc::new),
-        programs: vec![RunStats {
-            program: "charge",
-            count: 7,
-            time: Duration::from_micros(1500),
+        programs: vec![RunCounts {
+            stats: RunStats {
+                program: "charge",
+                count: 7,
+                time: Duration::from_micros(1500),
+            },
+            missed: Some(11),
         }],
         process: ProcessFigures {
             cpu: Duration::from_millis(1250),
@@ -193,6 +197,7 @@ fn figures_are_those_of_the_snapshot() {
         "process_resident_memory_bytes 4096",
         "plimsoll_bpf_program_runs_total{program=\"charge\"} 7",
         "plimsoll_bpf_program_run_seconds_total{program=\"charge\"} 0.0015",
+        "plimsoll_bpf_program_missed_runs_total{program=\"charge\"} 11",
         "plimsoll_records_produced_total{kind=\"charges-reached\"} 5",
         "plimsoll_records_folded_total{kind=\"charges-reached\"} 2",
         "plimsoll_kernel_oom_kills_total{victim=\"pod\"} 3",
