@@ -59,6 +59,7 @@ struct PodInput {
 #[derive(Deserialize)]
 struct BudgetInput {
     name: String,
+    namespace: String,
     allowed: u64,
 }
 
@@ -218,7 +219,12 @@ fn cluster(vector: &Vector) -> Result<Cluster, String> {
         .iter()
         .map(|consumer| &consumer.name)
         .collect();
-    let budget_names: Vec<&String> = vector.budgets.iter().map(|budget| &budget.name).collect();
+    let budget_of = |namespace: &String, name: &String| {
+        let mut budgets = vector.budgets.iter();
+        let found =
+            budgets.position(|budget| budget.namespace == *namespace && budget.name == *name);
+        found.ok_or_else(|| format!("no budget {namespace}/{name}"))
+    };
     let node_of = |name: &String| position("node", name, &node_names);
     let pods = vector.pods.iter().map(|pod| {
         let nodes = pod.nodes.as_ref().map(|nodes| {
@@ -240,7 +246,7 @@ fn cluster(vector: &Vector) -> Result<Cluster, String> {
             budgets: pod
                 .budgets
                 .iter()
-                .map(|budget| position("budget", budget, &budget_names))
+                .map(|budget| budget_of(&pod.namespace, budget))
                 .collect::<Result<_, _>>()?,
         })
     });

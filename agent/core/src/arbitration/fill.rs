@@ -246,7 +246,8 @@ impl<'a> Filling<'a> {
         for class in self.classes(claimant) {
             let fraction = x.min(end(class).fraction);
             for (had, sum) in had.iter_mut().zip(self.sums.row(class)) {
-                *had += times(*sum, fraction);
+                // Of what no share is counted of, what a group asks for has no bound.
+                *had = had.saturating_add(times(*sum, fraction));
             }
         }
         for (had, floor) in had.iter_mut().zip(self.floors.row(claimant)) {

@@ -10,6 +10,7 @@ mod exact;
 mod generate;
 mod incremental;
 mod literal;
+mod many_victims;
 mod plain;
 mod rehearsed;
 mod rules;
@@ -306,6 +307,22 @@ mod without_bounds {
         let amounts = deserve(&consumers, &asks, &capacity).amounts;
         assert_eq!(amounts[0], [1000, 1].into());
         assert!(amounts[1..].iter().all(|amounts| amounts[0] == 0));
+    }
+
+    /// What a group asks for of a resource that no node has is bounded by nothing but its members.
+    #[test]
+    fn the_greatest_amounts_of_what_no_node_has_do_not_overflow() {
+        const MOST: u64 = (1 << 60) - 1;
+        let capacity = [Some(1000), None];
+        let mut consumers = vec![consumer(None)];
+        let mut asks = vec![ask([0, 0], 0, &capacity)];
+        for at in 0..17 {
+            consumers.push(consumer(Some(0)));
+            asks.push(ask([u64::from(at >= 8), MOST], 1, &capacity));
+        }
+        let amounts = deserve(&consumers, &asks, &capacity).amounts;
+        assert!(amounts[1..].iter().all(|amounts| amounts[1] == MOST));
+        assert!(amounts[9..].iter().all(|amounts| amounts[0] == 1));
     }
 
     /// More nodes can cost somebody a share (NSDI 2011, table 2): so it is not promised.

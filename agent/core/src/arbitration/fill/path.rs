@@ -163,11 +163,11 @@ impl Totals {
             let sums = filling.sums.row(class);
             if open.contains(&class) {
                 for (open, sum) in self.open.iter_mut().zip(sums) {
-                    *open += Fixed::from(*sum);
+                    *open = open.saturating_add(Fixed::from(*sum));
                 }
             } else {
                 for (closed, sum) in self.closed.iter_mut().zip(sums) {
-                    *closed += times(*sum, ends[class].fraction);
+                    *closed = closed.saturating_add(times(*sum, ends[class].fraction));
                 }
             }
         }

@@ -73,7 +73,10 @@ fn share_out(
             break;
         }
         claims.retain(|(_, claimant)| {
-            amounts.row(*claimant)[resource] < filling.claimants[*claimant].demand.total[resource]
+            let asks = &filling.claimants[*claimant];
+            let cap = asks.caps.get(resource).copied().flatten();
+            let most = asks.demand.total[resource].min(cap.unwrap_or(u64::MAX));
+            amounts.row(*claimant)[resource] < most
         });
     }
 }
@@ -81,7 +84,7 @@ fn share_out(
 /// To the nearest part of a unit.
 pub(in crate::arbitration) fn in_parts(had: Fixed) -> u128 {
     let half_a_part = 1 << (63 - PART_BITS);
-    (had + half_a_part) >> (64 - PART_BITS)
+    had.saturating_add(half_a_part) >> (64 - PART_BITS)
 }
 
 fn units(amount: u128) -> u64 {

@@ -18,6 +18,9 @@ use crate::arbitration::entitled::Entitled;
 /// Pods of this priority and above are critical to the system and never evicted.
 const CRITICAL_PRIORITY: i64 = 2_000_000_000;
 
+/// How many of the first candidates are left out in turn where a greedy search finds nothing.
+const LEFT_OUT_MAX: usize = 16;
+
 /// What a search came to.
 pub(super) struct Search {
     /// With what their namespaces lose.
@@ -427,7 +430,8 @@ impl Planner<'_> {
     }
 
     /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room
-    /// they make, until there is enough; then those that can be left out stay.
+    /// they make, until there is enough; then those that can be left out stay. Where neither leads to a set, it may be
+    /// one of the first that keeps later ones from going: each of the first [`LEFT_OUT_MAX`] is left out in turn.
     fn try_many<'a>(&'a self, sites: &[Site<'a>], found: &mut Found<'a>) {
         for site in sites {
             let mut in_order = site.candidates();
@@ -438,13 +442,34 @@ impl Planner<'_> {
             });
             let mut by_room = in_order.clone();
             by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
-            for order in [in_order, by_room] {
-                let set = self.enough_of(&order, &site.need, &mut found.steps);
-                if let Some(set) = set.filter(|set| self.keeps_rules(set, &site.need)) {
-                    self.weigh(site.node, &set, found, |_| set.clone());
+            let mut is_found = false;
+            for order in [&in_order, &by_room] {
+                is_found |= self.try_order(site, order, found);
+            }
+            let without = |order: &[usize], at: usize| {
+                let mut rest = order.to_vec();
+                rest.remove(at);
+                rest
+            };
+            for at in 0..in_order.len().min(LEFT_OUT_MAX) {
+                if is_found {
+                    break;
+                }
+                for order in [&in_order, &by_room] {
+                    is_found |= self.try_order(site, &without(order, at), found);
                 }
             }
         }
+    }
+
+    /// Whether candidates in this order lead to a set, which is weighed then.
+    fn try_order<'a>(&'a self, site: &Site<'a>, order: &[usize], found: &mut Found<'a>) -> bool {
+        let set = self.enough_of(order, &site.need, &mut found.steps);
+        let Some(set) = set.filter(|set| self.keeps_rules(set, &site.need)) else {
+            return false;
+        };
+        self.weigh(site.node, &set, found, |_| set.clone());
+        true
     }
 
     /// How much of what is missing a pod would give back, summed over resources, in 2⁻³².
