@@ -5,10 +5,10 @@
 //! gone, and has to be tested on machines that have other mounts than the one at hand. **Approach.** Everything starts
 //! at a [`HostRoot`], which is `/` in production and a temporary directory in tests; there is no global. Files that
 //! matter on the way from a record to a kill are opened once ([`ControlFile`]) and read by `pread` into a buffer on the
-//! stack. Everything that is changed goes through the ledger in [`knobs`], so it can be changed back. **Terms.**
-//! *hierarchy*: one mounted cgroup tree (the v2 tree, or one v1 tree per group of controllers). *knob*: a kernel file
-//! whose value Plimsoll changed. *first process*: of a container, the one that a container runtime would send SIGTERM
-//! to.
+//! stack. Everything that is changed goes through the ledger in [`ledger`], so it can be changed back. **Terms.**
+//! *hierarchy*: one mounted cgroup tree (the v2 tree, or one v1 tree per group of controllers). *setting*: a kernel
+//! file whose value Plimsoll changed. *first process*: of a container, the one that a container runtime would send
+//! SIGTERM to.
 #![deny(unsafe_code)]
 
 pub mod capabilities;

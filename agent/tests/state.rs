@@ -49,7 +49,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A directory that everybody can search, and a knob in it.
+/// A directory that everybody can search, and a setting in it.
 fn place() -> Option<(tempfile::TempDir, PathBuf, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         notes::left_out("only root can become another user");

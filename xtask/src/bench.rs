@@ -178,7 +178,7 @@ enum SignalsPart {
     Resident,
 }
 
-/// A service that uses two thirds of its limit and is throttled in a third of its periods.
+/// A service that uses four fifths of its limit and is throttled in a third of its periods
 #[derive(Debug, Args)]
 pub(crate) struct BurstArgs {
     /// Kernel to boot: 6.1, 6.12, 7.2, or the path of an image

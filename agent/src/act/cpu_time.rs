@@ -80,7 +80,7 @@ pub struct WatchedPod {
     pub may_come_first: bool,
 }
 
-/// A knob of a cgroup, and what it is to have.
+/// A setting of a cgroup, and what it is to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Which pod.
@@ -186,7 +186,7 @@ impl CpuTime {
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(watch);
     }
 
-    /// Has a knob changed. Does not wait; without room it is dropped and counted, and the engine sees from the next
+    /// Has a setting changed. Does not wait; without room it is dropped and counted, and the engine sees from the next
     /// reading that it was not done.
     pub fn change(&self, change: Change) {
         self.changes.send(change).ok();

@@ -1,4 +1,4 @@
-//! The ledger of changed kernel knobs: written before each change, undone in reverse on exit, and after `kill -9` at
+//! The ledger of changed kernel settings: written before each change, undone in reverse on exit, and after `kill -9` at
 //! the next start.
 //!
 //! **Problem.** An agent that dies must not leave a node with its limits, cgroups and scores in place; one that
@@ -9,8 +9,8 @@
 //! torn last line is a change that never happened. **Terms.** *restored*: put back. *left*: somebody else changed it,
 //! or it is gone. *busy*: cannot be undone yet (a cgroup with processes); it stays in the ledger for the next time.
 //!
-//! The ledger lives in `/run`, which a reboot clears together with the knobs; where it is on a disk instead, lines of
-//! another boot are dropped.
+//! The ledger lives in `/run`, which a reboot clears together with the settings; where it is on a disk instead, lines
+//! of another boot are dropped.
 
 mod ahead;
 mod fold;
@@ -60,7 +60,7 @@ const REPLACED_MAX: u32 = 100;
 /// a line to its change.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why a knob was not changed. Nothing is half applied: either the line and the change are both there, or neither
+/// Why a setting was not changed. Nothing is half applied: either the line and the change are both there, or neither
 /// counts.
 #[derive(Debug, thiserror::Error)]
 pub enum KnobError {
@@ -81,7 +81,7 @@ pub enum KnobError {
         /// Who holds it.
         holders: Holders,
     },
-    /// The knob itself cannot be read or written.
+    /// The setting itself cannot be read or written.
     #[error(transparent)]
     Knob(#[from] FileError),
     /// A v2 controller cannot be enabled for the cgroups below.
@@ -290,7 +290,7 @@ impl Restoration {
     }
 }
 
-/// An open ledger. Changes to knobs are its methods, so that none can be made without a line.
+/// An open ledger. Changes to settings are its methods, so that none can be made without a line.
 ///
 /// Several processes may append to one file (`plimsoll exec`): each holds its lock from the line until the change is
 /// made.

@@ -135,7 +135,7 @@ fn oom_kills() -> anyhow::Result<u64> {
     Ok(vmstat_oom_kill()?)
 }
 
-/// Every cgroup and every knob of all hierarchies.
+/// Every cgroup and every setting of all hierarchies.
 fn whole_tree() -> Vec<(std::path::PathBuf, String)> {
     let mut found = Vec::new();
     for hierarchy in cgroup::hierarchies() {

@@ -1,4 +1,4 @@
-//! CPU time as pods get it and wait for it: readings, the two knobs that are changed for it, and the reasons.
+//! CPU time as pods get it and wait for it: readings, the two settings that are changed for it, and the reasons.
 //!
 //! Terms, as in Documentation/scheduler/sched-bwc.rst of the kernel: a cgroup may use its *quota* of CPU time in each
 //! *period*; when that is used up it is *throttled* until the next. *Burst* is what it may save of quotas that it did
@@ -145,7 +145,7 @@ impl fmt::Display for Waiter {
     }
 }
 
-/// Why a knob is changed, is as it is, or is put back. Shares are in hundredths of a per cent.
+/// Why a setting is changed, is as it is, or is put back. Shares are in hundredths of a per cent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "because", rename_all = "snake_case")]
 pub enum CpuWhy {

@@ -1,8 +1,6 @@
-//! What there is to say of a decision: its name, the name of its reason, the pod that it concerns and how much it
-//! matters.
+//! Name, reason, pod and severity of every decision.
 //!
-//! The one match on all decisions for output, logs and metrics: a decision that is new has to be given its row here
-//! before anything compiles.
+//! A new decision needs its row here before anything compiles.
 
 use serde::{Deserialize, Serialize};
 

@@ -131,7 +131,7 @@ impl Bandwidth {
         Ok((quota, period))
     }
 
-    /// Writes a knob; the ledger has it first.
+    /// Writes a setting; the ledger has it first.
     pub(super) fn set(
         &mut self,
         ledger: &mut Ledger,
@@ -161,7 +161,7 @@ impl Bandwidth {
         Ok(())
     }
 
-    /// Puts a knob back, if it still has what we wrote. What was left alone is said.
+    /// Puts a setting back, if it still has what we wrote. What was left alone is said.
     pub(super) fn restore(
         &mut self,
         ledger: &mut Ledger,
@@ -189,7 +189,7 @@ impl Bandwidth {
     }
 }
 
-/// The file of a knob.
+/// The file of a setting.
 fn file_name(version: Version, knob: CpuKnob) -> &'static str {
     match (version, knob) {
         (Version::V2, CpuKnob::Quota) => "cpu.max",

@@ -27,7 +27,7 @@ const CONTAINERS_MAX: usize = 256;
 
 /// What somebody else has changed, or could not be read.
 pub(super) enum Remark {
-    /// A knob that we wrote has another value.
+    /// A setting that we wrote has another value.
     Overwritten {
         uid: PodUid,
         container: Arc<str>,
@@ -136,7 +136,7 @@ impl Reader {
         })
     }
 
-    /// Changes a knob. A cgroup that is gone has none.
+    /// Changes a setting. A cgroup that is gone has none.
     pub(super) fn change(
         &mut self,
         change: &Change,
@@ -159,7 +159,7 @@ impl Reader {
         }
     }
 
-    /// Whether any knob has our value.
+    /// Whether any setting has our value.
     pub(super) fn is_changed(&self) -> bool {
         let mut cgroups = self.pods.values().flat_map(|pod| pod.cgroups.values());
         cgroups.any(|cgroup| cgroup.files.is_changed())

@@ -334,7 +334,7 @@ fn write(options: &CpuBurst, uid: &PodUid, pod_cpu: &PodCpuState, decisions: &mu
         .for_each(|it| change(it, false));
 }
 
-/// Adds the decisions for those knobs of a cgroup that are to grow, or that are not.
+/// Adds the decisions for those settings of a cgroup that are to grow, or that are not.
 fn change_knobs(
     uid: &PodUid,
     (name, cgroup): (&Arc<str>, &CgroupState),
