@@ -159,7 +159,7 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
             (Some(DONE), "ended by a signal"),
             (
                 Some(FAILED),
-                "no agent answers, the journal cannot be read, or the address cannot be had",
+                "no agent answers, the journal cannot be read, or the address cannot be listened on",
             ),
         ],
     ),

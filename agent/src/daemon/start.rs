@@ -639,7 +639,7 @@ impl Start<'_> {
         }
         // Evictions go on without it.
         let prepared = prepared
-            .map_err(|error| format!("{error:#}; then restart plimsoll: it looks at its start"));
+            .map_err(|error| format!("{error:#}; then restart plimsoll; this is checked only at start"));
         Ok(self
             .without("placement of CPUs and memory", prepared)
             .flatten())

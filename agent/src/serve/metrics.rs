@@ -306,7 +306,7 @@ fn left_out(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     )?;
     page.counter(
         "plimsoll_warnings_left_out",
-        "Warnings about pods that were not said, because there were too many about one pod in a row.",
+        "Warnings about pods that were suppressed because one pod caused too many in a row.",
         "",
         [([], Value::Count(tally.pod_warnings_left_out))],
     )
@@ -421,7 +421,7 @@ fn seconds(ns: u64) -> Value<'static> {
 fn placement(tally: Option<PlacementTally>, page: &mut Page<'_>) -> fmt::Result {
     page.gauge(
         "plimsoll_placement_active",
-        "Whether CPUs and memory nodes of containers are written: 0 where somebody else manages cpusets; absent where nothing is to be placed.",
+        "1 if the agent writes the cpusets of containers, 0 if another program manages them; absent without a placement policy.",
         "",
         tally.map(|it| ([], Value::Count(u64::from(it.is_active)))),
     )?;
@@ -455,7 +455,7 @@ fn placement(tally: Option<PlacementTally>, page: &mut Page<'_>) -> fmt::Result 
 fn nri(tally: Option<NriTally>, page: &mut Page<'_>) -> fmt::Result {
     page.gauge(
         "plimsoll_nri_connected",
-        "Whether the container runtime asks this agent when it makes a container; absent where it is not to.",
+        "1 while the runtime is connected by NRI; absent without NRI.",
         "",
         tally.map(|nri| ([], Value::Count(u64::from(nri.is_connected)))),
     )?;
@@ -469,7 +469,7 @@ fn nri(tally: Option<NriTally>, page: &mut Page<'_>) -> fmt::Result {
     });
     page.counter(
         "plimsoll_nri_containers",
-        "Containers that the runtime made or refused, by what it was answered; of the unheard ones the agent did not hear what.",
+        "Containers that the runtime made or refused, by the answer; `unheard`: the agent did not learn the answer.",
         "",
         answers
             .into_iter()

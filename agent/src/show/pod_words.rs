@@ -156,7 +156,7 @@ pub(crate) fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str
         (
             "eviction",
             match pod.place {
-                Some(place) => format!("place {}: {}", place.rank, reason(overview, pod)),
+                Some(place) => format!("rank {}: {}", place.rank, reason(overview, pod)),
                 None => reason(overview, pod),
             },
         ),

@@ -268,7 +268,7 @@ fn unlimited(
         .first()
         .filter(|waiter| waiter.waited > limit)
     {
-        None => format!("not held back: nobody who comes first waits{why}"),
+        None => format!("not held back: no pod within its CPU request is waiting{why}"),
         Some(waiter) if suppression.is_spent => {
             format!("not held back although {waiter}: half of the budget is not back yet")
         }

@@ -238,7 +238,7 @@ impl fmt::Display for CpuWhy {
             }
             Self::Calm { for_ns } => write!(
                 f,
-                "nobody who comes first has waited for {} s",
+                "no pod within its CPU request has waited for {} s",
                 seconds(*for_ns)
             ),
             Self::BudgetOver { budget_ns } => write!(

@@ -124,7 +124,7 @@ impl Outcome {
         }));
         remarks.extend(self.fell_back.iter().map(|(why, _)| {
             format!(
-                "{why}; nobody gets other CPUs or memory nodes until the placement can be kept there, and containers that come share CPUs that are nobody's own; plimsoll tries again"
+                "{why}; placements stay as they are until this can be written; new containers run on the shared CPUs; plimsoll tries again"
             )
         }));
         remarks.extend(self.not_finished.iter().map(|why| {

@@ -157,7 +157,10 @@ impl<'args> Screen<'args> {
                 ..
             } => {
                 let comm = comm.shown();
-                format!("process {tgid} ({comm}), the pod's {kills}. at place {place}: {why}")
+                let rank = u64::from(place) + 1;
+                format!(
+                    "process {tgid} ({comm}), kill {kills} in this pod, rank {rank} in the last line: {why}"
+                )
             }
             Body::CgroupMkdir {
                 level,

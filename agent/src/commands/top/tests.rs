@@ -237,7 +237,7 @@ default/dns  BestEffort, priority 2000001000
   memory            20Mi charged, 20Mi working set, - swap; request 0, limit -
   CPUs              499m in use; request 0m, limit -; exclusive: -
   waits (PSI)       cpu 3.0 %, memory 0.0 %, io - % of the last 10 s
-  eviction          place 2: never evicted: system-critical priority
+  eviction          rank 2: never evicted: system-critical priority
 Limits, since the agent first saw the pod
   CPU limit         throttled 0 times, 0 ms
   memory limits     high 0, max 0, out of memory 0, below low 0 times

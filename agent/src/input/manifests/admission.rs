@@ -6,11 +6,11 @@
 //! objects whenever one has changed; here is what it has to be given. Pods ask in a fixed order: by when their file was
 //! first seen, then by namespace and name. A pod that was admitted stays admitted, as it was admitted, until its
 //! manifest is gone *and* it has left; a refused one asks again when anything has changed. Both outlive the agent
-//! ([`state`]). Usage is counted from the admitted pods each time. **What decides about whom.** A LimitRange or quota
-//! about the pods of its namespace, a PriorityClass about all. Other pods are admitted as their manifests have them, as
-//! if this module were not there. **Errors.** An object that the API server would not take has no effect, and its last
-//! good version stays in force; where there is none, no further pod of its namespace is admitted, for a quota with a
-//! typing error must not read as no quota.
+//! ([`state`]). Usage is counted from the admitted pods each time. **Scope.** A LimitRange or quota applies to the pods
+//! of its namespace, a PriorityClass to all. Other pods are admitted as their manifests have them, as if this module
+//! were not there. **Errors.** An object that the API server would not take has no effect, and its last good version
+//! stays in force; where there is none, no further pod of its namespace is admitted, for a quota with a typing error
+//! must not read as no quota.
 
 mod state;
 #[cfg(test)]

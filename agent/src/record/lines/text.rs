@@ -323,11 +323,11 @@ mod tests {
         let uid = "1b2c9a00-0000-4000-8000-00000000000a";
         assert_eq!(
             said(uid),
-            format!("     1.500000 shop/web: reclaim no more from {uid}")
+            format!("     1.500000 shop/web: stop reclaiming from {uid}")
         );
         assert_eq!(
             said("shop_web"),
-            "     1.500000 reclaim no more from shop_web"
+            "     1.500000 stop reclaiming from shop_web"
         );
     }
 

@@ -46,7 +46,7 @@ pub(crate) fn without(defaults: &LimitDefaults) -> String {
             bytes(without.into()),
             bytes(request.into())
         ),
-        _ => format!("{class}; the same place for eviction"),
+        _ => format!("{class}; its eviction rank does not change"),
     }];
     for score in &defaults.scores {
         if score.adj != score.adj_without {

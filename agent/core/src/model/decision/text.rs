@@ -198,7 +198,7 @@ impl fmt::Display for Decision {
                 };
                 write!(
                     f,
-                    "{uid} is {how}: {} of {} back",
+                    "{uid} is {how}: {} of {} freed",
                     Human(*freed_bytes),
                     Human(*usage_before_bytes)
                 )
@@ -221,7 +221,7 @@ impl fmt::Display for Decision {
             Self::Reclaim { uid, bytes, .. } => {
                 write!(f, "reclaim {} from {uid}", Human(*bytes))
             }
-            Self::StopReclaim { uid } => write!(f, "reclaim no more from {uid}"),
+            Self::StopReclaim { uid } => write!(f, "stop reclaiming from {uid}"),
             Self::SetHigh { uid, bytes, .. } => {
                 write!(f, "hold {uid} at {} (memory.high)", Human(*bytes))
             }

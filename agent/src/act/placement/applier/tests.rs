@@ -1044,7 +1044,7 @@ fn on_a_full_state_directory_what_was_kept_is_carried_out() {
     assert_eq!(kept, first.assignments);
     assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
     assert_eq!(outcome.failed.len(), 0, "{}", said(&outcome));
-    assert!(said(&outcome).contains("nobody gets other CPUs"));
+    assert!(said(&outcome).contains("placements stay as they are"));
     applier.withdraw(Quotas::new()).unwrap_err();
     assert_eq!(cpus_of(&node), ["0-1,4-7", "2-3", "0-1,4-7"]);
     // Its set is in the ledger like any other.
