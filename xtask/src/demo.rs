@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: the project's story on a real kernel, live.
 //!
-//! The guest program `story` tells it (tests/src/guest/story): pods of real processes, one that leaks, the agent or
-//! nobody.
+//! The guest program `story` tells it (tests/src/guest/story): pods of real processes, one that leaks, with
+//! the agent or without.
 //!
 //! Problem: an emulated guest is as slow as the machine that it runs on is busy, and whatever waits for seconds in it
 //! fails there. Approach: the guest's time is the instructions that it has executed, 1 ns each, and idle time is

@@ -4,7 +4,7 @@
 //! For each architecture one layer on nothing: the programs of [`release`], which are linked statically. No daemon and
 //! no builder takes part: an image is an archive and three JSON documents, each named by its SHA-256 (OCI image
 //! specification 1.1). `index.json` names one image index, under the image's name, and that one a manifest for each
-//! platform: whoever pulls the image gets that of its node.
+//! platform: a node that pulls the image gets its own.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -228,7 +228,7 @@ fn down() -> Result<()> {
     say(
         "kubernetes",
         format_args!(
-            "nobody answers at {}: it was killed, or it hangs; look for etcd and kube-apiserver in `ps`",
+            "no API server answers at {}: it was killed, or it hangs; look for etcd and kube-apiserver in `ps`",
             folder.display()
         ),
     );

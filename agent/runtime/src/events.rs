@@ -1,10 +1,10 @@
 //! Containers that start and end, as the runtime tells of them (`GetContainerEvents`).
 //!
-//! **Problem.** The API server has a container's id a second after its start, and without that nobody knows which
-//! container a cgroup is. **Approach.** One call, whose answer goes on: each event has the pod and its containers.
-//! Containers that run by then are listed once. Only containerd from 2.0 on is asked: it sends each event to everybody
-//! who listens. Before, it knows no such call, or has one queue for all, as CRI-O does: what we took the kubelet would
-//! not get.
+//! **Problem.** The API server has a container's id a second after its start, and without that the agent does not know
+//! which container a cgroup is. **Approach.** One call, whose answer goes on: each event has the pod and its
+//! containers. Containers that run by then are listed once. Only containerd from 2.0 on is asked: it sends each event
+//! to every listener. Before, it knows no such call, or has one queue for all, as CRI-O does: what we took the kubelet
+//! would not get.
 
 use std::convert::Infallible;
 use std::path::Path;

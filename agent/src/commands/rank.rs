@@ -380,7 +380,7 @@ Next to be evicted: default/web
         assert_eq!(next(&["--signal", "pid.available"]), "default/batch");
         assert_eq!(next(&["--signal", "nodefs.inodesFree"]), "default/batch");
         let images = ["--signal", "imagefs.available", "--image-fs", "dedicated"];
-        // Nobody has a writable layer: requests are nought, UIDs decide.
+        // No pod has a writable layer: requests are nought, UIDs decide.
         assert_eq!(next(&images), "default/batch");
     }
 

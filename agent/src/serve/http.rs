@@ -18,10 +18,10 @@ pub use server::{Asked, Bounds, Pages, Server};
 use std::io::{self, ErrorKind};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener};
 
-/// Why nobody listens.
+/// Why the agent does not listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else does.
+    /// Another program does.
     #[error(
         "--listen {address}: the port is in use; give another, or find the process that has it with: ss -ltnp 'sport = :{port}'", port = .address.port()
     )]
@@ -139,7 +139,7 @@ mod tests {
             error.contains("in use") && error.contains("ss -ltnp"),
             "{error}"
         );
-        // TEST-NET-1: nobody's.
+        // TEST-NET-1: no machine has it.
         let error = bind(address("192.0.2.1:9186").unwrap()).unwrap_err();
         assert!(error.to_string().contains("ip address"), "{error}");
     }

@@ -1,7 +1,7 @@
 //! What the agent measures and counts, as Prometheus reads it.
 //!
-//! **Problem.** The loop knows everything and has time for nobody; a page of metrics is text that must be right to the
-//! letter. **Approach.** A page is made on the listener's thread from one [`Snapshot`], from procfs, and from the
+//! **Problem.** The loop knows everything and has time for no client; a page of metrics is text that must be right to
+//! the letter. **Approach.** A page is made on the listener's thread from one [`Snapshot`], from procfs, and from the
 //! kernel's own counts of the BPF programs; the crate `prometheus-client` writes it. A loop that does not answer leaves
 //! a page with what is known without it, and `plimsoll_loop_answering 0`. **Bounds.** All labels but those of pods are
 //! from fixed tables; pods have series only if asked for ([`Readings::pods`]), and at most [`POD_SERIES_MAX`] of them.

@@ -2,7 +2,7 @@
 //! last.
 //!
 //! **Problem.** `plimsoll top` needs a little of everything: of what the engine decides by, of what limits cost pods,
-//! and of figures that nobody decides by (CPU time, pressure stalls of each pod). **Approach.** One value, made on the
+//! and of figures that no decision uses (CPU time, pressure stalls of each pod). **Approach.** One value, made on the
 //! control socket's thread from a [`Snapshot`] of the loop and from cgroup files that are read for it
 //! ([`crate::serve::summary`]); or from a journal's state alone, where what only a running node shows is absent. The
 //! ranking is that of [`plimsoll_core::explain`], so that who is shown as next is who would go.
@@ -351,7 +351,7 @@ fn used_milli(state: &NodeState, uid: &PodUid, read: Option<&PodUse>) -> Option<
     milli(read.and_then(|read| read.cpu.as_ref())).or_else(known)
 }
 
-/// The CPUs of containers that share them with nobody, by pod.
+/// The CPUs of containers that share them with no other, by pod.
 fn held_cpus(state: &NodeState) -> BTreeMap<String, CpuSet> {
     let placed = state
         .placement

@@ -211,7 +211,7 @@ impl Tree<'_> {
         runs
     }
 
-    /// Whether two parts differ in nothing but their numbers, and nobody holds CPUs of either alone.
+    /// Whether two parts differ in nothing but their numbers, and no container holds CPUs of either alone.
     fn alike(&self, a: &Part, b: &Part) -> bool {
         let plain = |part: &Part| {
             let cpus = part.cpus();

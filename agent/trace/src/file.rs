@@ -1,10 +1,11 @@
 //! Files of a session: bounded, and there as a whole or not at all.
 //!
 //! A file is written under another name in the same directory and gets its own when all of it is on the disk. The other
-//! name is made before the session starts, so that a directory that cannot be written to is told of then and not after.
+//! name is made before the session starts, so that a directory that cannot be written to is an error then and not
+//! after.
 //!
 //! A session that is killed leaves the other name behind. Each session holds a lock on its own (flock(2)), which the
-//! kernel lets go of with the process, and the next one removes those in the same directory that nobody holds. An
+//! kernel lets go of with the process, and the next one removes those in the same directory that no session holds. An
 //! unnamed file (`O_TMPFILE`) would be gone by itself, but not every file system has them, and none can be given a name
 //! that is taken.
 

@@ -93,7 +93,7 @@ impl Comparison<'_> {
         if !row.kubelet {
             self.differ(
                 row.name,
-                "has no such signal and evicts nobody for it",
+                "has no such signal and evicts no pod for it",
                 would_evict(self.victims.first().map(String::as_str)),
             );
         }
@@ -144,7 +144,7 @@ impl Comparison<'_> {
         }
         let victims = self.victims;
         if victims.len() > 1 {
-            let alone = kubelets.unwrap_or("nobody");
+            let alone = kubelets.unwrap_or("no pod");
             self.differ(
                 BECAUSE,
                 format!("would evict {alone} alone, and look again"),
@@ -246,5 +246,5 @@ impl Comparison<'_> {
 }
 
 fn would_evict(pod: Option<&str>) -> String {
-    format!("would evict {}", pod.unwrap_or("nobody"))
+    format!("would evict {}", pod.unwrap_or("no pod"))
 }

@@ -115,7 +115,7 @@ fn write_item(text: &mut String, item: &Node, indent: usize) {
     write_value(text, &start, item, indent);
 }
 
-/// A text as YAML: plain where nobody can take it for anything else, else quoted as JSON, which YAML reads as well.
+/// A text as YAML: plain where it cannot be taken for anything else, else quoted as JSON, which YAML reads as well.
 fn scalar(text: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "yes", "no", "on", "off", "y", "n", "null"];
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')

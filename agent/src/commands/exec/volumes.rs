@@ -2,7 +2,7 @@
 //!
 //! **Problem.** Disk usage is counted and evicted for by directory, so a command that stands in for a container needs
 //! its directories where the kubelet would make them. **Approach.** They are made after the cgroup was joined: from
-//! then on the pod has a process, and nobody frees its directories as those of an ended one. The command is told by
+//! then on the pod has a process, and its directories are not freed as those of an ended one. The command learns by
 //! environment variables where its volumes are: that works for every program and needs neither rights nor a root file
 //! system, which a mount at `volumeMounts.mountPath` would.
 

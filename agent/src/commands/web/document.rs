@@ -1,8 +1,8 @@
-//! A document that a page asks for, or why it cannot be had.
+//! A document that a page asks for, or why there is none.
 
 use serde::Serialize;
 
-/// Why a document cannot be had: a sentence for the page.
+/// Why there is no document: a sentence for the page.
 pub(super) type Problem = String;
 
 /// What is shown, as JSON.

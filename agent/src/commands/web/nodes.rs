@@ -1,4 +1,4 @@
-//! The agents of a cluster, asked by `kubectl exec` with the rights of whoever has started this.
+//! The agents of a cluster, asked by `kubectl exec` with the rights of the user who has started this.
 //!
 //! **Problem.** An agent's socket is on its node, and the page is for people elsewhere. **Approach.** What
 //! `kubectl plimsoll` does: the pods of the DaemonSet are listed, and in each the program beside the agent asks its
@@ -108,7 +108,7 @@ impl Cluster {
     /// # Errors
     /// kubectl's.
     pub(super) fn table(&self) -> Result<String, Problem> {
-        // Whoever comes while it is made waits for it.
+        // A client that comes while it is made waits for it.
         let mut table = held(&self.table);
         if let Some((_, text)) = table
             .as_ref()
@@ -223,7 +223,7 @@ fn bounded(mut command: Command, within: Duration) -> Result<Vec<u8>, Problem> {
     thread::spawn(move || {
         let printed = read(stdout, ANSWER_BYTES_MAX)
             .and_then(|answer| Ok((answer, read(stderr, FAILURE_BYTES_MAX)?)));
-        sender.send(printed).ok(); // nobody waits for it any more
+        sender.send(printed).ok(); // it is not waited for any more
     });
     let printed = printed.recv_timeout(within);
     let status = loop {

@@ -102,7 +102,7 @@ impl Made {
         self.name(uid, id, name);
         let pod = forgotten.filter(|_| !std::mem::replace(&mut self.is_said, true))?;
         Some(format!(
-            "pod {pod}: another NRI plugin sets the cpusets of more than {CONTAINERS_MAX} containers of a pod, or of {UNKNOWN_PODS_MAX} pods that nobody else knows: \
+            "pod {pod}: another NRI plugin sets the cpusets of more than {CONTAINERS_MAX} containers of a pod, or of {UNKNOWN_PODS_MAX} pods that only the runtime knows: \
              those that were made first are placed like any other (reported once)"
         ))
     }

@@ -19,7 +19,7 @@ const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// No socket, or nobody behind it.
+    /// No socket, or no agent behind it.
     #[error("no plimsoll agent answers at {path}: {why}. Start one (plimsoll run), or set --control-socket or --state-dir", path = path.shown())]
     NoAgent {
         /// The socket.

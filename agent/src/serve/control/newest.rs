@@ -18,7 +18,7 @@ pub const SNAPSHOT_LIFE: Duration = Duration::from_millis(100);
 /// Why there is no snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoSnapshot {
-    /// Nobody takes the question.
+    /// No loop takes the question.
     #[error("the agent is starting or stopping; try again in a second")]
     NoLoop,
     /// The loop has not answered in time.

@@ -68,7 +68,7 @@ const OVERVIEW_LIFE: Duration = Duration::from_millis(500);
 pub struct AnswerSources {
     /// The loop.
     pub snapshots: Arc<Snapshots>,
-    /// Cgroup files, for figures that nobody decides by.
+    /// Cgroup files, for figures that no decision uses.
     pub statistics: Statistics,
 }
 
@@ -318,7 +318,7 @@ fn kind_of(error: &NoSuchPod) -> RefusalKind {
     }
 }
 
-/// A pod that may not run is unknown to the engine; the client is told why.
+/// A pod that may not run is unknown to the engine; the client hears why.
 fn why_unknown(request: &Request, snapshot: &Snapshot, refusal: Refusal) -> Refusal {
     let asked = match request {
         Request::ExplainEviction { pod, .. }

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::{SOCKET_FILE, group_dir};
 
-/// Owner and group may ask; nobody else.
+/// Owner and group may ask; no other user.
 const MODE: u32 = 0o660;
 /// Of the directory of a socket that a group may use: they may search it.
 const GROUP_DIR_MODE: u32 = 0o750;
@@ -194,7 +194,7 @@ impl ControlSocket {
         };
         let group = group.map(group_id).transpose()?;
         look_for_another(path)?;
-        // A socket gets its mode from the umask, and is open to connections at once. So it is made where nobody can
+        // A socket gets its mode from the umask, and is open to connections at once. So it is made where no client can
         // reach it, and moved to its place when owner and mode are right; moving it also replaces a dead agent's.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let private = path.with_file_name(format!(".{name}.new"));
@@ -252,7 +252,7 @@ fn look_for_another(path: &Path) -> Result<(), SocketError> {
         _ => {}
     }
     match try_connect(path) {
-        // Nobody listens any more.
+        // No agent listens any more.
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         // Connected, or its queue is full: somebody is there, though perhaps stopped.
         Ok(()) | Err(Errno::AGAIN) => Err(SocketError::Live {

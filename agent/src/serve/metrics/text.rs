@@ -1,4 +1,4 @@
-//! The two forms in which a page can be had.
+//! The two forms of a page of metrics.
 //!
 //! `prometheus-client` writes OpenMetrics, which Prometheus asks for. Older readers, and `promtool check metrics`, know
 //! only the classic text: there a counter's family is named with `_total`, units have no line of their own, and nothing

@@ -64,7 +64,7 @@ impl Rates {
         u64::try_from(used * 1_000_000_000 / time.as_nanos()).ok()
     }
 
-    /// Lets go of cgroups that nobody has asked about for long.
+    /// Lets go of cgroups that no client has asked about for long.
     pub(super) fn forget_old(&self) {
         self.lock()
             .retain(|_, known| known.seen.elapsed() < FORGOTTEN_AFTER);

@@ -67,12 +67,13 @@ impl fmt::Display for Level {
 /// A part of the machine. It has other parts, or it has cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// What it is: several names if nothing else is in the outer ones. A number is missing where nobody knows it.
+    /// What it is: several names if nothing else is in the outer ones. A number is missing where the kernel does not
+    /// say it.
     pub(crate) names: Vec<(Level, Option<u32>)>,
     pub(crate) children: Vec<Part>,
     /// All its cores, by their lowest CPU.
     pub(crate) cores: Vec<Core>,
-    /// CPUs of its NUMA node that are offline, and of which nobody knows the core.
+    /// CPUs of its NUMA node that are offline, and of which the core is unknown.
     pub(crate) offline: CpuSet,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct Layout {
     pub(crate) parts: Vec<Part>,
     /// Nodes in which there is no CPU.
     pub(crate) nodes_without_cpus: Vec<u32>,
-    /// CPUs that are offline, and of which nobody knows even the node.
+    /// CPUs that are offline, and of which even the node is unknown.
     pub(crate) offline: CpuSet,
 }
 

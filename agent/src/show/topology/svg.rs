@@ -99,7 +99,7 @@ impl Picture<'_> {
             gap = CORE_GAP;
         }
         if !part.offline.is_empty() {
-            // Cores of one thread, because nobody knows better.
+            // Cores of one thread, because no more is known.
             let cores = part.offline.iter().map(|cpu| Core {
                 cpus: CpuSet::of(cpu),
                 ..Core::default()
@@ -177,7 +177,7 @@ impl Picture<'_> {
         }
     }
 
-    /// Nodes that have memory only, and CPUs of which nobody knows where they are.
+    /// Nodes that have memory only, and CPUs whose node is unknown.
     fn without_cores(&self, layout: &Layout) -> Option<Area> {
         let nodes = layout.nodes_without_cpus.iter().map(|id| {
             let title = titled(

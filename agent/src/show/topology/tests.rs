@@ -121,7 +121,7 @@ socket 1                  192 × 2     192-383,576-767
     );
     let all = drawn(&text, None, true);
     assert_eq!(all.matches("─ L3 ").count(), 48);
-    // Whoever has CPUs of its own is seen.
+    // A container with CPUs of its own is seen.
     let holders = Holders {
         exclusive: vec![Holder {
             name: "own".into(),

@@ -105,7 +105,7 @@ fn holders_shown(holders: &[(PodUid, String)]) -> String {
         .map(|(pod, container)| format!("pod {pod} container {container}"));
     let holders: Vec<String> = holders.collect();
     if holders.is_empty() {
-        "nobody".to_owned()
+        "no container".to_owned()
     } else {
         holders.join(", ")
     }

@@ -251,7 +251,7 @@ impl fmt::Display for Refusal {
             } => {
                 write!(f, "; it fits on NUMA nodes {nodes} ")?;
                 if missing.is_empty() {
-                    write!(f, "once nobody else's set shares them")?;
+                    write!(f, "once no other container's set shares them")?;
                 } else {
                     write!(f, "once {} more is free there", Amounts(missing))?;
                 }

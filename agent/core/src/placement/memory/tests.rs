@@ -159,7 +159,7 @@ fn refusals_say_what_would_have_to_be_free() {
     assert_eq!(
         message(allocate(&mut memory, &both, "c0", at(0b11))),
         "pod default/both, container c0: NUMA nodes 0-1 hold memory of containers with other sets of nodes, so they cannot together \
-         give 5Gi of memory; memory free: 1Gi on node 0, 4Gi on node 1; it fits on NUMA nodes 0-1 once nobody else's set shares \
+         give 5Gi of memory; memory free: 1Gi on node 0, 4Gi on node 1; it fits on NUMA nodes 0-1 once no other container's set shares \
          them, where memory is held by pod holder container c0"
     );
     assert_eq!(

@@ -86,7 +86,7 @@ pub(super) fn keep_cpus(
         } else if !others.is_empty() {
             format!("it had CPUs {cpus}, of which another pod has {others}: it is placed anew")
         } else if (policy.managed() - taken - cpus).is_empty() {
-            format!("it had CPUs {cpus}, and nobody else would have any: it is placed anew")
+            format!("it had CPUs {cpus}, and no other container would have any: it is placed anew")
         } else {
             taken |= cpus;
             let of_pod = assignments.entry(pod.clone()).or_default();
