@@ -638,8 +638,9 @@ impl Start<'_> {
             return prepared;
         }
         // Evictions go on without it.
-        let prepared = prepared
-            .map_err(|error| format!("{error:#}; then restart plimsoll; this is checked only at start"));
+        let prepared = prepared.map_err(|error| {
+            format!("{error:#}; then restart plimsoll; this is checked only at start")
+        });
         Ok(self
             .without("placement of CPUs and memory", prepared)
             .flatten())

@@ -41,11 +41,8 @@ pub enum On {
     First(&'static [Machine]),
     /// On these.
     These(&'static [Machine]),
-    /// Here, with `--all` only: what it shows of a whole node, a test without a guest shows of the part that decides
-    /// it, each time. `FILE::FUNCTION`.
-    WithAll(Machine, &'static str),
     /// Here, with `--all` only: it takes an emulated machine long, by its size or because it waits for a time to pass,
-    /// and finds what changes seldom.
+    /// and finds what changes seldom; or tests without a guest show most of it each time.
     Weekly(Machine),
 }
 
@@ -55,7 +52,7 @@ impl On {
     pub fn machines(self) -> Vec<Machine> {
         use Machine::{Hybrid, V6_1, V7_2};
         match self {
-            Self::WithAll(..) | Self::Weekly(_) => Vec::new(),
+            Self::Weekly(_) => Vec::new(),
             Self::EachKernel => vec![V6_1, V7_2],
             Self::EachKernelAndHybrid => vec![V6_1, V7_2, Hybrid],
             Self::First(machines) => machines.first().copied().into_iter().collect(),
@@ -68,9 +65,7 @@ impl On {
     pub fn machines_with_all(self) -> Vec<Machine> {
         use Machine::{Hybrid, V6_1, V6_12, V7_2};
         match self {
-            Self::Once(machine) | Self::WithAll(machine, _) | Self::Weekly(machine) => {
-                vec![machine]
-            }
+            Self::Once(machine) | Self::Weekly(machine) => vec![machine],
             Self::EachKernel => vec![V6_1, V6_12, V7_2],
             Self::EachKernelAndHybrid => vec![V6_1, V6_12, V7_2, Hybrid],
             Self::First(machines) | Self::These(machines) => machines.to_vec(),

@@ -7,8 +7,6 @@ use std::fmt::Write as _;
 pub struct Pod {
     /// `metadata.name`; the namespace is `default`.
     pub name: String,
-    /// The label `app`, if it has one.
-    pub app: Option<&'static str>,
     /// Requests, such as `("memory", "64Mi")`.
     pub requests: Vec<(&'static str, String)>,
     /// Limits.
@@ -57,13 +55,6 @@ impl Pod {
             limits,
             ..Self::best_effort(name)
         }
-    }
-
-    /// With the label `app`.
-    #[must_use]
-    pub fn app(mut self, app: &'static str) -> Self {
-        self.app = Some(app);
-        self
     }
 
     /// With a limit.
@@ -148,10 +139,8 @@ impl Pod {
     #[must_use]
     pub fn manifest(&self) -> String {
         let mut text = format!(
-            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {}\n{}",
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {}\n",
             self.name,
-            self.app
-                .map_or_else(String::new, |app| format!("  labels: {{app: {app}}}\n")),
         );
         let mut line = |line: String| {
             // Writing to a String cannot fail.

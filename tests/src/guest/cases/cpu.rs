@@ -25,10 +25,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "cpu::best_effort_is_held_back_while_another_waits",
-        on: On::WithAll(
-            Machine::V7_2,
-            "agent/tests/cpu_time.rs::best_effort_is_held_back_while_another_waits",
-        ),
+        on: On::Weekly(Machine::V7_2),
         run: suppress,
     },
 ];

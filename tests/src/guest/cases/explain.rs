@@ -1,7 +1,5 @@
-//! `plimsoll explain` asks a running agent over its socket, and `plimsoll rank` ranks from files: what they say is what
-//! happens.
+//! `plimsoll explain` asks a running agent over its socket: what it says is what happens.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -16,23 +14,13 @@ use super::super::machines::{Machine, On};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::program;
-use super::{EVICTION_TIMEOUT, go, leak, threshold_below_now};
+use super::leak;
 
-pub(super) const TESTS: &[Test] = &[
-    Test {
-        name: "explain::eviction_and_rank_name_who_is_then_evicted",
-        on: On::WithAll(
-            Machine::V7_2,
-            "agent/core/tests/decisions/explain.rs::the_victims_explained_are_the_victims_chosen",
-        ),
-        run: eviction_comes_true,
-    },
-    Test {
-        name: "explain::oom_has_the_scores_and_what_there_is_not_is_refused",
-        on: On::Once(Machine::V7_2),
-        run: oom_and_refusals,
-    },
-];
+pub(super) const TESTS: &[Test] = &[Test {
+    name: "explain::oom_has_the_scores_and_what_there_is_not_is_refused",
+    on: On::Once(Machine::V7_2),
+    run: oom_and_refusals,
+}];
 
 /// What a command printed, and its status.
 pub(super) struct Said {
@@ -147,82 +135,6 @@ impl Scene {
     }
 }
 
-fn eviction_comes_true() -> Outcome {
-    let scene = Scene::new()?;
-    let node = &scene.node;
-    let mut agent = node.agent(&Options::hard(&threshold_below_now(48)?).on_tracepoints())?;
-    let own = scene.eviction()?;
-    ensure!(own["signal"] == "memory.available", "{own}");
-    ensure!(
-        own["victims"] == serde_json::json!(["default/over"]),
-        "{own}"
-    );
-    let signals = own["signals"].as_array().context("signals is a list")?;
-    let shown = signals
-        .iter()
-        .find(|signal| signal["signal"] == "memory.available")
-        .context("memory.available is not among the signals")?;
-    let now = super::available_bytes()?;
-    let observed = shown["observed"].as_u64().context("nothing observed")?;
-    ensure!(
-        observed.abs_diff(now) < super::mib(64),
-        "it shows {observed}, and there is {now}"
-    );
-    let places = own["ranking"]["places"].as_array().context("places")?;
-    let standing: Vec<_> = places
-        .iter()
-        .filter_map(|own| own["standing"].as_str())
-        .collect();
-    ensure!(
-        standing == ["next", "waits", "waits", "skipped"],
-        "{standing:?}"
-    );
-
-    has_all(
-        &text(explain(node, &["eviction"]))?,
-        &[
-            "SIGNAL",
-            "Ranking for memory.available",
-            "Next to be evicted: default/over, ahead of default/valued by lower priority",
-            "containerfs.available",
-            "The kubelet would choose the same",
-        ],
-    )?;
-    has_all(
-        &text(explain(node, &["eviction", "over"]))?,
-        &["place", "1 of 4", "It is the next to be evicted"],
-    )?;
-    has_all(
-        &text(explain(node, &["eviction", "default/within"]))?,
-        &[
-            "place",
-            "3 of 4",
-            "before it",
-            "before it",
-            "default/valued",
-        ],
-    )?;
-    has_all(
-        &text(explain(node, &["eviction", "vital"]))?,
-        &["Never evicted"],
-    )?;
-    let of_pod = json(node, &["eviction", "default/within"])?;
-    ensure!(
-        of_pod["pod"]["pod"] == "default/within" && of_pod["pod"]["shieldedBy"] == 2,
-        "{of_pod}"
-    );
-
-    rank_says_the_same(node, &own)?;
-
-    // It comes to it.
-    let (_, vital) = scene.pods.last().context("there are four")?;
-    go(vital)?;
-    let finished = agent.eviction(EVICTION_TIMEOUT)?;
-    ensure!(finished.pod == ORDER[0], "{finished:?}");
-    agent.stop()?;
-    Ok(Done::Passed)
-}
-
 fn oom_and_refusals() -> Outcome {
     let scene = Scene::new()?;
     let agent = scene
@@ -327,53 +239,4 @@ fn refusals(node: &Node) -> anyhow::Result<()> {
         WRONG_USAGE,
         "--signal applies only to `explain eviction`",
     )
-}
-
-/// `plimsoll rank` on the scene's manifests and the usage that was explained.
-fn rank_says_the_same(node: &Node, own: &Value) -> anyhow::Result<()> {
-    let mut usage = String::new();
-    for place in own["ranking"]["places"].as_array().context("places")? {
-        writeln!(
-            usage,
-            "{}: {{memoryWorkingSet: {}}}",
-            place["pod"].as_str().context("a pod has a name")?,
-            place["usage"]
-        )?;
-    }
-    let path = node.directory.join("usage.yaml");
-    fs::write(&path, &usage)?;
-    let (path, manifests) = (path.to_string_lossy(), node.manifests());
-    let manifests = manifests.to_string_lossy();
-    let arguments = ["rank", "-f", &manifests, "--usage", &path];
-    let answer = text(plimsoll(&[&arguments[..], &["--output", "json"]].concat()))?;
-    let answer: Value = serde_json::from_str(&answer)?;
-    // All of it: figures, standing, and what sets each apart from the next.
-    ensure!(
-        answer["places"] == own["ranking"]["places"],
-        "{} and {}",
-        answer["places"],
-        own["ranking"]["places"]
-    );
-    ensure!(answer["next"] == ORDER[0], "{answer}");
-    let table = text(plimsoll(&arguments))?;
-    let found: Vec<_> = ORDER.iter().map(|name| table.find(name)).collect();
-    ensure!(
-        found.iter().all(Option::is_some) && found.is_sorted(),
-        "{found:?}:\n{table}"
-    );
-
-    fs::write(&*path, "default/over: {memoryWorkingSet: much}\n")?;
-    let said = plimsoll(&arguments)?;
-    ensure!(
-        said.status == Some(1)
-            && said.out.is_empty()
-            && ["usage.yaml", "memoryWorkingSet"]
-                .iter()
-                .all(|word| said.errors.contains(word)),
-        "status {:?}, {:?} and {:?}",
-        said.status,
-        said.out,
-        said.errors
-    );
-    Ok(())
 }

@@ -64,10 +64,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "last_line::nobody_is_killed_while_memory_is_available",
-        on: On::WithAll(
-            Machine::V6_1,
-            "ebpf/abi/src/last_line.rs::nobody_is_killed_while_memory_is_available",
-        ),
+        on: On::Weekly(Machine::V6_1),
         run: churn,
     },
 ];

@@ -31,10 +31,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "oom_scores::so_does_a_pod_with_pod_oom_group",
-        on: On::WithAll(
-            Machine::V6_12,
-            "agent/src/act/oom_group.rs::a_pod_is_taken_as_a_whole_on_request_and_put_back_at_the_end",
-        ),
+        on: On::Weekly(Machine::V6_12),
         run: || group_oom("plimsoll: {podOOMGroup: true}\n", &["", "main"], 7),
     },
     Test {

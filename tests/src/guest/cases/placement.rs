@@ -33,24 +33,13 @@ pub(super) const TESTS: &[Test] = &[
         run: alone,
     },
     Test {
-        name: "placement::what_does_not_fit_is_not_started",
-        on: On::WithAll(
-            Machine::V6_12,
-            "agent/tests/placement.rs::a_refused_pod_is_not_started_and_a_damaged_file_stops_nobody",
-        ),
-        run: refused,
-    },
-    Test {
         name: "placement::without_the_policy_all_share_again",
         on: On::Weekly(Machine::V6_12),
         run: policy_changed,
     },
     Test {
         name: "placement::a_running_pod_that_requests_more_keeps_what_it_has",
-        on: On::WithAll(
-            Machine::V6_12,
-            "agent/core/tests/decisions/placement.rs::what_runs_keeps_its_cpus_when_it_grows_or_shrinks",
-        ),
+        on: On::Weekly(Machine::V6_12),
         run: resized,
     },
     Test {
@@ -60,10 +49,7 @@ pub(super) const TESTS: &[Test] = &[
     },
     Test {
         name: "placement::no_random_history_shares_or_loses_an_exclusive_cpu",
-        on: On::WithAll(
-            Machine::V6_12,
-            "agent/tests/placement_histories.rs::no_exclusive_cpu_is_shared_and_none_is_lost",
-        ),
+        on: On::Weekly(Machine::V6_12),
         run: random_histories,
     },
 ];
@@ -218,36 +204,6 @@ fn alone() -> Outcome {
     fs::remove_file(node.manifest(&own))?;
     comes_to(&shared_runs, "shared", pool | own_cpus, &agent)?;
     watch.ended()?;
-    agent.stop()?;
-    Ok(Done::Passed)
-}
-
-fn refused() -> Outcome {
-    if let Some(lacking) = lacking()? {
-        return Ok(lacking);
-    }
-    let (node, options) = scene(SETTINGS)?;
-    let mut agent = node.agent(&options)?;
-    let big = Pod::guaranteed("big", "64", "64Mi");
-    node.write(&big)?;
-    let why = agent.wait(TIMEOUT, |event| match event {
-        Event::Decision(decision) if decision.decision["decision"] == "placement_refused" => {
-            Some(decision.text.clone())
-        }
-        _ => None,
-    })?;
-    ensure!(
-        why.contains("64 CPUs are wanted") && why.contains("must not be started"),
-        "{why}"
-    );
-    let ended = || node.output(&big).contains("is not started");
-    let mut running = node.exec(&big, &["true"])?;
-    ensure!(
-        running.process.wait_gone(TIMEOUT),
-        "it was started: {}",
-        node.output(&big)
-    );
-    ensure!(ended(), "{}", node.output(&big));
     agent.stop()?;
     Ok(Done::Passed)
 }

@@ -29,14 +29,6 @@ pub(super) const TESTS: &[Test] = &[
         run: gives_back,
     },
     Test {
-        name: "remedies::a_pod_with_nothing_to_give_goes_after_its_stages",
-        on: On::WithAll(
-            Machine::V6_1,
-            "agent/core/tests/decisions/remedies.rs::every_stage_in_its_order_and_then_the_eviction",
-        ),
-        run: nothing_to_give,
-    },
-    Test {
         name: "remedies::no_pod_stays_held_by_an_agent_that_ends_or_is_killed",
         on: On::Once(Machine::V6_1),
         run: not_stuck,
@@ -162,34 +154,6 @@ fn gives_back() -> Outcome {
     all_stay(&mut agent, &mut running)?;
     let told = story(&agent);
     ensure!(told == ["notify", "notify resolved"], "{told:?}");
-    agent.stop()?;
-    Ok(Done::Passed)
-}
-
-fn nothing_to_give() -> Outcome {
-    if let Some(lacking) = needs_memory_v2() {
-        return Ok(lacking);
-    }
-    let node = Node::new()?;
-    let hog = Pod::burstable("hog", "16Mi");
-    let mut running = node.hog(&hog, "hold --mb 200")?;
-    let remedies = "{reclaim: 1s, throttle: 1s, notify: 1s}";
-    let mut agent = node.agent(&short(&node, 96, remedies)?)?;
-    let finished = agent.eviction(EVICTION_TIMEOUT)?;
-    ensure!(
-        finished.pod == hog.full_name() && finished.outcome == "freed",
-        "{finished:?}"
-    );
-    // Without swap there is nothing to reclaim, and nobody asks to be told.
-    let told = story(&agent);
-    ensure!(
-        told == ["set_high", "clear_high", "throttle no_progress", "evict"],
-        "{told:?}"
-    );
-    ensure!(
-        running.process.wait_gone(Duration::from_secs(5)),
-        "the victim still runs"
-    );
     agent.stop()?;
     Ok(Done::Passed)
 }

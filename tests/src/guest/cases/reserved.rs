@@ -25,19 +25,8 @@ pub(super) const TESTS: &[Test] = &[
         run: written_and_given_back,
     },
     Test {
-        name: "reserved::of_a_compressible_reservation_only_cpu_is_limited",
-        on: On::WithAll(
-            Machine::V7_2,
-            "agent/src/act/kubepods/tests.rs::reservations_are_enforced_on_cgroups_that_exist",
-        ),
-        run: compressible,
-    },
-    Test {
         name: "reserved::a_reservation_below_what_is_used_kills_nobody",
-        on: On::WithAll(
-            Machine::V7_2,
-            "agent/src/act/kubepods/tests.rs::a_limit_is_not_set_below_what_is_used_and_follows_it_down",
-        ),
+        on: On::Weekly(Machine::V7_2),
         run: below_usage,
     },
     Test {
@@ -145,29 +134,6 @@ fn written_and_given_back() -> Outcome {
     node.agent(&Options::hard("memory.available<1Mi").on_tracepoints())?
         .stop()?;
     unchanged(&before, "after a killed agent and its successor")?;
-    Ok(Done::Passed)
-}
-
-fn compressible() -> Outcome {
-    if let Some(skipped) = needs_memory_v2() {
-        return Ok(skipped);
-    }
-    let node = Node::new()?;
-    let cgroups = Cgroups::make(&["reserved-system"])?;
-    let system = &cgroups.0[0];
-    let options = options(
-        &node,
-        "systemReserved: {cpu: 200m, memory: 96Mi, pid: \"300\"}\nsystemReservedCgroup: /reserved-system\n\
-         enforceNodeAllocatable: [pods, system-reserved-compressible]\n",
-    )?;
-    let before = whole_tree();
-    let agent = node.agent(&options)?;
-    let weight = shares_to_weight(milli_cpu_to_shares(200));
-    comes_to(system, "cpu.weight", weight)?;
-    comes_to(system, "memory.max", "max")?;
-    comes_to(system, "pids.max", "max")?;
-    agent.stop()?;
-    unchanged(&before, "after the agent")?;
     Ok(Done::Passed)
 }
 

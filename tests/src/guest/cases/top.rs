@@ -17,10 +17,7 @@ use super::{EVICTION_TIMEOUT, go, leak, needs_memory_v2, threshold_below_now};
 
 pub(super) const TESTS: &[Test] = &[Test {
     name: "top::who_is_throttled_killed_and_next_is_seen",
-    on: On::WithAll(
-        Machine::V7_2,
-        "agent/tests/top.rs::throttling_is_explained_from_a_journal",
-    ),
+    on: On::Weekly(Machine::V7_2),
     run: who_is_throttled_killed_and_next_is_seen,
 }];
 
