@@ -188,6 +188,9 @@ impl Engine {
             scratch,
         } = self;
         eviction::decide(config, state, cause, observations, scratch, decisions);
-        state.observations = *observations;
+        state.observations = match cause {
+            Cause::NodeReclaimed => state.observations.after_reclaim(observations),
+            _ => *observations,
+        };
     }
 }

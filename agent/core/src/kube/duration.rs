@@ -1,7 +1,7 @@
 //! Durations as Go writes them (`"1m30s"`, `"500ms"`, `"1.5h"`), the notation of every Kubernetes configuration file.
 //!
 //! Rule: `time.ParseDuration` of Go 1.26. Units `ns us µs ms s m h`, each number with its unit, an optional sign,
-//! fractions truncated to whole nanoseconds; a bare `0` is allowed.
+//! fractions computed as `float64` and truncated to whole nanoseconds; a bare `0` is allowed.
 
 use thiserror::Error;
 
@@ -86,18 +86,31 @@ pub fn parse_ns(text: &str) -> Result<i64, DurationError> {
         total_ns += whole
             .checked_mul(i128::from(unit_ns))
             .ok_or_else(overflow)?;
-        // 18 digits are more than any unit resolves; the rest cannot change a truncated result.
-        let digits = &fraction[..fraction.len().min(18)];
-        if !digits.is_empty() {
-            let value: i128 = digits.parse().map_err(|_| overflow())?;
-            total_ns += value * i128::from(unit_ns) / 10_i128.pow(digits.len() as u32);
-        }
+        total_ns += i128::from(fraction_ns(fraction, unit_ns));
         if total_ns > i128::from(u64::MAX) {
             return Err(overflow());
         }
         rest = next;
     }
     i64::try_from(if negative { -total_ns } else { total_ns }).map_err(|_| overflow())
+}
+
+/// A fraction of a unit, by Go's arithmetic (`leadingFraction`): digits that would take the number beyond 2^63 are
+/// ignored, the rest is a `float64`.
+fn fraction_ns(digits: &str, unit_ns: u64) -> u64 {
+    const MOST: u64 = 1 << 63;
+    let (mut number, mut scale) = (0_u64, 1_f64);
+    for digit in digits.bytes() {
+        if number > (MOST - 1) / 10 {
+            break;
+        }
+        let longer = number * 10 + u64::from(digit - b'0');
+        if longer > MOST {
+            break;
+        }
+        (number, scale) = (longer, scale * 10.0);
+    }
+    (number as f64 * (unit_ns as f64 / scale)) as u64
 }
 
 #[cfg(test)]
@@ -120,7 +133,9 @@ mod tests {
             ("10\u{b5}s", 10_000),
             ("-5s", -5_000_000_000),
             ("+5s", 5_000_000_000),
-            ("0.3333333333333333333h", 1_199_999_999_999),
+            ("0.3333333333333333333h", 1_200_000_000_000),
+            ("0.9999999999999999999s", 1_000_000_000),
+            ("0.48382629255000m", 29_029_577_552),
         ] {
             assert_eq!(parse_ns(text), Ok(ns), "{text}");
         }

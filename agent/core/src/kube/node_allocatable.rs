@@ -75,12 +75,12 @@ impl NodeResources {
     pub fn allocatable(&self) -> ResourceList {
         let reservation = self.reservation();
         let mut allocatable = self.without(&[&reservation]);
-        if let Some(memory) = allocatable.get_mut(MEMORY) {
-            let huge_pages = self.capacity.iter();
-            for (_, bytes) in huge_pages.filter(|(name, _)| resources::is_huge_pages(name)) {
-                *memory -= bytes;
-                floor(memory);
-            }
+        let huge_pages = self.capacity.iter();
+        for (_, bytes) in huge_pages.filter(|(name, _)| resources::is_huge_pages(name)) {
+            // Upstream reads a capacity without memory as 0.
+            let memory = allocatable.entry(MEMORY.to_owned()).or_default();
+            *memory -= bytes;
+            floor(memory);
         }
         allocatable
     }
@@ -230,6 +230,13 @@ mod tests {
             (config.cpu_weight, config.memory_max_bytes),
             (Some(272), None)
         );
+    }
+
+    #[test]
+    fn huge_pages_are_taken_off_memory_that_is_not_there() {
+        let mut node = node();
+        node.capacity = list(&[("cpu", "1"), ("hugepages-2Mi", "2Mi")]);
+        assert!(node.allocatable()["memory"].is_zero());
     }
 
     #[test]

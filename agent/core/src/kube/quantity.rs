@@ -156,6 +156,9 @@ impl Amount {
         };
         let places = i64::from(exponent) - i64::from(to);
         if places >= 0 {
+            if mantissa == 0 {
+                return Some(0);
+            }
             let factor = 10i64.checked_pow(u32::try_from(places).ok()?)?;
             return mantissa.checked_mul(factor);
         }
@@ -551,8 +554,28 @@ impl Quantity {
         Some(format!("{mantissa}{}", parse::binary_suffix(steps)))
     }
 
-    /// Rounds to whole units of `10^exponent`, away from zero (upstream `RoundUp`).
+    /// This, as upstream's `Cmp` leaves it: what was compared with an `inf.Dec` has become one, and is still written as
+    /// before.
+    #[must_use]
+    pub fn compared_with(&self, other: &Self) -> Self {
+        let mut compared = self.clone();
+        if let Amount::Small { mantissa, exponent } = self.amount
+            && other.is_big()
+        {
+            compared.amount = Amount::Big {
+                mantissa: mantissa.into(),
+                exponent,
+            };
+        }
+        compared
+    }
+
+    /// Rounds to whole units of `10^exponent`, away from zero (upstream `RoundUp`, which lets an `inf.Dec` forget how it
+    /// was written).
     pub fn round_up(&mut self, exponent: i32) {
+        if self.is_big() {
+            self.text = None;
+        }
         if self.amount.exponent() >= exponent {
             return;
         }

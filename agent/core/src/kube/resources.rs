@@ -45,10 +45,15 @@ fn add(sum: &mut ResourceList, other: &ResourceList) {
     }
 }
 
-fn take_larger(largest: &mut ResourceList, other: &ResourceList) {
+/// Raises each quantity to the other list's, where that is larger (`maxResourceList`).
+pub(crate) fn take_larger(largest: &mut ResourceList, other: &ResourceList) {
     for (name, quantity) in other {
-        if largest.get(name).is_none_or(|value| quantity > value) {
-            largest.insert(name.clone(), quantity.clone());
+        match largest.get_mut(name) {
+            Some(value) if quantity > value => *value = quantity.compared_with(value),
+            Some(_) => {}
+            None => {
+                largest.insert(name.clone(), quantity.clone());
+            }
         }
     }
 }

@@ -125,6 +125,20 @@ impl Observations {
         updated
     }
 
+    /// These, with what was seen after disk space had been freed, which has the times of these: `synchronize` keeps its
+    /// first readings as the last ones (`lastObservations`), so that the next readings are new if they are newer than
+    /// the first.
+    pub fn after_reclaim(&self, seen: &Self) -> Self {
+        let mut after = *self;
+        for (first, seen) in after.0.iter_mut().zip(&seen.0) {
+            if let Some(seen) = seen {
+                let at_ns = first.and_then(|first| first.at_ns);
+                *first = Some(Observation { at_ns, ..*seen });
+            }
+        }
+        after
+    }
+
     /// All that there are, in the order of [`SIGNALS`].
     pub fn iter(&self) -> impl Iterator<Item = (Signal, Observation)> {
         SIGNALS
@@ -187,6 +201,30 @@ mod tests {
         assert_eq!(
             serde_json::from_str::<Observations>(&text).unwrap(),
             observations
+        );
+    }
+
+    #[test]
+    fn readings_after_disk_space_was_freed_are_as_old_as_the_first() {
+        let seen = |value, at_ns| {
+            Some(Observation {
+                value,
+                capacity: 9,
+                at_ns,
+            })
+        };
+        let of = |disk, inodes, image| {
+            let mut observations = Observations::default();
+            observations.set(Signal::NodefsAvailable, disk);
+            observations.set(Signal::NodefsInodesFree, inodes);
+            observations.set(Signal::ImagefsAvailable, image);
+            observations
+        };
+        let first = of(seen(1, Some(10)), None, seen(3, Some(10)));
+        let after = first.after_reclaim(&of(seen(5, Some(20)), seen(6, Some(20)), None));
+        assert_eq!(
+            after,
+            of(seen(5, Some(10)), seen(6, None), seen(3, Some(10)))
         );
     }
 }

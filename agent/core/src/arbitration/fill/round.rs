@@ -34,9 +34,10 @@ pub(super) fn whole_units(filling: &Filling<'_>) -> Table<u64> {
     }
     for (resource, in_part) in in_part.into_iter().enumerate() {
         match filling.given[resource] {
-            None => in_part
-                .iter()
-                .for_each(|(_, claimant)| amounts.row_mut(*claimant)[resource] += 1),
+            None => in_part.iter().for_each(|(_, claimant)| {
+                let amount = &mut amounts.row_mut(*claimant)[resource];
+                *amount = amount.saturating_add(1);
+            }),
             Some(given) => share_out(filling, resource, in_part, &mut amounts, given),
         }
     }

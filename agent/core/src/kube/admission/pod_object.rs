@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::object_meta::{ObjectMeta, null_as_default};
 use crate::kube::pod::{AnySource, Container, Pod, Resources};
-use crate::kube::resources::ResourceList;
+use crate::kube::resources::{self, ResourceList};
 
 /// The operating system whose pods have no pod-level resources.
 pub const WINDOWS: &str = "windows";
@@ -372,10 +372,9 @@ impl MoreStatus {
             .container_statuses
             .iter()
             .chain(&self.init_container_statuses)
-            .filter(|status| status.resources.is_some())
             .map(|status| (status.name.as_str(), status))
             .collect();
-        if statuses.is_empty() {
+        if statuses.values().all(|status| status.resources.is_none()) {
             return std::borrow::Cow::Borrowed(pod);
         }
         let infeasible = self.is_resize_infeasible();
@@ -397,19 +396,10 @@ impl MoreStatus {
                 asked.requests.clear();
                 asked.limits.clear();
             }
-            raise(&mut asked.requests, &actual.requests);
-            raise(&mut asked.requests, &status.allocated_resources);
-            raise(&mut asked.limits, &actual.limits);
+            resources::take_larger(&mut asked.requests, &actual.requests);
+            resources::take_larger(&mut asked.requests, &status.allocated_resources);
+            resources::take_larger(&mut asked.limits, &actual.limits);
         }
         std::borrow::Cow::Owned(pod)
-    }
-}
-
-/// Raises each quantity to the other list's, where that is larger.
-fn raise(list: &mut ResourceList, other: &ResourceList) {
-    for (name, quantity) in other {
-        if list.get(name).is_none_or(|known| quantity > known) {
-            list.insert(name.clone(), quantity.clone());
-        }
     }
 }

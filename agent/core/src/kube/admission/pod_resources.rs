@@ -8,13 +8,12 @@
 
 use std::fmt;
 
+use super::field::FieldError;
 use super::names::{is_extended, may_overcommit};
-use super::resource_rules::container_name_errors;
+use super::resource_rules::{container_name_errors, pod_name_errors};
 use crate::kube::pod::{Pod, Resources};
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::{
-    self, CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page, is_pod_level_resource,
-};
+use crate::kube::resources::{self, CPU, MEMORY, ResourceList, is_huge_pages, is_multiple_of_page};
 
 /// One thing wrong with a pod's resources.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,8 +28,8 @@ pub struct ResourceError {
 /// What can be wrong. The texts say what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Problem {
-    /// A name that is neither one of Kubernetes' own nor of the form `domain/name`.
-    UnknownResource,
+    /// A name that is neither one of Kubernetes' own nor of the form `domain/name`, and what the API server says of it.
+    Name(String),
     /// Less than zero.
     Negative(Quantity),
     /// A fraction of something that comes in whole pieces.
@@ -54,10 +53,10 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownResource => {
+            Self::Name(what) => {
                 write!(
                     f,
-                    "unknown resource: write cpu, memory, ephemeral-storage, hugepages-<size> or <domain>/<name>"
+                    "{what}: write cpu, memory, ephemeral-storage, hugepages-<size> or <domain>/<name>"
                 )
             }
             Self::Negative(value) => write!(f, "{value} is negative: write 0 or more"),
@@ -109,7 +108,7 @@ pub fn validate(pod: &Pod) -> Vec<ResourceError> {
             errors.requirements(
                 &format!("spec.{list}[{at}].resources"),
                 &container.resources,
-                is_container_resource,
+                container_name,
             );
         }
     }
@@ -117,18 +116,23 @@ pub fn validate(pod: &Pod) -> Vec<ResourceError> {
         limits: pod.spec.overhead.clone(),
         ..Resources::default()
     };
-    errors.requirements("spec.overhead", &overhead, is_container_resource);
+    errors.requirements("spec.overhead", &overhead, container_name);
     if let Some(level) = &pod.spec.resources {
-        errors.requirements("spec.resources", level, is_pod_level_resource);
+        errors.requirements("spec.resources", level, pod_name);
         errors.consistency(pod, level);
     }
     errors.0
 }
 
-fn is_container_resource(name: &str) -> bool {
-    let mut errors = Vec::new();
-    container_name_errors(name, "", &mut errors);
-    errors.is_empty()
+/// What is wrong with names of resources.
+type NameErrors = fn(&str, &mut Vec<FieldError>);
+
+fn container_name(name: &str, errors: &mut Vec<FieldError>) {
+    container_name_errors(name, "", errors);
+}
+
+fn pod_name(name: &str, errors: &mut Vec<FieldError>) {
+    pod_name_errors(name, "", errors);
 }
 
 fn is_whole(quantity: &Quantity) -> bool {
@@ -164,7 +168,7 @@ impl Errors {
     }
 
     /// One container's resources, or the pod's own.
-    fn requirements(&mut self, path: &str, resources: &Resources, is_known: impl Fn(&str) -> bool) {
+    fn requirements(&mut self, path: &str, resources: &Resources, name_errors: NameErrors) {
         let mut huge_pages = false;
         let mut cpu_or_memory = false;
         for (list_name, list) in [
@@ -173,8 +177,10 @@ impl Errors {
         ] {
             for (name, quantity) in list {
                 let field = format!("{path}.{list_name}[{name}]");
-                if !is_known(name) {
-                    self.add(field.clone(), Problem::UnknownResource);
+                let mut wrong = Vec::new();
+                name_errors(name, &mut wrong);
+                for error in wrong {
+                    self.add(field.clone(), Problem::Name(error.body));
                 }
                 if quantity.sign() < 0 {
                     self.add(field.clone(), Problem::Negative(quantity.clone()));
@@ -242,7 +248,8 @@ impl Errors {
             "requests",
             &resources::aggregate_container_requests(pod),
             &level.requests,
-            is_pod_level_resource,
+            // Also of what a pod cannot have as a whole.
+            |_| true,
         );
         // Other limits may add up to more than the pod's: they are not all used at once.
         below(
@@ -295,10 +302,11 @@ mod tests {
             "UPPER.example.com/Gpu",
             "nvidia.com/",
         ] {
-            assert_eq!(
-                of(name, "1", "limits").len(),
-                2,
-                "{name}: limits, and requests by default"
+            // In limits, and in requests by default.
+            let errors = of(name, "1", "limits");
+            assert!(
+                errors.len() >= 2 && errors.len() % 2 == 0,
+                "{name}: {errors:?}"
             );
         }
         assert_eq!(of("nvidia.com/gpu", "1", "limits"), [""; 0]);
@@ -321,7 +329,7 @@ mod tests {
             ),
             (
                 r#"{"requests":{"gpu":"1"}}"#,
-                Some("requests[gpu]: unknown resource"),
+                Some("must be a standard resource type or fully qualified: write cpu, memory"),
             ),
             (
                 r#"{"requests":{"example.com/gpu":"1"}}"#,
@@ -352,6 +360,30 @@ mod tests {
                 ),
             }
         }
+    }
+
+    /// As many errors as the API server counts: `ValidateQualifiedName` has two, and a container wants an extended name.
+    #[test]
+    fn a_malformed_name_has_an_error_for_each_rule() {
+        let pod = r#"{"containers":[{"resources":{"limits":{"example.com/":"1"},"requests":{"example.com/":"1"}}}]}"#;
+        let errors = errors(pod);
+        assert_eq!(errors.len(), 6, "{errors:?}");
+    }
+
+    #[test]
+    fn what_a_pod_cannot_have_as_a_whole_is_compared_with_its_containers() {
+        let errors = errors(
+            r#"{"containers":[{"resources":{"requests":{"cpu":"1","ephemeral-storage":"5Gi"}}}],
+            "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"}}}"#,
+        );
+        let [unsupported, below] = &*errors else {
+            panic!("{errors:?}");
+        };
+        assert!(unsupported.contains("Unsupported value"), "{unsupported}");
+        assert!(
+            below.ends_with("1Gi is less than the containers' sum: write at least 5Gi"),
+            "{below}"
+        );
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub fn container_name_errors(
 }
 
 /// What is wrong with the name of a pod-level resource.
-fn pod_name_errors(name: &str, path: impl fmt::Display + Copy, errors: &mut Vec<FieldError>) {
+pub fn pod_name_errors(name: &str, path: impl fmt::Display + Copy, errors: &mut Vec<FieldError>) {
     let before = errors.len();
     name_errors(name, path, errors);
     if errors.len() == before && !is_pod_level_resource(name) {

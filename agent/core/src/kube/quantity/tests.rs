@@ -99,6 +99,13 @@ fn names_what_is_wrong() {
     assert_eq!(quantity("1e-2000000000").canonical(), "1e-9");
 }
 
+#[test]
+fn zero_is_a_whole_number_at_any_exponent() {
+    for text in ["0", "0E21", "-0e0020", ".0E0030"] {
+        assert_eq!(quantity(text).as_i64(), Some(0), "{text}");
+    }
+}
+
 /// The answers are those of `ParseQuantity` of 1.36.2.
 #[test]
 fn zero_may_have_any_exponent() {
