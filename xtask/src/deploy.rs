@@ -25,12 +25,13 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 15] = [
+const COMPONENTS: [(&str, &str); 17] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
     ("eviction-api", "evictionAPI=true"),
     ("grafana", "grafana=true"),
+    ("kubelet-dir", "kubeletDir=/var/lib/k0s/kubelet"),
     ("least-privilege", "leastPrivilege=true"),
     ("node-resource-topology", "nodeResourceTopology=true"),
     ("openshift", "openshift=true"),
@@ -41,6 +42,7 @@ const COMPONENTS: [(&str, &str); 15] = [
     ("taint", "taintOnPressure=true"),
     ("uninstall", "uninstall=true"),
     ("without-bpf", "withoutBpf=true"),
+    ("without-propagation", "withoutPropagation=true"),
 ];
 /// Components in whose place there is another one among all together: a node has one runtime.
 const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];

@@ -56,6 +56,14 @@
   {{- range $pod.volumes }}{{ if not (has .name (list "bpf" "security")) }}{{ $volumes = append $volumes . }}{{ end }}{{ end -}}
   {{- $_ := set $pod "volumes" $volumes -}}
 {{- end -}}
+{{- if $values.withoutPropagation -}}
+  {{- range $agent.volumeMounts }}{{ if has .name (list "kubelet" "logs") }}{{ $_ := unset . "mountPropagation" }}{{ end }}{{ end -}}
+{{- end -}}
+{{- with $values.kubeletDir -}}
+  {{- $directory := . -}}
+  {{- range $agent.volumeMounts }}{{ if eq .name "kubelet" }}{{ $_ := set . "mountPath" $directory }}{{ end }}{{ end -}}
+  {{- range $pod.volumes }}{{ if eq .name "kubelet" }}{{ $_ := set .hostPath "path" $directory }}{{ end }}{{ end -}}
+{{- end -}}
 {{- $args := $cluster.args -}}
 {{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
 {{- with $values.deleteEvicted }}{{ if .enabled }}{{ $args = append $args (printf "--evicted-pods=keepPerOwner=%d,keepFor=%s" (int .keepPerOwner) .keepFor) }}{{ end }}{{ end -}}
@@ -69,6 +77,7 @@
   {{- $args = without $args "--keep-on-exit" -}}
   {{- $_ := set .object.spec.updateStrategy.rollingUpdate "maxUnavailable" "100%" -}}
 {{- end -}}
+{{- with $values.kubeletDir }}{{ $args = append $args (printf "--kubelet-dir=%s" .) }}{{ end -}}
 {{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.prometheus -}}
   {{- $args = append $args "--listen=$(HOST_IP):9186" -}}
