@@ -46,7 +46,7 @@ use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::directories::PodDirs;
-use filesystem::{FileSystems, LAYER_DIRS};
+use filesystem::{FileSystems, KubeletRoot, LAYER_DIRS};
 use places::{Places, RuntimeLayers};
 use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
 use runtime::{FreeOrder, RuntimeSettings, RuntimeSpace};
@@ -79,6 +79,8 @@ pub struct StorageSettings {
     pub host: HostRoot,
     /// The kubelet's directory.
     pub kubelet_dir: PathBuf,
+    /// Whose that is.
+    pub kubelet_root: KubeletRoot,
     /// The directory of pods' logs.
     pub logs_dir: PathBuf,
     /// A directory on imagefs; else the runtime's, if there is one.
@@ -105,6 +107,7 @@ impl StorageSettings {
         Self {
             host: HostRoot::live(),
             kubelet_dir: PathBuf::from(KUBELET_DIR),
+            kubelet_root: KubeletRoot::Unused,
             logs_dir: PathBuf::from(LOGS_DIR),
             image_dir: None,
             container_dir: None,
@@ -142,13 +145,22 @@ impl StorageSettings {
     /// The file systems that are watched with these settings; their layout is a setting of the engine.
     pub fn file_systems(&self) -> FileSystems {
         let [images, layers] = self.named_dirs();
-        FileSystems::detect(
+        let found = FileSystems::detect(
             &self.host,
             &self.kubelet_dir,
             images,
             layers,
             self.has_images,
-        )
+        );
+        match &self.kubelet_root {
+            KubeletRoot::Unused => found,
+            // Not one above it, where it is missing.
+            root => FileSystems {
+                nodefs: self.host.path(&self.kubelet_dir),
+                root: root.clone(),
+                ..found
+            },
+        }
     }
 }
 

@@ -496,6 +496,25 @@ fn a_kubelet_that_evicts_first_is_named_from_its_own_configuration() {
     agent.stop();
 }
 
+/// A mount of DirectoryOrCreate makes that directory where the kubelet has another one.
+#[test]
+fn a_directory_that_is_no_kubelets_is_among_what_the_node_lacks() {
+    let _scene = SCENE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(tree) = Tree::new(Driver::Cgroupfs) else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    for (made, is_lost) in [("kubelet", true), ("kubelet/pods", false)] {
+        fs::create_dir(dir.path().join(made)).unwrap();
+        let options = ["--eviction-hard", "memory.available<1Mi"];
+        let agent = Agent::start(dir.path(), &tree, &options);
+        let lost = agent.2["lost"].as_array().unwrap();
+        let is_nodefs = |text: &Value| text.as_str().unwrap().starts_with("nodefs: ");
+        assert_eq!(lost.iter().any(is_nodefs), is_lost, "{made}: {lost:?}");
+        agent.stop();
+    }
+}
+
 #[test]
 fn a_hard_threshold_holds_kills_the_container_and_reports_with_cgroupfs() {
     hard_eviction(Driver::Cgroupfs);

@@ -66,6 +66,7 @@ use crate::serve::summary::Statistics;
 use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::nri::NriLink;
 use crate::source::stall_triggers::stall_triggers;
+use crate::storage::filesystem::KubeletRoot;
 use crate::storage::reclaim::LeftToKubelet;
 use crate::storage::runtime::{self, RUNTIME_ASKED_WITHIN};
 use crate::storage::{Storage, StorageSettings};
@@ -197,6 +198,11 @@ impl Start<'_> {
         let features = self.features(&loaded, capacity)?;
         let disks = self.storage_settings();
         let engine_config = self.plan.config.engine_on(disks.file_systems().layout())?;
+        if disks.kubelet_root != KubeletRoot::Unused {
+            let nodefs = disks.file_systems().read().nodefs;
+            self.lost
+                .extend(nodefs.err().map(|error| error.to_string()));
+        }
         let engine = Engine::new(engine_config);
         let journal = self.plan.args.journal.as_deref();
         let journal = journal

@@ -38,6 +38,8 @@ use connection::{Connection, Start, Stopper, started};
 
 /// Where the kubelet listens, unless told otherwise.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+/// The same in the directory of any kubelet (`getPodResourcesDir` in pkg/kubelet/kubelet_getters.go).
+pub const IN_KUBELET_DIR: &str = "pod-resources/kubelet.sock";
 /// How often the machine and the kubelet's configuration are read although the kubelet says nothing new.
 const LOOK: Duration = Duration::from_secs(10);
 /// After a failure it is not started again before this, and twice that after each further one.

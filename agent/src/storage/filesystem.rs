@@ -41,6 +41,9 @@ pub const LAYER_DIRS: [&str; 6] = [
     "/var/snap/microk8s/common/var/lib/containerd",
 ];
 
+/// What a kubelet makes in its directory when it starts; in the directory of another one, or of none, it is missing.
+const PODS: &str = "pods";
+
 /// A file system that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{role}: {path}: {source}; its thresholds are not watched{}", self.remedy(), path = path.shown())]
@@ -49,20 +52,50 @@ pub struct FileSystemError {
     pub role: &'static str,
     /// The directory.
     pub path: PathBuf,
-    /// The kernel's answer.
+    /// Why.
     #[source]
-    pub source: Errno,
+    pub source: Unreadable,
+}
+
+/// Why a file system is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// The kernel's answer.
+    #[error("{0}")]
+    Kernel(Errno),
+    /// No kubelet has its directory there.
+    #[error("it has no directory `pods`, which a kubelet makes in its own")]
+    NoKubelet,
+    /// The kubelet has another one.
+    #[error("the kubelet that runs has another --root-dir, {}", .0.shown())]
+    Elsewhere(PathBuf),
 }
 
 impl FileSystemError {
-    /// What to do, where a directory of the runtime is looked for.
+    /// What to do, where a directory is another one than was looked for.
     fn remedy(&self) -> &'static str {
-        if self.role != NODEFS && self.source == Errno::NOENT {
-            ": mount the directory in which the container runtime keeps images here, or give a directory on its file system with --image-dir"
-        } else {
-            ""
+        match &self.source {
+            Unreadable::NoKubelet | Unreadable::Elsewhere(_) => {
+                ": mount the kubelet's --root-dir here, and give it with --kubelet-dir"
+            }
+            Unreadable::Kernel(Errno::NOENT) if self.role != NODEFS => {
+                ": mount the directory in which the container runtime keeps images here, or give a directory on its file system with --image-dir"
+            }
+            Unreadable::Kernel(_) => "",
         }
     }
+}
+
+/// Whose the kubelet's directory is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum KubeletRoot {
+    /// No kubelet runs the pods: any directory will do.
+    #[default]
+    Unused,
+    /// The kubelet's, if it looks like one.
+    Here,
+    /// The kubelet that runs has this one.
+    Elsewhere(PathBuf),
 }
 
 /// A directory on each of the three.
@@ -74,6 +107,8 @@ pub struct FileSystems {
     pub imagefs: PathBuf,
     /// On containerfs.
     pub containerfs: PathBuf,
+    /// Whose the kubelet's directory is.
+    pub root: KubeletRoot,
 }
 
 /// The three, read.
@@ -118,6 +153,7 @@ impl FileSystems {
             nodefs,
             imagefs,
             containerfs,
+            root: KubeletRoot::Unused,
         }
     }
 
@@ -156,8 +192,9 @@ impl FileSystems {
     /// Which of the three share one, now.
     pub fn layout(&self) -> ImageFsLayout {
         let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
+        let is_elsewhere = matches!(self.root, KubeletRoot::Elsewhere(_));
         layout(
-            device(&self.nodefs),
+            device(&self.nodefs).filter(|_| !is_elsewhere),
             device(&self.imagefs),
             device(&self.containerfs),
         )
@@ -166,10 +203,26 @@ impl FileSystems {
     /// Reads all three: a handful of system calls.
     pub fn read(&self) -> FileSystemReadings {
         FileSystemReadings {
-            nodefs: read(NODEFS, &self.nodefs),
+            nodefs: self.nodefs(),
             imagefs: read("imagefs", &self.imagefs),
             containerfs: read("containerfs", &self.containerfs),
         }
+    }
+}
+
+impl FileSystems {
+    /// A wrong directory is on some disk as well: pods would go for one on which they have nothing.
+    fn nodefs(&self) -> Result<FileSystemReading, FileSystemError> {
+        let source = match &self.root {
+            KubeletRoot::Elsewhere(root) => Unreadable::Elsewhere(root.clone()),
+            KubeletRoot::Here if !self.nodefs.join(PODS).is_dir() => Unreadable::NoKubelet,
+            KubeletRoot::Unused | KubeletRoot::Here => return read(NODEFS, &self.nodefs),
+        };
+        Err(FileSystemError {
+            role: NODEFS,
+            path: self.nodefs.clone(),
+            source,
+        })
     }
 }
 
@@ -187,10 +240,10 @@ fn layout(node: Option<u64>, image: Option<u64>, container: Option<u64>) -> Imag
 }
 
 fn read(role: &'static str, dir: &Path) -> Result<FileSystemReading, FileSystemError> {
-    let status = statvfs(dir).map_err(|source| FileSystemError {
+    let status = statvfs(dir).map_err(|error| FileSystemError {
         role,
         path: dir.to_owned(),
-        source,
+        source: Unreadable::Kernel(error),
     })?;
     let has_inodes = status.f_files > 0;
     Ok(FileSystemReading {
@@ -276,6 +329,48 @@ mod tests {
     }
 
     #[test]
+    fn nodefs_is_not_read_in_the_directory_of_no_kubelet() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = |root: KubeletRoot| StorageSettings {
+            host: HostRoot::new(dir.path()),
+            has_images: true,
+            kubelet_root: root,
+            ..StorageSettings::live(CgroupPath::new("/").unwrap())
+        };
+        let nodefs = |root| settings(root).file_systems().read().nodefs;
+        let said = |root| nodefs(root).unwrap_err().to_string();
+        let kubelet_dir = settings(KubeletRoot::Here)
+            .host
+            .path(Path::new("/var/lib/kubelet"));
+        // What a mount of DirectoryOrCreate has made where the kubelet has another directory.
+        std::fs::create_dir_all(&kubelet_dir).unwrap();
+        let why = said(KubeletRoot::Here);
+        assert!(
+            why.contains("no directory `pods`") && why.contains("--kubelet-dir"),
+            "{why}"
+        );
+        assert!(nodefs(KubeletRoot::Unused).is_ok(), "without a kubelet");
+        std::fs::create_dir(kubelet_dir.join(PODS)).unwrap();
+        assert!(nodefs(KubeletRoot::Here).is_ok());
+        // One that a kubelet has left there, or a second one has.
+        let elsewhere = KubeletRoot::Elsewhere("/data/kubelet".into());
+        let why = said(elsewhere.clone());
+        assert!(
+            why.contains("--root-dir, /data/kubelet") && why.contains("not watched"),
+            "{why}"
+        );
+        // The other disk is not that of images, either.
+        let images = settings(elsewhere)
+            .host
+            .path(Path::new("/var/lib/containerd"));
+        std::fs::create_dir_all(images).unwrap();
+        let layout = |root| settings(root).file_systems().layout();
+        assert_eq!(layout(KubeletRoot::Here), ImageFsLayout::Shared);
+        let elsewhere = KubeletRoot::Elsewhere("/data/kubelet".into());
+        assert_eq!(layout(elsewhere), ImageFsLayout::Dedicated);
+    }
+
+    #[test]
     fn images_are_read_where_the_runtime_has_them_and_else_it_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
@@ -348,6 +443,7 @@ mod tests {
             nodefs: dir.path().to_owned(),
             imagefs: none.clone(),
             containerfs: dir.path().to_owned(),
+            root: KubeletRoot::Unused,
         };
         assert_eq!(file_systems.layout(), ImageFsLayout::Shared);
         let readings = file_systems.read();
@@ -357,7 +453,7 @@ mod tests {
         let error = readings.imagefs.unwrap_err();
         assert_eq!(
             (error.role, &error.path, error.source),
-            ("imagefs", &none, Errno::NOENT)
+            ("imagefs", &none, Unreadable::Kernel(Errno::NOENT))
         );
     }
 

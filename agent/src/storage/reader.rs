@@ -8,10 +8,9 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
 use plimsoll_core::model::reading::{FileSystemReading, PodStorage, StorageReading};
-use rustix::io::Errno;
 use tokio::sync::mpsc::Sender;
 
-use super::filesystem::{FileSystemError, FileSystems};
+use super::filesystem::{FileSystemError, FileSystems, Unreadable};
 use super::{Shared, StorageEvent};
 use crate::host::panics;
 
@@ -36,7 +35,7 @@ pub(super) struct Reader {
     /// A ranking that was not told yet.
     is_ranked: bool,
     /// Per role: what was wrong with it last time.
-    faults: [Option<Errno>; 3],
+    faults: [Option<Unreadable>; 3],
 }
 
 impl Reader {
@@ -53,7 +52,7 @@ impl Reader {
             events,
             pods: Arc::from([]),
             is_ranked: false,
-            faults: [None; 3],
+            faults: [None, None, None],
         }
     }
 
@@ -109,7 +108,7 @@ impl Reader {
         role: usize,
         reading: Result<FileSystemReading, FileSystemError>,
     ) -> Option<FileSystemReading> {
-        let fault = reading.as_ref().err().map(|error| error.source);
+        let fault = reading.as_ref().err().map(|error| error.source.clone());
         if let Err(error) = &reading
             && self.faults[role] != fault
             && !self.send(StorageEvent::Warning(error.to_string()))

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
@@ -17,7 +18,8 @@ use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::input::config::{Config, ConfigFile, EvictionFlags};
 use crate::source::cluster::{SOCKET, USER};
-use crate::source::pod_resources::{ReadAlignment, SOCKET as POD_RESOURCES};
+use crate::source::pod_resources::ReadAlignment;
+use crate::storage::KUBELET_DIR;
 
 /// The kubelet's file in its directory, where many have it.
 pub(super) const KUBELET_CONFIG: &str = "config.yaml";
@@ -54,9 +56,9 @@ pub struct KubeletArgs {
     #[arg(long, requires = "kubernetes")]
     pub node_resource_topology: bool,
     /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology, or a
-    /// topologyManagerPolicy)
-    #[arg(long, value_name = "PATH", requires = "kubernetes", default_value = POD_RESOURCES)]
-    pub pod_resources: PathBuf,
+    /// topologyManagerPolicy) [default: pod-resources/kubelet.sock in --kubelet-dir]
+    #[arg(long, value_name = "PATH", requires = "kubernetes")]
+    pub pod_resources: Option<PathBuf>,
 }
 
 /// Reads a kubelet's configuration: its file, or the answer of `/configz`.
@@ -104,6 +106,27 @@ pub(super) fn running_config(
     Ok(Some((config, command.config_dir)))
 }
 
+/// The directory of the kubelet that runs, where that is another one than ours. `None`: it is the same, or there is no
+/// kubelet that says so.
+pub(super) fn other_root(host: &HostRoot, kubelet_dir: &Path) -> Option<PathBuf> {
+    let pid = running_kubelet(host)?;
+    let command = CommandLine::read(&host.procfs(format!("{pid}/cmdline"))).ok()?;
+    let theirs = command
+        .root_dir
+        .unwrap_or_else(|| PathBuf::from(KUBELET_DIR));
+    // One directory can have two names: in a container, and by a link.
+    let id = |path: PathBuf| {
+        let status = std::fs::metadata(path).ok()?;
+        Some((status.dev(), status.ino()))
+    };
+    let ids = [
+        id(as_seen_by(host, pid, &theirs)),
+        id(host.path(kubelet_dir)),
+    ];
+    let is_one = theirs == kubelet_dir || ids[0].is_some() && ids[0] == ids[1];
+    (!is_one).then_some(theirs)
+}
+
 /// A file as a process sees it: the agent's container has another root.
 fn as_seen_by(host: &HostRoot, process: u32, path: &Path) -> PathBuf {
     let path = path.strip_prefix("/").unwrap_or(path);
@@ -134,6 +157,7 @@ fn readable(
 struct CommandLine {
     config: Option<PathBuf>,
     config_dir: Option<PathBuf>,
+    root_dir: Option<PathBuf>,
     flags: EvictionFlags,
 }
 
@@ -158,6 +182,7 @@ impl CommandLine {
             match name {
                 "--config" => command.config = value().map(PathBuf::from),
                 "--config-dir" => command.config_dir = value().map(PathBuf::from),
+                "--root-dir" => command.root_dir = value().map(PathBuf::from),
                 "--eviction-hard" => command.flags.eviction_hard = value(),
                 "--eviction-soft" => command.flags.eviction_soft = value(),
                 "--eviction-soft-grace-period" => {
@@ -339,6 +364,47 @@ mod tests {
         std::fs::remove_file(kubelet_dir.join(KUBELET_CONFIG)).unwrap();
         std::fs::write(process.join("cmdline"), "kubelet\0").unwrap();
         assert_eq!(hard(), Some((Some(100), None)));
+    }
+
+    #[test]
+    fn the_directory_of_the_kubelet_that_runs_is_ours_or_it_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let process = host.procfs("77");
+        std::fs::create_dir_all(&process).unwrap();
+        std::os::unix::fs::symlink(dir.path(), process.join("root")).unwrap();
+        std::fs::write(process.join("comm"), "kubelet\n").unwrap();
+        std::fs::write(process.join("cgroup"), "0::/system.slice/kubelet.service\n").unwrap();
+        let other = |words: &[&str], ours: &str| {
+            std::fs::write(process.join("cmdline"), words.join("\0") + "\0").unwrap();
+            other_root(&host, Path::new(ours))
+        };
+        let k0s = "/var/lib/k0s/kubelet";
+        for words in [
+            &["kubelet", "--root-dir=/var/lib/k0s/kubelet"][..],
+            &["kubelet", "--v=2", "--root-dir", "/var/lib/k0s/kubelet/"],
+        ] {
+            assert_eq!(other(words, k0s), None, "{words:?}");
+            assert_eq!(other(words, KUBELET_DIR).unwrap(), Path::new(k0s));
+        }
+        // Its own default.
+        assert_eq!(other(&["kubelet"], KUBELET_DIR), None);
+        assert_eq!(
+            other(&["kubelet"], k0s).unwrap(),
+            Path::new("/var/lib/kubelet")
+        );
+        // The same directory, mounted where the agent looks for it.
+        for name in ["/data/kubelet", "/var/lib"] {
+            std::fs::create_dir_all(host.path(Path::new(name))).unwrap();
+        }
+        let data = ["kubelet", "--root-dir=/data/kubelet"];
+        assert!(other(&data, KUBELET_DIR).is_some());
+        let ours = host.path(Path::new(KUBELET_DIR));
+        std::os::unix::fs::symlink(host.path(Path::new("/data/kubelet")), ours).unwrap();
+        assert_eq!(other(&data, KUBELET_DIR), None);
+        // A program of another name says nothing.
+        std::fs::write(process.join("comm"), "k3s-server\n").unwrap();
+        assert_eq!(other(&data, k0s), None);
     }
 
     #[test]

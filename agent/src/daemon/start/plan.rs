@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
-use crate::daemon::start::kubelet::{KUBELET_CONFIG, alignment};
+use crate::daemon::start::kubelet::{KUBELET_CONFIG, alignment, other_root};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::ledger::{KnobError, Ledger};
@@ -23,8 +23,9 @@ use crate::pods::names::KubeletTree;
 use crate::serve::http;
 use crate::source::cluster::ClusterLink;
 use crate::source::nri::NriSettings;
-use crate::source::pod_resources::{Outlets, ResourceSettings, TopologySource};
+use crate::source::pod_resources::{IN_KUBELET_DIR, Outlets, ResourceSettings, TopologySource};
 use crate::storage::StorageSettings;
+use crate::storage::filesystem::KubeletRoot;
 use crate::storage::runtime::RuntimeSettings;
 
 use super::args::RunArgs;
@@ -132,6 +133,13 @@ pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
     StorageSettings {
         host: plan.host.clone(),
         kubelet_dir: args.kubelet_dir.clone(),
+        kubelet_root: match &plan.kubelet {
+            None => KubeletRoot::Unused,
+            Some(_) => match other_root(&plan.host, &args.kubelet_dir) {
+                Some(root) => KubeletRoot::Elsewhere(root),
+                None => KubeletRoot::Here,
+            },
+        },
         logs_dir: logs_dir.unwrap_or(live.logs_dir),
         image_dir: args.image_dir.clone(),
         container_dir: args.container_dir.clone(),
@@ -162,8 +170,9 @@ pub(super) fn topology_source(
     if !zones && devices.is_none() {
         return None;
     }
+    let in_dir = || args.kubelet_dir.join(IN_KUBELET_DIR);
     let settings = ResourceSettings {
-        socket: args.kubelet.pod_resources.clone(),
+        socket: args.kubelet.pod_resources.clone().unwrap_or_else(in_dir),
         program: runtime_program(),
     };
     let config = kubelet_config_path(args);

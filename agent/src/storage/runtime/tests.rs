@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::connection::{Connection, Failure};
 use super::*;
 use crate::notes;
+use crate::storage::filesystem::KubeletRoot;
 
 const S: u64 = 1_000_000_000;
 
@@ -316,6 +317,7 @@ fn freed_by(
         nodefs: dir.path().to_owned(),
         imagefs: dir.path().to_owned(),
         containerfs: dir.path().to_owned(),
+        root: KubeletRoot::Unused,
     };
     let (events, mut received) = mpsc::channel(4);
     let mut space = RuntimeSpace::with(runtime, file_systems, events);
@@ -439,6 +441,7 @@ fn an_order_is_answered_whatever_the_runtime_does() {
         nodefs: "/".into(),
         imagefs: "/".into(),
         containerfs: "/".into(),
+        root: KubeletRoot::Unused,
     };
     let (events, mut received) = mpsc::channel(4);
     let mut space = RuntimeSpace::with(runtime, file_systems, events);
