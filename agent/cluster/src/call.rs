@@ -234,6 +234,12 @@ impl Refusal {
         self.causes.iter().any(|(known, _)| known == reason)
     }
 
+    /// Whether a cause names this field.
+    #[must_use]
+    pub fn is_of_field(&self, field: &str) -> bool {
+        self.causes.iter().any(|(_, known)| known == field)
+    }
+
     /// Whether the same call can succeed later without a change of it: the server's trouble, flow control, a token that
     /// has just expired, or something on the way that has answered.
     #[must_use]

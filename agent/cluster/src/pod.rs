@@ -34,6 +34,9 @@ use crate::clock::unix_ms_of;
 /// The annotation that carries an eviction. A change of it is what makes the kubelet look at once
 /// (docs/reference/cluster.md).
 pub const EVICTED_ANNOTATION: &str = "plimsoll.dev/evicted";
+/// The label that carries one where the pod's annotations are full: the API server takes 256 KiB of them, and the
+/// kubelet looks at a changed label as well (`podsDifferSemantically` in pkg/kubelet/config/config.go).
+pub const EVICTED_LABEL: &str = EVICTED_ANNOTATION;
 /// What the kubelet, and so we, give as the reason of an evicted pod.
 pub const EVICTED_REASON: &str = "Evicted";
 /// The condition of a pod whose resize the kubelet has put off, or refuses (1.33).
@@ -100,8 +103,8 @@ pub struct SeenPod {
     pub phase: Phase,
     /// Whether `status.reason` is [`EVICTED_REASON`].
     pub has_evicted_reason: bool,
-    /// The value of [`EVICTED_ANNOTATION`].
-    pub evicted: Option<Box<str>>,
+    /// The value of [`EVICTED_ANNOTATION`], and that of [`EVICTED_LABEL`] as the annotation has it.
+    pub evicted: [Option<Box<str>>; 2],
     /// UID of the owner that controls it.
     pub owner: Option<Box<str>>,
     /// Whether it has a deletion timestamp.
@@ -317,7 +320,13 @@ impl SeenPod {
         let name = name.filter(is_there).ok_or(NotTaken::Garbage)?;
         let namespace = namespace.filter(is_there).ok_or(NotTaken::Garbage)?;
         let mut annotations = annotations.unwrap_or_default();
-        let evicted = annotations.remove(EVICTED_ANNOTATION);
+        let label = all_labels
+            .as_ref()
+            .and_then(|labels| labels.get(EVICTED_LABEL));
+        let evicted = [
+            annotations.remove(EVICTED_ANNOTATION),
+            label.and_then(|value| of_label(value)),
+        ];
         annotations.retain(|key, value| {
             ANNOTATIONS.contains(&key.as_str()) && value.len() <= TEXT_BYTES_MAX
         });
@@ -367,7 +376,7 @@ impl SeenPod {
             resource_version: resource_version.into(),
             phase,
             has_evicted_reason: status.reason.as_deref() == Some(EVICTED_REASON),
-            evicted: evicted.map(Into::into),
+            evicted: evicted.map(|text| text.map(Into::into)),
             owner: owner.map(|owner| owner.uid.into()),
             is_deleting,
             exclusive,
@@ -384,11 +393,36 @@ impl SeenPod {
         part::<Identity>(object).map(|identity| identity.metadata.uid)
     }
 
-    /// When Plimsoll evicted it, by its annotation: milliseconds since 1970.
+    /// Whether it carries an eviction.
+    #[must_use]
+    pub fn carries_eviction(&self) -> bool {
+        self.evicted.iter().any(Option::is_some)
+    }
+
+    /// When Plimsoll evicted it, by its annotation or label, the later one: milliseconds since 1970.
     #[must_use]
     pub fn evicted_unix_ms(&self) -> Option<u64> {
-        unix_ms_of(self.evicted.as_deref()?.split(' ').next()?)
+        let noted = self.evicted.iter().flatten();
+        let times = noted.filter_map(|text| unix_ms_of(text.split(' ').next()?));
+        times.max()
     }
+}
+
+/// What [`EVICTED_LABEL`] says of report number `report` of the eviction of this time (RFC 3339): a label's value has
+/// no colon and no space.
+#[must_use]
+pub fn label_of(time: &str, report: u32) -> String {
+    format!("{}.{report}", time.replace(':', "."))
+}
+
+/// The same, as the annotation has it. `None`: it is none of ours.
+fn of_label(value: &str) -> Option<String> {
+    let (time, report) = value.rsplit_once("Z.")?;
+    let (day, time) = time.split_once('T')?;
+    Some(format!(
+        "{day}T{}Z report={report}",
+        time.replacen('.', ":", 2)
+    ))
 }
 
 /// Reads a part of an object; `None`: it cannot be read.
@@ -740,6 +774,36 @@ pub(crate) mod tests {
         let seen = read(&pod).unwrap();
         assert!(seen.has_evicted_reason && seen.phase == Phase::Failed);
         assert_eq!(seen.evicted_unix_ms(), Some(1_795_341_600_123));
+        // By its label, whatever somebody has made of its annotation; and of two times the later one counts.
+        pod["metadata"]["labels"][EVICTED_LABEL] = json!(label_of("2026-11-22T10:00:01.123Z", 2));
+        let seen = read(&pod).unwrap();
+        assert_eq!(seen.evicted_unix_ms(), Some(1_795_341_601_123));
+        pod["metadata"]["annotations"][EVICTED_ANNOTATION] = json!("soon");
+        assert_eq!(
+            read(&pod).unwrap().evicted_unix_ms(),
+            Some(1_795_341_601_123)
+        );
+        for foreign in ["yes", "Z.", "TZ.", "", "2026-11-22T10.00.01.123Z"] {
+            pod["metadata"]["labels"][EVICTED_LABEL] = json!(foreign);
+            assert_eq!(read(&pod).unwrap().evicted_unix_ms(), None, "{foreign}");
+        }
+    }
+
+    /// `IsValidLabelValue` in apimachinery's util/validation.
+    #[test]
+    fn an_eviction_is_a_valid_label() {
+        let value = label_of("2026-11-22T10:00:00.123Z", u32::MAX);
+        assert!(value.len() <= 63, "{value}");
+        let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        assert!(value.bytes().all(is_inner), "{value}");
+        for end in [value.chars().next(), value.chars().last()] {
+            assert!(end.is_some_and(|end| end.is_ascii_alphanumeric()));
+        }
+        let read_back = of_label(&label_of("2026-11-22T10:00:00.123Z", 2));
+        assert_eq!(
+            read_back.as_deref(),
+            Some("2026-11-22T10:00:00.123Z report=2")
+        );
     }
 
     #[test]

@@ -210,7 +210,8 @@ impl Store {
             return None;
         }
         let ended = self.pods.values().filter(|pod| pod.phase.is_terminal());
-        if let Some(pod) = ended.min_by_key(|pod| pod.has_evicted_reason || pod.evicted.is_some()) {
+        if let Some(pod) = ended.min_by_key(|pod| pod.has_evicted_reason || pod.carries_eviction())
+        {
             return Some((pod.uid.clone(), true));
         }
         let is_needed = |pod: &SeenPod| pod.has_started || pod.is_critical;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::call::{Call, Content, Verb};
 use crate::clock::rfc3339_s;
-use crate::pod::{EVICTED_ANNOTATION, EVICTED_REASON, SeenPod};
+use crate::pod::{EVICTED_ANNOTATION, EVICTED_LABEL, EVICTED_REASON, SeenPod};
 use crate::report::eviction::{Eviction, Purpose};
 
 /// The reason of the condition `DisruptionTarget`; the kubelet's is `TerminationByKubelet`.
@@ -97,16 +97,18 @@ pub fn delete(pod: &SeenPod, grace_s: Option<u32>, dry_run: bool) -> Call {
     Call::write(Verb::Delete, "pods", &path, Content::Json, &body, dry_run)
 }
 
-/// Status and annotation in one: the status subresource lets annotations through
-/// (`podStatusStrategy.PrepareForUpdate`), and only both together reach the kubelet's `UpdatePod` at once.
+/// Status and annotation, or label, in one: the status subresource lets both through
+/// (`podStatusStrategy.PrepareForUpdate`), and only with one of them the status reaches the kubelet's `UpdatePod` at
+/// once.
 fn status(eviction: &Eviction, pod: &SeenPod) -> Value {
     let intent = &eviction.intent;
+    let mut metadata = json!({"uid": pod.uid, "resourceVersion": &*pod.resource_version});
+    match eviction.label(pod) {
+        Some(label) => metadata["labels"] = json!({EVICTED_LABEL: label}),
+        None => metadata["annotations"] = json!({EVICTED_ANNOTATION: eviction.annotation(pod)}),
+    }
     json!({
-        "metadata": {
-            "uid": pod.uid,
-            "resourceVersion": &*pod.resource_version,
-            "annotations": {EVICTED_ANNOTATION: eviction.annotation(pod)},
-        },
+        "metadata": metadata,
         "status": {
             "phase": "Failed",
             "reason": EVICTED_REASON,

@@ -7,14 +7,15 @@
 //! **Approach.** Level-triggered: as long as the API does not show the end and the pod's cgroup is there, the same
 //! PATCH is sent again, with another annotation value; not faster than the kubelet can look, and not for ever. Every
 //! call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version, so that
-//! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that.
+//! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that. Where the pod's annotations
+//! are full, which who makes the pod decides, a label takes the annotation's place.
 
 use plimsoll_core::protocol::cluster_link::{EvictionIntent, Settled};
 
 use crate::backoff::Backoff;
 use crate::call::{Answer, Refusal};
 use crate::clock::{Now, rfc3339_ms};
-use crate::pod::{Phase, SeenPod};
+use crate::pod::{Phase, SeenPod, label_of};
 use crate::report::policy::{EvictBy, EvictedPods, Policy};
 
 /// How often the status is written at most.
@@ -35,6 +36,9 @@ const UNTAKEN_MAX_MS: u64 = 600_000;
 /// Writes one after the other that found the pod changed, before there are pauses: whoever may change the pod can go on
 /// doing so.
 const CONFLICTS_AT_ONCE: u32 = 3;
+/// The field that the API server names where a pod's annotations are longer than it takes (`ValidateAnnotations` in
+/// apimachinery's api/validation).
+const ANNOTATIONS: &str = "metadata.annotations";
 /// How soon a budget is asked again, milliseconds.
 const BUDGET_EVERY_MS: u64 = 5_000;
 
@@ -113,6 +117,8 @@ pub struct Eviction {
     must_read: bool,
     is_gone: bool,
     no_eviction_api: bool,
+    /// The pod has no room for the annotation.
+    uses_label: bool,
     /// Reasons of Events that were said.
     said: Vec<&'static str>,
     refusals: u32,
@@ -143,6 +149,7 @@ impl Eviction {
             must_read: false,
             is_gone: false,
             no_eviction_api: false,
+            uses_label: false,
             said: Vec::new(),
             refusals: 0,
             untaken_since_ms: None,
@@ -203,20 +210,30 @@ impl Eviction {
     /// How often it was told; what an earlier process told counts until this one has. Whoever may change the pod can
     /// write any number: at least one report follows.
     fn reports(&self, pod: &SeenPod) -> u32 {
-        let rest = self.annotation_rest(pod).filter(|_| self.reports == 0);
-        let Some(rest) = rest else {
-            return self.reports;
-        };
-        let noted = rest
-            .split(' ')
-            .find_map(|word| word.strip_prefix("report="));
-        let noted = noted.and_then(|number| number.parse().ok()).unwrap_or(1);
-        noted.clamp(1, REPORTS_MAX - 1)
+        let noted = self.noted(pod).map(|rest| {
+            let mut words = rest.split(' ');
+            let number = words.find_map(|word| word.strip_prefix("report="));
+            number
+                .and_then(|number| number.parse::<u32>().ok())
+                .unwrap_or(1)
+        });
+        match noted.max().filter(|_| self.reports == 0) {
+            Some(noted) => noted.clamp(1, REPORTS_MAX - 1),
+            None => self.reports,
+        }
     }
 
-    /// What follows the time in the pod's annotation, if that is of this eviction.
-    fn annotation_rest<'a>(&self, pod: &'a SeenPod) -> Option<&'a str> {
-        pod.evicted.as_deref()?.strip_prefix(self.mark.as_str())
+    /// What follows the time in the pod's annotation and label, as far as they are of this eviction.
+    fn noted<'a>(&'a self, pod: &'a SeenPod) -> impl Iterator<Item = &'a str> {
+        let texts = pod.evicted.iter().flatten();
+        texts.filter_map(|text| text.strip_prefix(self.mark.as_str()))
+    }
+
+    /// The label's value for the next report, where it takes the annotation's place.
+    #[must_use]
+    pub fn label(&self, pod: &SeenPod) -> Option<String> {
+        let report = self.reports(pod) + 1;
+        self.uses_label.then(|| label_of(&self.mark, report))
     }
 
     /// The annotation's value for the next report.
@@ -277,7 +294,7 @@ impl Eviction {
         }
         match pod.phase {
             Phase::Succeeded => Step::Settle(Settled::EndedOtherwise),
-            Phase::Failed if self.annotation_rest(pod).is_none() => {
+            Phase::Failed if self.noted(pod).next().is_none() => {
                 Step::Settle(Settled::EndedOtherwise)
             }
             Phase::Failed if pod.has_evicted_reason || reports >= REPORTS_MAX => {
@@ -451,6 +468,13 @@ impl Eviction {
             }
             // The status says the same, and needs another right.
             _ if purpose == Purpose::Evict => self.no_eviction_api = true,
+            // Once: something else may refuse by that name.
+            422 if purpose == Purpose::Report
+                && !self.uses_label
+                && refusal.is_of_field(ANNOTATIONS) =>
+            {
+                self.uses_label = true;
+            }
             code => {
                 // Old servers answer a wrong `metadata.uid` so.
                 self.must_read |= code == 422;

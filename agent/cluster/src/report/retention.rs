@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::pod::{Phase, SeenPod};
 use crate::report::policy::EvictedPods;
 
-/// The evicted pods that are beyond what is kept, the oldest first. Only pods that carry our annotation, have ended,
-/// and of which `is_settled` says that nothing more is to be reported. A pod without an owner stands for itself: it
+/// The evicted pods that are beyond what is kept, the oldest first. Only pods that carry our annotation or label, have
+/// ended, and of which `is_settled` says that nothing more is to be reported. A pod without an owner stands for itself: it
 /// goes when its time is over.
 pub fn surplus<'a>(
     pods: impl Iterator<Item = &'a SeenPod>,
@@ -69,6 +69,8 @@ mod tests {
 
     #[test]
     fn the_newest_of_each_owner_stay_for_a_while() {
+        let mut told_by_label = pod("e1", Some("e"), 0, "Failed", false);
+        told_by_label.evicted[1] = Some(rfc3339_ms(NOW_MS - 2 * HOUR_MS).into());
         let pods = [
             pod("a1", Some("a"), 5_000, "Failed", true),
             pod("a2", Some("a"), 4_000, "Failed", true),
@@ -81,6 +83,7 @@ mod tests {
             pod("d1", Some("d"), 2 * HOUR_MS, "Failed", false),
             pod("d2", Some("d"), 2 * HOUR_MS, "Running", true),
             pod("unsettled", Some("d"), 2 * HOUR_MS, "Failed", true),
+            told_by_label,
         ];
         let names = |kept| -> Vec<String> {
             let settled = |pod: &SeenPod| pod.uid.as_str() != "unsettled";
@@ -95,12 +98,12 @@ mod tests {
                 per_owner: 2,
                 for_ms: HOUR_MS
             }),
-            ["b1", "a1", "a2"]
+            ["b1", "e1", "a1", "a2"]
         );
         let all = names(EvictedPods::KeepSome {
             per_owner: 0,
             for_ms: HOUR_MS,
         });
-        assert_eq!(all, ["b1", "c1", "c2", "a1", "a2", "a3", "a4"]);
+        assert_eq!(all, ["b1", "e1", "c1", "c2", "a1", "a2", "a3", "a4"]);
     }
 }

@@ -84,6 +84,40 @@ fn an_eviction_is_shown_beside_what_others_wrote() {
     });
 }
 
+/// Scenario 3, of a pod that leaves no room for an annotation: it ends all the same, and what was told to the kubelet
+/// is known from the label.
+#[test]
+fn a_pod_whose_annotations_are_full_is_told_by_a_label() {
+    run(async {
+        let Some(server) = server::shared().await else {
+            return;
+        };
+        let uid = server.pod("filled", "filled-0").await;
+        fill_annotations(&server, "filled-0").await;
+        let (mut agent, program) = beside(&server, "filled", "v1.36.2", &[]).await;
+        agent.evict(&uid, "filled-0", DECIDED_MS, 0).await;
+        agent.until("the report", |known| known.is_told(&uid)).await;
+        let pod = server.seen("filled-0").await;
+        assert_eq!(
+            (&pod["status"]["phase"], &pod["status"]["reason"]),
+            (&json!("Failed"), &json!("Evicted"))
+        );
+        let metadata = &pod["metadata"];
+        assert_eq!(
+            metadata["labels"],
+            json!({"app": "filled-0", "plimsoll.dev/evicted": "2026-11-22T10.00.00.123Z.1"})
+        );
+        assert_eq!(metadata["annotations"]["plimsoll.dev/evicted"], json!(null));
+        let refused = program.metric("api_calls_total", "code=\"422\"").await;
+        assert!(refused == 1.0, "{}", program.page("/metrics").await);
+        agent.cgroup_gone(&uid).await;
+        agent
+            .until("its end", |known| !known.settled.is_empty())
+            .await;
+        assert_eq!(settled(&agent, &uid), Some(Settled::Shown));
+    });
+}
+
 /// Scenarios 4 and 5: the pod is another one of the same name, or has ended by itself.
 #[test]
 fn another_pod_and_one_that_succeeded_stay_as_they_are() {

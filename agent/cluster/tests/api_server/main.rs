@@ -64,6 +64,20 @@ async fn clean_up(server: &Server, node: &str) {
     succeeds(&["--node", node, "--clean-up"], &kubeconfig).await;
 }
 
+/// Gives a pod as many bytes of annotations as the API server takes, so that there is no room for another one.
+async fn fill_annotations(server: &Server, name: &str) {
+    const BYTES_MAX: usize = 256 << 10;
+    const FILLER: &str = "example.com/filler";
+    let pod = server.seen(name).await;
+    let present = pod["metadata"]["annotations"].as_object().unwrap();
+    let bytes = present
+        .iter()
+        .map(|(key, value)| key.len() + value.as_str().unwrap().len());
+    let left = BYTES_MAX - bytes.sum::<usize>() - FILLER.len();
+    let filler = json!({"metadata": {"annotations": {FILLER: "x".repeat(left)}}});
+    server.merge(&pod_path(name), &filler).await;
+}
+
 fn has(pods: &BTreeSet<PodUid>, uid: &str) -> bool {
     pods.contains(&PodUid::from(uid))
 }

@@ -25,8 +25,8 @@ fn of_a_pods_status() -> Vec<(&'static str, Value)> {
             "metadata",
             json!({"metadata": {"finalizers": ["example.com/kept"]}}),
         ),
-        ("metadata", json!({"metadata": {"labels": {"app": "web"}}})),
-        ("metadata", json!({"metadata": {"labels": null}})),
+        ("label", json!({"metadata": {"labels": {"app": "web"}}})),
+        ("label", json!({"metadata": {"labels": null}})),
         (
             "annotation",
             json!({"metadata": {"annotations": {"example.com/a": "b"}}}),
@@ -339,7 +339,9 @@ fn the_token_of_a_node_changes_what_an_eviction_needs_and_nothing_else() {
         }
         support::notes::note(format_args!("{refused} changes are refused"));
 
-        // Everything that the program does passes; one of the pods is being deleted.
+        // Everything that the program does passes, also where a pod's annotations are full; one of the pods is being
+        // deleted.
+        fill_annotations(&server, "bound-0").await;
         let mut agent = Agent::new();
         let options = ["--taint-on-pressure"];
         let program = Program::start(NODE, &kubeconfig, &agent.socket(), &options);
@@ -391,8 +393,11 @@ fn the_token_of_a_node_changes_what_an_eviction_needs_and_nothing_else() {
             })
             .await;
         }
+        let label = &server.seen("bound-0").await["metadata"]["labels"]["plimsoll.dev/evicted"];
+        assert_eq!(*label, "2026-11-22T10.00.00.123Z.1");
+        // That annotations are full is heard from the first try.
         let refused = program.metric("api_calls_total", "code=\"422\"").await;
-        assert!(refused == 0.0, "{}", program.page("/metrics").await);
+        assert!(refused == 1.0, "{}", program.page("/metrics").await);
     });
 }
 

@@ -835,3 +835,67 @@ fn the_body_is_what_the_kubelet_looks_at() {
     );
     assert!(evict.path.ends_with("&dryRun=All"));
 }
+
+/// Who makes the pod fills its annotations.
+#[test]
+fn a_pod_whose_annotations_are_full_is_told_by_a_label() {
+    let too_long = Answer::Refused(Refusal {
+        code: 422,
+        reason: "Invalid".to_owned(),
+        causes: vec![(
+            "FieldValueTooLong".to_owned(),
+            "metadata.annotations".to_owned(),
+        )],
+        ..Refusal::default()
+    });
+    let policy = Policy::default();
+    let view = view_with(&policy);
+    let mut eviction = Eviction::new(intent(0), now(0), 1);
+    let metadata = |eviction: &Eviction, pod: &SeenPod| {
+        let call = crate::report::body::call(eviction, Report, pod, "policy/v1", false);
+        let body: serde_json::Value = serde_json::from_slice(&call.body).unwrap();
+        body["metadata"].clone()
+    };
+    assert_eq!(
+        eviction.answered(Report, &too_long, now(10)),
+        NoEffect,
+        "no refusal that counts"
+    );
+    let running = pod(RUNNING);
+    let next = eviction.next(Some(&running), view, now(11));
+    assert_eq!(next, Step::Call(Report), "at once");
+    assert_eq!(
+        metadata(&eviction, &running),
+        json!({"uid": "u1", "resourceVersion": "7", "labels": {"plimsoll.dev/evicted": "2026-11-22T10.00.00.123Z.1"}})
+    );
+    assert_eq!(eviction.answered(Report, &done(), now(20)), Reported);
+    // As the API shows it: another process, too, knows the eviction and goes on counting.
+    let labelled = |phase: &str, reason: &str| {
+        let mut pod = api_pod("u1", "8");
+        pod["status"]["phase"] = json!(phase);
+        pod["status"]["reason"] = json!(reason);
+        pod["metadata"]["labels"]["plimsoll.dev/evicted"] = json!("2026-11-22T10.00.00.123Z.2");
+        SeenPod::read(pod.to_string().as_bytes(), "node-1", false).unwrap()
+    };
+    let shown = labelled("Failed", "Evicted");
+    let next = eviction.next(Some(&shown), view, now(30));
+    assert_eq!(next, Step::Wait(Some(30_020)));
+    let mut other = Eviction::new(intent(0), now(0), 1);
+    let next = other.next(Some(&shown), view, now(30_000));
+    assert_eq!(next, Step::Settle(Settled::Shown));
+    // It was taken back: told again with another value, after one more refusal.
+    let taken_back = labelled("Running", "");
+    let next = other.next(Some(&taken_back), view, now(2_000));
+    assert_eq!(next, Step::Call(Report));
+    other.answered(Report, &too_long, now(2_000));
+    assert_eq!(
+        metadata(&other, &taken_back)["labels"]["plimsoll.dev/evicted"],
+        "2026-11-22T10.00.00.123Z.3"
+    );
+    // Who refuses the label by the same name refuses for good.
+    for at in 0..u64::from(REFUSALS_MAX) {
+        other.answered(Report, &too_long, now(100_000 * (at + 1)));
+    }
+    let next = other.next(Some(&taken_back), view, now(2_000_000));
+    assert_eq!(next, Step::Settle(Settled::GivenUp));
+}
