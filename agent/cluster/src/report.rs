@@ -27,7 +27,7 @@ use crate::store::Store;
 use event::{EventKey, Events, Regarding, Said};
 use eviction::{Effect, Eviction, Purpose, Step, View};
 use node::{NodePurpose, NodeReports, SeenNode};
-use policy::Policy;
+use policy::{EvictBy, Policy};
 use pressure::{OverusedList, valid_ms};
 use reach::Reach;
 use topology::{ObjectState, TopologyReports};
@@ -121,6 +121,9 @@ pub struct Reporter {
     figures: Figures,
     /// For the agent, to be taken by [`Self::outgoing`].
     outgoing: Vec<ToAgent>,
+    /// For people, to be taken by [`Self::words`].
+    words: Vec<String>,
+    is_soft_grace_said: bool,
 }
 
 impl Reporter {
@@ -151,6 +154,8 @@ impl Reporter {
             unreported: 0,
             figures: Figures::default(),
             outgoing: Vec::new(),
+            words: Vec::new(),
+            is_soft_grace_said: false,
         }
     }
 
@@ -238,7 +243,14 @@ impl Reporter {
     /// A frame of the agent that is no greeting.
     pub fn from_agent(&mut self, frame: ToCluster, now: Now) {
         match frame {
-            ToCluster::Hello { unreported, .. } => {
+            ToCluster::Hello {
+                unreported,
+                soft_grace_s,
+                ..
+            } => {
+                if let Some(soft_grace_s) = soft_grace_s {
+                    self.note_soft_grace(soft_grace_s);
+                }
                 // Those that are wanted follow; one may have been withdrawn while nothing was connected.
                 self.drop_withdrawn();
                 for eviction in self.evictions.values_mut() {
@@ -303,6 +315,16 @@ impl Reporter {
     /// Forgets what was withdrawn, unless the API server has taken it, or is being asked.
     fn drop_withdrawn(&mut self) {
         self.evictions.retain(|_, eviction| !eviction.is_dropped());
+    }
+
+    /// Soft thresholds give pods this time: the status does not wait for it, the Eviction API does.
+    fn note_soft_grace(&mut self, grace_s: u32) {
+        let is_shown_early = self.policy.evict_by == EvictBy::Status;
+        if is_shown_early && !std::mem::replace(&mut self.is_soft_grace_said, true) {
+            self.words.push(format!(
+                "soft thresholds give a pod up to {grace_s} s (evictionMaxPodGracePeriod), and its status says Failed when they begin: a StatefulSet or a Job may start another pod while its containers still run; give --evict-by EvictionAPI (components/eviction-api), which shows the end when they have ended"
+            ));
+        }
     }
 
     fn unreported(&mut self, count: u64, now: Now) {
@@ -637,7 +659,9 @@ impl Reporter {
 
     /// What is to be said to people since the last time.
     pub fn words(&mut self) -> Vec<String> {
-        self.topology.words()
+        let mut words = std::mem::take(&mut self.words);
+        words.extend(self.topology.words());
+        words
     }
 
     /// Whether something has to be looked at within a fraction of a second; else the next thing heard, or some seconds,

@@ -35,7 +35,7 @@ use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::node_meters::{NodeMeters, Observables};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::start::kubelet::{conflicts, running_config};
+use crate::daemon::start::kubelet::{conflicts, running_config, soft_grace_s};
 use crate::daemon::state_dir_full::SpaceWatch;
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
@@ -339,6 +339,7 @@ impl Start<'_> {
             socket: args.kubelet.cluster_socket.clone(),
             user: args.kubelet.cluster_uid,
             state_dir: args.state_dir.clone(),
+            soft_grace_s: soft_grace_s(&self.plan.config.engine),
         })?;
         sources.watch_cluster(events);
         let devices = is_aligned.then(|| {

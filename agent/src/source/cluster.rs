@@ -216,6 +216,8 @@ pub struct ClusterSettings {
     pub user: u32,
     /// The state directory.
     pub state_dir: PathBuf,
+    /// What the client is told of soft thresholds: [`ToCluster::Hello`].
+    pub soft_grace_s: Option<u32>,
 }
 
 /// The loop's side.
@@ -278,6 +280,7 @@ impl ClusterLink {
         let work = Work {
             listener,
             user: settings.user,
+            soft_grace_s: settings.soft_grace_s,
             wake: Arc::clone(&wake),
             reports: taken,
             events,
@@ -423,6 +426,7 @@ fn remove_old(path: &Path) -> Result<(), ClusterError> {
 struct Work {
     listener: UnixListener,
     user: u32,
+    soft_grace_s: Option<u32>,
     wake: Arc<OwnedFd>,
     reports: Receiver<Report>,
     events: mpsc::Sender<ClusterEvent>,
@@ -745,6 +749,7 @@ impl Work {
         let hello = ToCluster::Hello {
             protocol: PROTOCOL,
             unreported,
+            soft_grace_s: self.soft_grace_s,
         };
         self.send(&hello);
         let waiting: Vec<EvictionIntent> = self.intents.iter().cloned().collect();

@@ -470,6 +470,7 @@ fn cluster_settings() -> ClusterSettings {
         socket: folder().join("cluster.sock"),
         user: 0,
         state_dir: folder(),
+        soft_grace_s: None,
     }
 }
 

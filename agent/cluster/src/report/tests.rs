@@ -287,6 +287,7 @@ fn a_withdrawal_is_not_lost_while_the_api_server_is_asked_or_nothing_is_connecte
     let hello = ToCluster::Hello {
         protocol: plimsoll_core::protocol::cluster_link::PROTOCOL,
         unreported: 0,
+        soft_grace_s: None,
     };
     let withdrawn = ToCluster::Withdrawn { uid: "u0".into() };
     let evicted = evicted("u0");
@@ -461,4 +462,34 @@ fn what_an_agent_withheld_ends_with_it() {
     assert_eq!(written(&mut reporter, 1_000), None);
     reporter.lost_agent(now(1_500));
     assert_eq!(written(&mut reporter, 2_000), Some(false));
+}
+
+/// A controller that keeps to one pod at a time goes by the phase.
+#[test]
+fn a_grace_that_the_status_does_not_wait_for_is_said_once() {
+    let said = |evict_by, soft_grace_s| {
+        let mut reporter = reporter(Policy {
+            evict_by,
+            ..Policy::default()
+        });
+        let hello = ToCluster::Hello {
+            protocol: plimsoll_core::kube::cluster_link::PROTOCOL,
+            unreported: 0,
+            soft_grace_s,
+        };
+        let mut words = Vec::new();
+        // The agent comes, goes, and is back.
+        for _ in 0..2 {
+            reporter.from_agent(hello.clone(), now(0));
+            words.extend(reporter.words());
+        }
+        words
+    };
+    let words = said(EvictBy::Status, Some(60));
+    assert_eq!(words.len(), 1, "{words:?}");
+    for part in ["60 s", "--evict-by EvictionAPI"] {
+        assert!(words[0].contains(part), "{words:?}");
+    }
+    assert!(said(EvictBy::Status, None).is_empty());
+    assert!(said(EvictBy::EvictionApi, Some(60)).is_empty());
 }

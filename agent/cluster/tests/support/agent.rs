@@ -79,6 +79,7 @@ impl Agent {
         let greeting = ToCluster::Hello {
             protocol: PROTOCOL,
             unreported: self.unreported,
+            soft_grace_s: None,
         };
         let greeting = serde_json::to_vec(&greeting).unwrap();
         for _ in 0..ACCEPTED_MAX {

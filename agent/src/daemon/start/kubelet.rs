@@ -275,6 +275,13 @@ pub(super) fn conflicts(
     lines
 }
 
+/// How much time a soft threshold gives a pod at most, seconds; `None`: none does.
+pub(super) fn soft_grace_s(config: &EngineConfig) -> Option<u32> {
+    let has_soft = config.thresholds.iter().any(|one| !one.is_hard());
+    let grace_s = u32::try_from(config.max_pod_grace_period_s).ok();
+    grace_s.filter(|grace_s| has_soft && *grace_s > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,6 +308,25 @@ mod tests {
         assert_eq!(says(&ours("500Mi"), &ours("50Mi")), 0);
         assert_eq!(says(&ours("500Mi"), &ours("500Mi")), 1);
         assert_eq!(says(&ours("500Mi"), &ours("5%")), 1);
+    }
+
+    #[test]
+    fn only_a_soft_threshold_gives_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config");
+        let grace = |more: &str| {
+            std::fs::write(&file, text("500Mi") + more).unwrap();
+            soft_grace_s(&kubelet_config(&file).unwrap().engine)
+        };
+        let soft = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 30s}\n";
+        let limit = "evictionMaxPodGracePeriod: 60\n";
+        assert_eq!(grace(&format!("{soft}{limit}")), Some(60));
+        assert_eq!(grace(soft), None);
+        assert_eq!(grace(limit), None);
+        assert_eq!(
+            grace(&format!("{soft}evictionMaxPodGracePeriod: -1\n")),
+            None
+        );
     }
 
     #[test]

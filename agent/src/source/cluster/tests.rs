@@ -77,6 +77,7 @@ fn start(dir: &Path) -> (ClusterLink, ClusterEvents, LeftBehind) {
         socket: dir.join("cluster.sock"),
         user: rustix::process::geteuid().as_raw(),
         state_dir: dir.to_owned(),
+        soft_grace_s: Some(60),
     };
     ClusterLink::start(&settings).unwrap()
 }
@@ -427,6 +428,7 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
     (scene.link, scene.events) = (Some(link), events);
     let (mut client, heard) = scene.introduced();
     assert_eq!(heard[0]["type"], "hello");
+    assert_eq!(heard[0]["soft_grace_s"], 60);
     assert_eq!(heard[1]["intent"]["decidedUnixMs"], 7);
     assert!(scene.link.as_ref().unwrap().evicted(intent("b")));
     assert_eq!(client.hear()["intent"]["uid"], "b");
