@@ -55,6 +55,7 @@ pub(crate) fn events(
             usage_bytes: used_mib * MIB,
             inactive_file_bytes: 0,
             active_file_bytes: 0,
+            lazily_freed_bytes: 0,
             usage_at_stat_bytes: used_mib * MIB,
             stat_age_ms: 0,
         });

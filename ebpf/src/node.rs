@@ -55,6 +55,7 @@ fn add_node(sums: &mut NodeSums, pgdat: u64) {
         (&mut sums.file, offset!(pgdat_file)),
         (&mut sums.inactive_file, offset!(pgdat_inactive_file)),
         (&mut sums.active_file, offset!(pgdat_active_file)),
+        (&mut sums.shmem, offset!(pgdat_shmem)),
         (&mut sums.slab, offset!(pgdat_slab)),
         (&mut sums.misc, offset!(pgdat_misc)),
     ] {

@@ -11,6 +11,7 @@ pub mod event;
 pub mod file_system;
 pub mod options;
 pub mod outlook;
+pub mod page_cache;
 pub mod rank_row;
 pub mod reading;
 pub mod remedy;

@@ -311,7 +311,7 @@ impl Agent {
         let mut setting = LineSetting::default();
         if let (Some(plan), Some(node)) = (&line.plan, &self.engine.state().node) {
             let (acked_ns, charged_bytes) = line.sampled;
-            let left_bytes = node.memory.kernel_available_bytes + node.memory.swap_free_bytes;
+            let left_bytes = node.memory.left_bytes() + node.memory.swap_free_bytes;
             let spare_bytes = left_bytes.saturating_sub(plan.line_bytes);
             setting = LineSetting {
                 until_ns,

@@ -217,6 +217,7 @@ impl Sampler {
             file_bytes: node.cached + node.buffers + node.swap_cached,
             inactive_file_bytes: node.inactive_file,
             active_file_bytes: node.active_file,
+            lazily_freed_bytes: node.lazily_freed(),
             free_bytes: node.free,
             kernel_available_bytes: node.available,
             swap_total_bytes: node.swap_total,
@@ -242,6 +243,7 @@ impl Sampler {
                 cached: counted.file_bytes,
                 inactive_file: counted.inactive_file_bytes,
                 active_file: counted.active_file_bytes,
+                shmem: counted.shmem_bytes,
                 ..meminfo::NodeMemory::default()
             });
         }
@@ -362,6 +364,7 @@ impl Sampler {
             let cache = self.kubepods.read_cache()?;
             known.inactive_file_bytes = cache.inactive_file_bytes;
             known.active_file_bytes = cache.active_file_bytes;
+            known.lazily_freed_bytes = cache.lazily_freed_bytes;
             known.usage_at_stat_bytes = known.usage_bytes;
         }
         Ok(*known)

@@ -400,6 +400,7 @@ fn crossing_with(available_bytes: u64, age_ns: u64) -> Vec<u8> {
             file: 0,
             inactive_file: 0,
             active_file: 0,
+            shmem: 0,
         },
     };
     record.as_bytes().to_vec()

@@ -673,9 +673,18 @@ pub(crate) mod tests {
                 cache: PageCache {
                     inactive_file_bytes: 77,
                     active_file_bytes: 7,
+                    lazily_freed_bytes: 0,
                 },
             }
         );
+        let lazily_freed = |files: &PodMemoryFiles, text: &str| {
+            std::fs::write(dir.join("memory.stat"), text).unwrap();
+            files.read_cache().unwrap().lazily_freed_bytes
+        };
+        let text = "anon 4\nfile 60\nshmem 20\ninactive_file 77\nactive_file 7\n";
+        assert_eq!(lazily_freed(&files, text), 44);
+        let text = text.replace("file 60", "file 104");
+        assert_eq!(lazily_freed(&files, &text), 0);
         std::fs::write(dir.join("memory.stat"), "inactive_file 77\n").unwrap();
         assert!(matches!(
             files.read().unwrap_err(),
@@ -688,7 +697,7 @@ pub(crate) mod tests {
         std::fs::write(dir.join("memory.usage_in_bytes"), "6000\n").unwrap();
         std::fs::write(
             dir.join("memory.stat"),
-            "inactive_file 1\ntotal_inactive_file 78\ntotal_active_file 8\n",
+            "cache 1\nshmem 1\ninactive_file 1\ntotal_cache 25\ntotal_shmem 5\ntotal_inactive_file 78\ntotal_active_file 8\n",
         )
         .unwrap();
         let files = PodMemoryFiles::open(&host.cgroup_mounts().unwrap(), &pod).unwrap();
@@ -699,6 +708,7 @@ pub(crate) mod tests {
                 cache: PageCache {
                     inactive_file_bytes: 78,
                     active_file_bytes: 8,
+                    lazily_freed_bytes: 66,
                 },
             }
         );

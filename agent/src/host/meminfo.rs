@@ -6,6 +6,8 @@
 
 use std::path::PathBuf;
 
+use plimsoll_core::model::page_cache::{CACHE_NOISE_BYTES, lazily_freed_bytes};
+
 use super::HostRoot;
 use super::clock::now_ns;
 use super::file::{ControlFile, FileError, parse_u64};
@@ -26,6 +28,7 @@ pub struct NodeMemory {
     pub anon: u64,
     pub inactive_file: u64,
     pub active_file: u64,
+    pub shmem: u64,
     pub swap_total: u64,
     pub swap_free: u64,
 }
@@ -46,7 +49,7 @@ const FAILURES_MAX: u32 = 10;
 const FAILING_FOR_NS: u64 = 1_000_000_000;
 
 const MEMINFO_BYTES_MAX: usize = 8 * 1024;
-const LINES: [&str; 11] = [
+const LINES: [&str; 12] = [
     "MemTotal",
     "MemFree",
     "MemAvailable",
@@ -56,11 +59,12 @@ const LINES: [&str; 11] = [
     "AnonPages",
     "Inactive(file)",
     "Active(file)",
+    "Shmem",
     "SwapTotal",
     "SwapFree",
 ];
-/// Lines that a kernel built without swap may leave out; they are then 0.
-const LINES_OPTIONAL: [&str; 3] = ["SwapCached", "SwapTotal", "SwapFree"];
+/// Lines that a kernel built without swap or without tmpfs may leave out; they are then 0.
+const LINES_OPTIONAL: [&str; 4] = ["SwapCached", "SwapTotal", "SwapFree", "Shmem"];
 
 impl MeminfoFile {
     /// Opens the host's meminfo.
@@ -134,6 +138,18 @@ impl MeminfoFile {
     }
 }
 
+impl NodeMemory {
+    /// What of `Inactive(file)` and `Active(file)` is no page cache, but memory after `madvise(MADV_FREE)`. `Cached` is
+    /// without Buffers and pages in swap cache (fs/proc/meminfo.c), and has tmpfs and shared memory, which are on the
+    /// lists of anonymous pages.
+    pub fn lazily_freed(&self) -> u64 {
+        let lists = self.inactive_file.saturating_add(self.active_file);
+        let file = self.cached.saturating_add(self.buffers);
+        let file = file.saturating_add(CACHE_NOISE_BYTES);
+        lazily_freed_bytes(lists, Some(file), Some(self.shmem))
+    }
+}
+
 fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
     let mut values = parse_lines(text, b"", &LINES)?;
     for (name, value) in LINES.iter().zip(&mut values) {
@@ -154,6 +170,7 @@ fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
         anon,
         inactive_file,
         active_file,
+        shmem,
         swap_total,
         swap_free,
     ] = values.map(Option::unwrap_or_default);
@@ -167,6 +184,7 @@ fn parse(text: &[u8]) -> Result<NodeMemory, (u32, &'static str)> {
         anon,
         inactive_file,
         active_file,
+        shmem,
         swap_total,
         swap_free,
     })
@@ -218,7 +236,8 @@ mod tests {
 
     const TEXT: &str = "MemTotal:       1000 kB\nMemFree:         900 kB\nMemAvailable:    950 kB\nBuffers:           1 kB\n\
         Cached:           20 kB\nSwapCached:        3 kB\nActive:            5 kB\nActive(file):      6 kB\nInactive(file):    7 kB\n\
-        SwapTotal:         8 kB\nSwapFree:          4 kB\nAnonPages:        30 kB\nHugePages_Total:       0\n";
+        SwapTotal:         8 kB\nSwapFree:          4 kB\nAnonPages:        30 kB\nShmem:             9 kB\n\
+        HugePages_Total:       0\n";
 
     #[test]
     fn every_line() {
@@ -233,6 +252,7 @@ mod tests {
             anon: 30 * 1024,
             inactive_file: 7 * 1024,
             active_file: 6 * 1024,
+            shmem: 9 * 1024,
             swap_total: 8 * 1024,
             swap_free: 4 * 1024,
         };
@@ -240,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_lines_may_be_missing_others_not() {
+    fn some_lines_may_be_missing_others_not() {
         for name in LINES {
             let text: String = TEXT
                 .lines()
@@ -252,6 +272,19 @@ mod tests {
                 Err((line, missing)) => assert_eq!((line, missing), (0, name)),
             }
         }
+    }
+
+    #[test]
+    fn file_pages_beyond_page_cache_are_lazily_freed() {
+        let lazily_freed = |inactive_kib: u64| {
+            let text = TEXT.replace("7 kB", &format!("{inactive_kib} kB"));
+            parse(text.as_bytes()).unwrap().lazily_freed()
+        };
+        // Page cache is 20 + 1 - 9 kB, with what the counters may be short of.
+        let cache_kib = 12 + (CACHE_NOISE_BYTES >> 10);
+        assert_eq!(lazily_freed(7), 0);
+        assert_eq!(lazily_freed(cache_kib - 6), 0);
+        assert_eq!(lazily_freed(cache_kib - 6 + 100), 100 << 10);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_core::model::page_cache::{CACHE_NOISE_BYTES, lazily_freed_bytes};
 use plimsoll_core::model::reading::NumaMemory;
 
 use super::HostRoot;
@@ -24,13 +25,18 @@ const NODE_LIST_BYTES_MAX: usize = 1024;
 const MEMINFO_BYTES_MAX: usize = 4096;
 /// 30 lines on 7.2, each with up to 25 bytes per node: enough for 80 nodes.
 const NUMA_STAT_BYTES_MAX: usize = 64 * 1024;
-const LINES: [&str; 5] = [
+const LINES: [&str; 8] = [
     "MemTotal",
     "MemFree",
     "AnonPages",
     "FilePages",
     "Inactive(file)",
+    "Active(file)",
+    "Shmem",
+    "SwapCached",
 ];
+/// Is not there before 5.12, or without swap: then 0.
+const LINE_OPTIONAL: &str = "SwapCached";
 
 /// The list of nodes and each node's meminfo, open.
 #[derive(Debug)]
@@ -137,11 +143,23 @@ impl Node {
         let values = parse_lines(text, self.prefix.as_bytes(), &LINES)
             .map_err(|(line, expected)| self.meminfo.malformed(line, expected))?;
         for (value, name) in values.iter().zip(LINES) {
-            if value.is_none() {
+            if value.is_none() && name != LINE_OPTIONAL {
                 return Err(self.meminfo.malformed(0, name));
             }
         }
-        let [capacity, free, anon, file, inactive_file] = values.map(Option::unwrap_or_default);
+        let [
+            capacity,
+            free,
+            anon,
+            file,
+            inactive_file,
+            active_file,
+            shmem,
+            swap_cached,
+        ] = values.map(Option::unwrap_or_default);
+        let cache = file
+            .saturating_sub(swap_cached)
+            .saturating_add(CACHE_NOISE_BYTES);
         Ok(NumaMemory {
             node: self.number,
             capacity_bytes: capacity,
@@ -149,6 +167,11 @@ impl Node {
             anon_bytes: anon,
             file_bytes: file,
             inactive_file_bytes: inactive_file,
+            lazily_freed_bytes: lazily_freed_bytes(
+                inactive_file.saturating_add(active_file),
+                Some(cache),
+                Some(shmem),
+            ),
         })
     }
 }
@@ -179,6 +202,8 @@ pub struct PodNumaMemory {
     pub file_bytes: u64,
     /// Page cache that the kernel drops first; 0 on v1, which does not say.
     pub inactive_file_bytes: u64,
+    /// What is on the lists of page cache and is none, but memory after `madvise(MADV_FREE)`; 0 on v1.
+    pub lazily_freed_bytes: u64,
     /// Kernel stacks, page tables and slab; 0 on v1, which does not say.
     pub kernel_bytes: u64,
 }
@@ -187,8 +212,10 @@ impl PodNumaMemory {
     /// What would come back on this node if the pod were gone, and not before: the working set, as for the node as a
     /// whole.
     pub fn working_set_bytes(&self) -> u64 {
-        (self.anon_bytes + self.file_bytes + self.kernel_bytes)
-            .saturating_sub(self.inactive_file_bytes)
+        let inactive_bytes = self
+            .inactive_file_bytes
+            .saturating_sub(self.lazily_freed_bytes);
+        (self.anon_bytes + self.file_bytes + self.kernel_bytes).saturating_sub(inactive_bytes)
     }
 }
 
@@ -200,10 +227,12 @@ pub struct PodNumaFile {
 }
 
 /// Keys of v2, in bytes, and which figure each belongs to.
-const KEYS_V2: [&str; 7] = [
+const KEYS_V2: [&str; 9] = [
     "anon",
     "file",
     "inactive_file",
+    "active_file",
+    "shmem",
     "kernel_stack",
     "pagetables",
     "slab_reclaimable",
@@ -236,12 +265,17 @@ impl PodNumaFile {
         let malformed = |line| self.stat.malformed(line, "KEY N0=NUMBER N1=NUMBER …");
         match self.version {
             Version::V2 => {
-                let [anon, file, inactive_file, kernel @ ..] =
+                let [anon, file, inactive_file, active_file, shmem, kernel @ ..] =
                     parse_stat(text, node, &KEYS_V2).map_err(malformed)?;
                 Ok(PodNumaMemory {
                     anon_bytes: anon,
                     file_bytes: file,
                     inactive_file_bytes: inactive_file,
+                    lazily_freed_bytes: lazily_freed_bytes(
+                        inactive_file.saturating_add(active_file),
+                        Some(file),
+                        Some(shmem),
+                    ),
                     kernel_bytes: kernel.iter().sum(),
                 })
             }

@@ -272,6 +272,7 @@ fn node_counters(pages: &abi::NodePages) -> NodeCounters {
         file_bytes: bytes_of_pages(pages.file),
         inactive_file_bytes: bytes_of_pages(pages.inactive_file),
         active_file_bytes: bytes_of_pages(pages.active_file),
+        shmem_bytes: bytes_of_pages(pages.shmem),
     }
 }
 

@@ -34,7 +34,7 @@ const CANARIES: [(&str, HookKind, &str); 2] = [
 ];
 
 /// Members without which the programs do not read the node's memory.
-const NODE_PAGES: [&str; 21] = [
+const NODE_PAGES: [&str; 22] = [
     "task_struct.cgroups",
     "css_set.subsys[memory_cgrp_id]",
     "cgroup_subsys_state.cgroup",
@@ -48,6 +48,7 @@ const NODE_PAGES: [&str; 21] = [
     "pglist_data.vm_stat[NR_FILE_PAGES]",
     "pglist_data.vm_stat[NR_INACTIVE_FILE]",
     "pglist_data.vm_stat[NR_ACTIVE_FILE]",
+    "pglist_data.vm_stat[NR_SHMEM]",
     "pglist_data.vm_stat[NR_SLAB_RECLAIMABLE_B]",
     "pglist_data.vm_stat[NR_KERNEL_MISC_RECLAIMABLE]",
     "pglist_data.node_zones[0]",

@@ -18,7 +18,7 @@ pub mod last_line;
 pub mod sampling;
 
 /// Version of every layout in this file. A change to any of them raises it, and the agent refuses other versions.
-pub const ABI_VERSION: u16 = 7;
+pub const ABI_VERSION: u16 = 8;
 
 /// "The program could not know this" in a 64-bit field.
 pub const UNKNOWN_U64: u64 = u64::MAX;
@@ -341,6 +341,8 @@ pub struct NodePages {
     pub inactive_file: u64,
     /// `Active(file)`.
     pub active_file: u64,
+    /// `Shmem`.
+    pub shmem: u64,
 }
 
 /// The kernel's counters, summed up over NUMA nodes, pages. One that has not heard of all CPUs yet can be below zero,
@@ -357,6 +359,8 @@ pub struct NodeSums {
     pub inactive_file: u64,
     /// `NR_ACTIVE_FILE`.
     pub active_file: u64,
+    /// `NR_SHMEM`.
+    pub shmem: u64,
     /// `NR_SLAB_RECLAIMABLE_B`.
     pub slab: u64,
     /// `NR_KERNEL_MISC_RECLAIMABLE`.
@@ -390,6 +394,7 @@ impl NodePages {
             file: positive(sums.file),
             inactive_file,
             active_file,
+            shmem: positive(sums.shmem),
         }
     }
 
@@ -401,6 +406,7 @@ impl NodePages {
         file: UNKNOWN_U64,
         inactive_file: UNKNOWN_U64,
         active_file: UNKNOWN_U64,
+        shmem: UNKNOWN_U64,
     };
 }
 
@@ -613,6 +619,8 @@ layout! {
     pgdat_inactive_file: "pglist_data.vm_stat[NR_INACTIVE_FILE]",
     /// As above.
     pgdat_active_file: "pglist_data.vm_stat[NR_ACTIVE_FILE]",
+    /// As above.
+    pgdat_shmem: "pglist_data.vm_stat[NR_SHMEM]",
     /// As above.
     pgdat_slab: "pglist_data.vm_stat[NR_SLAB_RECLAIMABLE_B]",
     /// As above.
@@ -891,6 +899,7 @@ mod tests {
             file: 400,
             inactive_file: 100,
             active_file: 300,
+            shmem: 20,
             slab: 60,
             misc: 4,
             reserve: 50,
@@ -900,8 +909,8 @@ mod tests {
         // Of 400 pages of cache 360 can go, of 64 others half.
         assert_eq!(pages.available, 1000 + 360 + 32 - 50);
         assert_eq!(
-            (pages.free, pages.anon, pages.file),
-            (sums.free, sums.anon, sums.file)
+            (pages.free, pages.anon, pages.file, pages.shmem),
+            (sums.free, sums.anon, sums.file, sums.shmem)
         );
         // Not all CPUs have told theirs: that is no page, not nearly all there could be.
         let below: NodeSums = NodeSums {
@@ -910,6 +919,7 @@ mod tests {
             file: 10_u64.wrapping_neg(),
             inactive_file: 10_u64.wrapping_neg(),
             active_file: 10_u64.wrapping_neg(),
+            shmem: 10_u64.wrapping_neg(),
             slab: 10_u64.wrapping_neg(),
             misc: 10_u64.wrapping_neg(),
             ..sums
@@ -921,6 +931,7 @@ mod tests {
             file: 0,
             inactive_file: 0,
             active_file: 0,
+            shmem: 0,
         };
         assert_eq!(NodePages::of(&below), none);
     }

@@ -282,6 +282,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         file_bytes,
         inactive_file_bytes,
         active_file_bytes: file_bytes - inactive_file_bytes,
+        lazily_freed_bytes: lazily_freed(random, file_bytes),
         free_bytes,
         kernel_available_bytes: free_bytes + inactive_file_bytes,
         swap_total_bytes: 100 * MI,
@@ -304,6 +305,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
             inactive_file_bytes: random.below(MI),
             usage_at_stat_bytes: anon_bytes,
             active_file_bytes: random.below(MI),
+            lazily_freed_bytes: lazily_freed(random, MI),
             limit_bytes: some(random).then_some(CAPACITY),
             swap_bytes: random.below(MI),
         }),
@@ -317,6 +319,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                     usage_bytes,
                     inactive_file_bytes: random.below(usage_bytes + 1),
                     active_file_bytes: random.below(usage_bytes + 1),
+                    lazily_freed_bytes: lazily_freed(random, usage_bytes),
                     usage_at_stat_bytes: usage_bytes,
                     stat_age_ms: 0,
                 })
@@ -410,6 +413,14 @@ fn pressure(random: &mut Random, at_ns: u64) -> PressureReading {
     }
 }
 
+/// Seldom any.
+fn lazily_freed(random: &mut Random, most_bytes: u64) -> u64 {
+    match random.one_in(4) {
+        true => random.below(most_bytes + 1),
+        false => 0,
+    }
+}
+
 fn numa(random: &mut Random, node: u32) -> NumaMemory {
     let anon_bytes = random.below(CAPACITY / 2);
     NumaMemory {
@@ -419,6 +430,7 @@ fn numa(random: &mut Random, node: u32) -> NumaMemory {
         anon_bytes,
         file_bytes: 0,
         inactive_file_bytes: 0,
+        lazily_freed_bytes: lazily_freed(random, MI),
     }
 }
 

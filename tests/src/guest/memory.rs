@@ -27,6 +27,8 @@ pub struct Meminfo {
     pub file_bytes: u64,
     /// `Inactive(file)`.
     pub inactive_file_bytes: u64,
+    /// `Shmem`.
+    pub shmem_bytes: u64,
     /// `SwapFree`.
     pub swap_free_bytes: u64,
 }
@@ -47,6 +49,7 @@ impl Meminfo {
                 b"AnonPages" => &mut info.anon_bytes,
                 b"Cached" | b"Buffers" | b"SwapCached" => &mut info.file_bytes,
                 b"Inactive(file)" => &mut info.inactive_file_bytes,
+                b"Shmem" => &mut info.shmem_bytes,
                 b"SwapFree" => &mut info.swap_free_bytes,
                 _ => continue,
             };

@@ -13,6 +13,7 @@ use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::{CpuKnob, CpuReading};
 use crate::model::options::Availability;
+use crate::model::page_cache::{CACHE_NOISE_BYTES, PageCache};
 use crate::model::reading::{
     NumaMemory, NumaPods, PodLoads, PressureReading, ProcessReading, StorageReading,
 };
@@ -421,6 +422,9 @@ pub struct NodeMemory {
     /// `Active(file)`.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lazily_freed_bytes: u64,
     /// `MemFree`.
     pub free_bytes: u64,
     /// `MemAvailable`.
@@ -432,6 +436,23 @@ pub struct NodeMemory {
     /// What of the swap is in memory.
     #[serde(default, skip_serializing_if = "CompressedSwap::is_none")]
     pub compressed_swap: CompressedSwap,
+}
+
+impl NodeMemory {
+    /// `Inactive(file)` and `Active(file)`, as far as they are page cache.
+    pub(crate) fn page_cache(&self) -> PageCache {
+        PageCache::of_lists(
+            self.inactive_file_bytes,
+            self.active_file_bytes,
+            self.lazily_freed_bytes,
+        )
+    }
+
+    /// `MemAvailable` without what is lazily freed, which it counts as page cache.
+    pub fn left_bytes(&self) -> u64 {
+        self.kernel_available_bytes
+            .saturating_sub(self.lazily_freed_bytes)
+    }
 }
 
 /// Memory of one cgroup, all bytes.
@@ -446,6 +467,9 @@ pub struct CgroupMemory {
     /// `active_file` of `memory.stat` (v1: `total_active_file`), read at the same time.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lazily_freed_bytes: u64,
     /// `memory.max`, where one is set.
     pub limit_bytes: Option<u64>,
     /// `memory.swap.current`; 0 where there is no swap or it is not counted.
@@ -459,21 +483,26 @@ fn is_zero(bytes: &u64) -> bool {
 }
 
 impl CgroupMemory {
-    /// The working set as cAdvisor computes it: usage minus inactive file pages, never below 0.
+    /// The working set: usage minus inactive page cache, never below 0. cAdvisor takes all inactive file pages off.
     pub fn working_set_bytes(&self) -> u64 {
-        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+        self.usage_bytes
+            .saturating_sub(self.page_cache().inactive_bytes)
     }
 
     /// Usage without any page cache, never below 0.
     pub fn unreclaimable_bytes(&self) -> u64 {
-        self.working_set_bytes()
-            .saturating_sub(self.active_file_bytes)
+        self.usage_bytes
+            .saturating_sub(self.page_cache().all_bytes())
+    }
+
+    fn page_cache(&self) -> PageCache {
+        PageCache::of_lists(
+            self.inactive_file_bytes,
+            self.active_file_bytes,
+            self.lazily_freed_bytes,
+        )
     }
 }
-
-/// The node's figures of page cache may be behind those of a pod by so much: each CPU counts up to 125 pages
-/// (`MAX_THRESHOLD` of the kernel's mm/vmstat.c) before it adds them to what `/proc/meminfo` shows.
-pub const CACHE_NOISE_BYTES: u64 = 4 << 20;
 
 /// Memory of one pod's cgroup, all bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -489,6 +518,9 @@ pub struct PodMemory {
     /// `active_file` of its `memory.stat`, read at the same time.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lazily_freed_bytes: u64,
     /// How long before the sample `memory.stat` was read, milliseconds.
     #[serde(default, skip_serializing_if = "is_zero_ms")]
     pub stat_age_ms: u32,
@@ -500,9 +532,10 @@ fn is_zero_ms(age_ms: &u32) -> bool {
 }
 
 impl PodMemory {
-    /// The working set: usage minus inactive file pages, never below 0.
+    /// The working set: usage minus inactive page cache, never below 0. The kubelet takes all inactive file pages off.
     pub fn working_set_bytes(&self) -> u64 {
-        self.usage_bytes.saturating_sub(self.inactive_file_bytes)
+        self.usage_bytes
+            .saturating_sub(self.page_cache().inactive_bytes)
     }
 
     /// What it uses in the sense in which memory is available: the amount by which the signal would rise without the
@@ -514,16 +547,34 @@ impl PodMemory {
 
     /// The page cache that does not count as used.
     pub(crate) fn cache_bytes(&self, availability: Availability) -> u64 {
-        availability.cache_bytes(self.inactive_file_bytes, self.active_file_bytes)
+        availability.cache_bytes(self.page_cache())
     }
 
-    /// Without what cannot be: a pod has no more page cache than the node, whose figures are of this moment. Those of
-    /// the pod may be of an earlier reading.
+    fn page_cache(&self) -> PageCache {
+        PageCache::of_lists(
+            self.inactive_file_bytes,
+            self.active_file_bytes,
+            self.lazily_freed_bytes,
+        )
+    }
+
+    /// Only page cache, and without what cannot be: a pod has no more of it than the node, whose figures are of this
+    /// moment. Those of the pod may be of an earlier reading.
     pub(crate) fn limited(&self, node: &NodeMemory) -> Self {
-        let most = |bytes: u64, all: u64| bytes.min(all.saturating_add(CACHE_NOISE_BYTES));
+        let cache = self.page_cache();
+        // Which of the node's lists has what is lazily freed is not known: each may have all of the page cache.
+        let all_bytes = node.page_cache().all_bytes();
+        let most = |bytes: u64, listed_bytes: u64| {
+            bytes.min(
+                listed_bytes
+                    .min(all_bytes)
+                    .saturating_add(CACHE_NOISE_BYTES),
+            )
+        };
         Self {
-            inactive_file_bytes: most(self.inactive_file_bytes, node.inactive_file_bytes),
-            active_file_bytes: most(self.active_file_bytes, node.active_file_bytes),
+            inactive_file_bytes: most(cache.inactive_bytes, node.inactive_file_bytes),
+            active_file_bytes: most(cache.active_bytes, node.active_file_bytes),
+            lazily_freed_bytes: 0,
             ..self.clone()
         }
     }

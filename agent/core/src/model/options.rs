@@ -1,11 +1,14 @@
 //! Where Plimsoll can do better than the kubelet: one option each, with the complaint that it answers.
 //!
 //! Problem: users have asked the kubelet for these for years, and an operator who replaces its eviction loop must still
-//! be able to have exactly its answers. Approach: [`EvictionOptions::kubelet`] is the kubelet, bit for bit; every
+//! be able to have exactly its answers. Approach: [`EvictionOptions::kubelet`] is the kubelet, bit for bit, but for
+//! memory that is lazily freed ([`page_cache`](crate::model::page_cache)), which a pod could hide in; every other
 //! departure is a named option with its default argued in `docs/decisions/`, and `explain` shows both answers where
 //! they differ.
 
 use serde::{Deserialize, Serialize};
+
+use crate::model::page_cache::PageCache;
 
 /// The options of the eviction policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -151,10 +154,10 @@ pub enum Availability {
 
 impl Availability {
     /// What of so much page cache does not count as used, bytes.
-    pub(crate) fn cache_bytes(self, inactive_file_bytes: u64, active_file_bytes: u64) -> u64 {
+    pub(crate) fn cache_bytes(self, cache: PageCache) -> u64 {
         match self {
-            Self::Kubelet => inactive_file_bytes,
-            Self::Reclaimable => inactive_file_bytes.saturating_add(active_file_bytes),
+            Self::Kubelet => cache.inactive_bytes,
+            Self::Reclaimable => cache.all_bytes(),
         }
     }
 }

@@ -123,6 +123,7 @@ impl Node {
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: mi * MI,
                 active_file_bytes: 0,
+                lazily_freed_bytes: 0,
                 stat_age_ms: 0,
             })
             .collect();
@@ -648,6 +649,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             inactive_file_bytes: inactive_mi * MI,
             usage_at_stat_bytes: then_mi * MI,
             active_file_bytes: 0,
+            lazily_freed_bytes: 0,
             stat_age_ms: 0,
         });
     }

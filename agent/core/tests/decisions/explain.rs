@@ -81,6 +81,7 @@ fn seen(config: EngineConfig, pods: &[Figures], available_mib: u64) -> (Engine, 
             usage_bytes: figures.uses * MIB,
             inactive_file_bytes: 0,
             active_file_bytes: 0,
+            lazily_freed_bytes: 0,
             usage_at_stat_bytes: figures.uses * MIB,
             stat_age_ms: 0,
         });

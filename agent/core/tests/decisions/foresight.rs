@@ -156,6 +156,7 @@ impl World {
                 inactive_file_bytes: 0,
                 usage_at_stat_bytes: machine.hog,
                 active_file_bytes: 0,
+                lazily_freed_bytes: 0,
                 stat_age_ms: 0,
             }],
             ..Sample::default()

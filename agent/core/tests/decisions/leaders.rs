@@ -51,6 +51,7 @@ fn memory(name: &str, (anon, inactive, active): Usage) -> PodMemory {
         inactive_file_bytes: inactive * MI,
         usage_at_stat_bytes: usage_bytes,
         active_file_bytes: active * MI,
+        lazily_freed_bytes: 0,
         stat_age_ms: 0,
     }
 }
@@ -103,6 +104,7 @@ impl Machine {
                 inactive_file_bytes: inactive,
                 usage_at_stat_bytes: used,
                 active_file_bytes: active,
+                lazily_freed_bytes: 0,
                 limit_bytes: Some(CAPACITY * MI - 200 * MI),
                 swap_bytes: 0,
             }),

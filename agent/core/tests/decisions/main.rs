@@ -12,6 +12,7 @@ mod explain;
 mod foresight;
 mod freshness;
 mod last_line;
+mod lazily_freed;
 mod leaders;
 mod local_storage;
 mod node;

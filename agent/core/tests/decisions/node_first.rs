@@ -180,6 +180,7 @@ fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
             inactive_file_bytes: inactive,
             usage_at_stat_bytes: anon + cache,
             active_file_bytes: active,
+            lazily_freed_bytes: 0,
             limit_bytes: Some(800 * MI),
             swap_bytes: 0,
         }),
@@ -195,6 +196,7 @@ fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
                     inactive_file_bytes: inactive * MI,
                     usage_at_stat_bytes: (anon + inactive + active) * MI,
                     active_file_bytes: active * MI,
+                    lazily_freed_bytes: 0,
                     stat_age_ms: 0,
                 })
             })

@@ -148,6 +148,7 @@ impl Node {
                 usage_bytes,
                 inactive_file_bytes: pod.inactive * MI,
                 active_file_bytes: pod.active * MI,
+                lazily_freed_bytes: 0,
                 usage_at_stat_bytes: usage_bytes,
                 stat_age_ms: 0,
             }

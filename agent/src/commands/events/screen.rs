@@ -469,6 +469,7 @@ fn counters(node: NodeCounters) -> Value {
         "file_bytes": node.file_bytes,
         "inactive_file_bytes": node.inactive_file_bytes,
         "active_file_bytes": node.active_file_bytes,
+        "shmem_bytes": node.shmem_bytes,
     })
 }
 

@@ -1,5 +1,7 @@
 //! What a cgroup uses of memory, and its limit: files of v1 and v2 that are opened once.
 
+use plimsoll_core::model::page_cache::lazily_freed_bytes;
+
 use super::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
@@ -12,13 +14,15 @@ pub struct CgroupMemory {
     pub cache: PageCache,
 }
 
-/// Page cache of a cgroup, on the kernel's lists of file pages: tmpfs and shared memory are not in it.
+/// A cgroup's pages on the kernel's lists of file pages: tmpfs and shared memory are not in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageCache {
     /// What the kernel drops first; the working set is the usage less this.
     pub inactive_file_bytes: u64,
     /// What was used more than once lately. It can be dropped too.
     pub active_file_bytes: u64,
+    /// What of these two is no page cache, but memory after `madvise(MADV_FREE)`.
+    pub lazily_freed_bytes: u64,
 }
 
 /// A cgroup's usage and statistics files, opened once.
@@ -26,7 +30,7 @@ pub struct PageCache {
 pub struct PodMemoryFiles {
     usage: ControlFile,
     stat: ControlFile,
-    cache_keys: [&'static str; 2],
+    cache_keys: [&'static str; 4],
 }
 
 impl PodMemoryFiles {
@@ -42,9 +46,17 @@ impl PodMemoryFiles {
         let (usage, cache_keys) = match hierarchy.version {
             Version::V1 => (
                 "memory.usage_in_bytes",
-                ["total_inactive_file", "total_active_file"],
+                [
+                    "total_inactive_file",
+                    "total_active_file",
+                    "total_cache",
+                    "total_shmem",
+                ],
             ),
-            Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
+            Version::V2 => (
+                "memory.current",
+                ["inactive_file", "active_file", "file", "shmem"],
+            ),
         };
         let usage = ControlFile::open(dir.join(usage))?;
         let stat = ControlFile::open(dir.join("memory.stat"))?;
@@ -71,7 +83,7 @@ impl PodMemoryFiles {
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.
     pub fn read_cache(&self) -> Result<PageCache, FileError> {
-        let [inactive_file, active_file] = self.stat.read_keyed(&self.cache_keys)?;
+        let [inactive_file, active_file, file, shmem] = self.stat.read_keyed(&self.cache_keys)?;
         let (Some(inactive_file_bytes), Some(active_file_bytes)) = (inactive_file, active_file)
         else {
             let expected = "a line inactive_file and a line active_file";
@@ -80,6 +92,11 @@ impl PodMemoryFiles {
         Ok(PageCache {
             inactive_file_bytes,
             active_file_bytes,
+            lazily_freed_bytes: lazily_freed_bytes(
+                inactive_file_bytes.saturating_add(active_file_bytes),
+                file,
+                shmem,
+            ),
         })
     }
 

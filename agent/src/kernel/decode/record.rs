@@ -33,6 +33,8 @@ pub struct NodeCounters {
     pub inactive_file_bytes: u64,
     /// `Active(file)`.
     pub active_file_bytes: u64,
+    /// `Shmem`.
+    pub shmem_bytes: u64,
 }
 
 /// The part of a [`Record`] that depends on its kind. Sizes are in pages of the kernel; numbers called *so far* are

@@ -103,6 +103,7 @@ fn samples() -> Vec<Vec<u8>> {
                 file: 4,
                 inactive_file: 5,
                 active_file: 6,
+                shmem: 7,
             },
         }
         .as_bytes()
@@ -212,6 +213,7 @@ fn every_kind_is_read_field_by_field() {
                 file_bytes: bytes_of_pages(4),
                 inactive_file_bytes: bytes_of_pages(5),
                 active_file_bytes: bytes_of_pages(6),
+                shmem_bytes: bytes_of_pages(7),
             }),
         },
         Body::LastLineKill {

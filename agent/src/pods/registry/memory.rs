@@ -92,6 +92,7 @@ impl Pods {
         open.read_stat(memory.usage_bytes, now_ns)?;
         memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
         memory.active_file_bytes = open.stat.cache.active_file_bytes;
+        memory.lazily_freed_bytes = open.stat.cache.lazily_freed_bytes;
         memory.usage_at_stat_bytes = open.stat.usage_bytes;
         memory.stat_age_ms = 0;
         Ok(())
@@ -140,6 +141,7 @@ impl Open {
             inactive_file_bytes: self.stat.cache.inactive_file_bytes,
             usage_at_stat_bytes: self.stat.usage_bytes,
             active_file_bytes: self.stat.cache.active_file_bytes,
+            lazily_freed_bytes: self.stat.cache.lazily_freed_bytes,
             stat_age_ms: self.stat.age_ms(now_ns),
         })
     }

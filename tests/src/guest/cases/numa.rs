@@ -56,6 +56,7 @@ fn node_available_bytes(node: u32) -> anyhow::Result<u64> {
         anon_bytes: field("AnonPages:")?,
         file_bytes: field("FilePages:")?,
         inactive_file_bytes: field("Inactive(file):")?,
+        lazily_freed_bytes: 0,
     };
     Ok(memory.available_bytes())
 }

@@ -308,6 +308,12 @@ fn are_between(counted: &NodeCounters, before: &Meminfo, after: &Meminfo) -> Res
             before.inactive_file_bytes,
             after.inactive_file_bytes,
         ),
+        (
+            "shared memory",
+            counted.shmem_bytes,
+            before.shmem_bytes,
+            after.shmem_bytes,
+        ),
     ];
     for (what, counted, before, after) in figures {
         let (least, most) = (before.min(after), before.max(after));

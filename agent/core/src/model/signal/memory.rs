@@ -1,4 +1,8 @@
 //! Memory of the node and of its pods.
+//!
+//! One difference from the kubelet, and from `MemAvailable`: both count memory that is *lazily freed*
+//! ([`page_cache`](crate::model::page_cache)) as page cache, so as available, though it may be in use. Here it counts as
+//! used, of the node and of each pod. Without such memory the figures are the same.
 
 use crate::model::event::NodeMemory;
 use crate::model::options::Availability;
@@ -42,7 +46,8 @@ pub(super) const KERNEL: SignalRow = SignalRow {
 };
 
 /// kubelet 1.36 on cgroup v2: opencontainers/cgroups fs2 rootStatsFromMeminfo says usage = anon + file; cAdvisor
-/// subtracts inactive_file (floor 0); pkg/kubelet/eviction/helpers.go takes capacity as available + working set.
+/// subtracts inactive_file (floor 0); pkg/kubelet/eviction/helpers.go takes capacity as available + working set. Here
+/// memory that is lazily freed is not subtracted with it: see the head.
 fn available(readings: &Readings<'_>) -> Seen {
     let node = &readings.sample.node;
     // A sample without the node's memory says nothing about it.
@@ -67,7 +72,7 @@ pub(crate) fn available_bytes(
             let working_set = node
                 .anon_bytes
                 .saturating_add(node.file_bytes)
-                .saturating_sub(node.inactive_file_bytes);
+                .saturating_sub(node.page_cache().inactive_bytes);
             node.capacity_bytes.saturating_sub(working_set)
         }
         // MemAvailable counts the page cache that can go, active or not, and the watermarks; anonymous memory can still
@@ -75,7 +80,7 @@ pub(crate) fn available_bytes(
         // lists of anonymous pages and so in neither; that they could be swapped too is left out, as AnonPages leaves
         // them out.
         Availability::Reclaimable => node
-            .kernel_available_bytes
+            .left_bytes()
             .saturating_add(swap_bytes.min(node.anon_bytes)),
     }
 }
@@ -113,9 +118,7 @@ fn kernel(readings: &Readings<'_>) -> Seen {
         return Seen::Missing;
     }
     Seen::Value(Observation {
-        value: node
-            .kernel_available_bytes
-            .saturating_add(readings.swap_bytes),
+        value: node.left_bytes().saturating_add(readings.swap_bytes),
         capacity: node.capacity_bytes.saturating_add(node.swap_total_bytes),
         at_ns: Some(readings.at_ns),
     })
@@ -166,7 +169,7 @@ mod tests {
                 usage_at_stat_bytes: 400,
                 active_file_bytes: 40,
                 limit_bytes: Some(800),
-                swap_bytes: 0,
+                ..CgroupMemory::default()
             }),
             ..Sample::default()
         }
@@ -189,6 +192,22 @@ mod tests {
         assert_eq!(seen(allocatable, &sample, reclaimable), Some((540, 800)));
         sample.node.anon_bytes = 10;
         assert_eq!(seen(available, &sample, reclaimable), Some((460, 1000)));
+    }
+
+    #[test]
+    fn what_is_lazily_freed_is_not_available() {
+        let mut sample = sample();
+        sample.node.lazily_freed_bytes = 120;
+        if let Some(kubepods) = &mut sample.kubepods {
+            kubepods.lazily_freed_bytes = 110;
+        }
+        let kubelet = Availability::Kubelet;
+        assert_eq!(seen(available, &sample, kubelet), Some((530, 1000)));
+        assert_eq!(seen(allocatable, &sample, kubelet), Some((400, 800)));
+        assert_eq!(seen(kernel, &sample, kubelet), Some((390, 1100)));
+        let reclaimable = Availability::Reclaimable;
+        assert_eq!(seen(available, &sample, reclaimable), Some((390, 1000)));
+        assert_eq!(seen(allocatable, &sample, reclaimable), Some((430, 800)));
     }
 
     #[test]

@@ -25,10 +25,13 @@ pub(super) const AVAILABLE: SignalRow = SignalRow {
 impl NumaMemory {
     /// Capacity minus working set: the formula of `memory.available`, on one NUMA node.
     pub fn available_bytes(&self) -> u64 {
+        let inactive_bytes = self
+            .inactive_file_bytes
+            .saturating_sub(self.lazily_freed_bytes);
         let working_set = self
             .anon_bytes
             .saturating_add(self.file_bytes)
-            .saturating_sub(self.inactive_file_bytes);
+            .saturating_sub(inactive_bytes);
         self.capacity_bytes.saturating_sub(working_set)
     }
 }

@@ -92,12 +92,10 @@ impl Shortage {
 
 impl Figures {
     fn of(node: &NodeMemory, swap_bytes: u64, at_ns: u64) -> Self {
-        let cache = node
-            .active_file_bytes
-            .saturating_add(node.inactive_file_bytes);
+        let cache = node.page_cache().all_bytes();
         Self {
             at_ns,
-            left_bytes: node.kernel_available_bytes.saturating_add(swap_bytes),
+            left_bytes: node.left_bytes().saturating_add(swap_bytes),
             unused_bytes: node
                 .free_bytes
                 .saturating_add(cache)

@@ -20,7 +20,8 @@
 //! and the last line's program, without namespaces (`goes_before` in `ebpf/abi/src/last_line.rs`).
 //!
 //! Terms: *usage* is what the signal measures (working set, disk bytes, inodes, processes); *excess* is usage minus
-//! request and may be negative.
+//! request and may be negative. Of memory, what is lazily freed is usage, unlike in the kubelet
+//! ([`page_cache`](crate::model::page_cache)).
 
 mod sort_keys;
 

@@ -129,10 +129,7 @@ fn observe_loss(state: &mut NodeState, node: &NodeMemory) {
     if node.capacity_bytes == 0 {
         return;
     }
-    let left_bytes = |node: &NodeMemory| {
-        node.kernel_available_bytes
-            .saturating_add(node.swap_free_bytes)
-    };
+    let left_bytes = |node: &NodeMemory| node.left_bytes().saturating_add(node.swap_free_bytes);
     let (now_ns, now_left) = (state.now_ns, left_bytes(node));
     let rate = |since_ns: u64, lost_bytes: u64| {
         let elapsed_ns = u128::from(now_ns.saturating_sub(since_ns).max(1));

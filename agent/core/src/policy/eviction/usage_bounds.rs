@@ -41,6 +41,7 @@ pub(super) fn least_used_bytes(
     let all_cache = PodMemory {
         inactive_file_bytes: u64::MAX,
         active_file_bytes: u64::MAX,
+        lazily_freed_bytes: 0,
         ..memory.clone()
     };
     let by_node = all_cache.limited(node).used_bytes(availability);

@@ -115,6 +115,7 @@ impl Node {
             inactive_file_bytes: inactive * MI,
             usage_at_stat_bytes: usage * MI,
             active_file_bytes: active * MI,
+            lazily_freed_bytes: 0,
             stat_age_ms: 0,
         };
         self.step(EventKind::Sample(Sample {
