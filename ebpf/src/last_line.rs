@@ -27,8 +27,8 @@ use plimsoll_abi::{
     last_line::{
         AGAIN_AFTER_NS, CONDEMNED_MAX, Counters, Crossings, LastLineKill, POD_LEVELS, Pages,
         RankedPod, SHORTAGE_GAP_NS, SLOT_WORDS, Seen, UID_WORDS, available_pages, condemned,
-        goes_before, in_force, is_exhausted, is_turn, line, pods, reason, seen, shortage, slot_of,
-        standing, unacknowledged, word_of,
+        goes_before, in_force, is_exhausted, is_turn, line, page_cache_pages, pods, reason, seen,
+        shortage, slot_of, standing, unacknowledged, word_of,
     },
 };
 
@@ -45,6 +45,9 @@ static COUNTERS: Counters = Counters {
     free: 0,
     active_file: 0,
     inactive_file: 0,
+    file_pages: 0,
+    shmem: 0,
+    swap_cached: 0,
     slab_reclaimable: 0,
     misc_reclaimable: 0,
     reserve: 0,
@@ -164,14 +167,19 @@ fn look(line: &Line) {
     if counters.free == 0 {
         return;
     }
+    let listed = probe_u64(counters.active_file).wrapping_add(probe_u64(counters.inactive_file));
+    let cache = probe_u64(counters.file_pages)
+        .wrapping_sub(probe_u64(counters.shmem))
+        // No swap: address 0, which reads as 0.
+        .wrapping_sub(probe_u64(counters.swap_cached));
     let available = available_pages(
         Pages {
             free: probe_u64(counters.free),
-            file: probe_u64(counters.active_file).wrapping_add(probe_u64(counters.inactive_file)),
+            file: page_cache_pages(listed, cache),
             reclaimable: probe_u64(counters.slab_reclaimable)
                 .wrapping_add(probe_u64(counters.misc_reclaimable)),
             reserve: probe_u64(counters.reserve),
-            // No swap: address 0, which reads as 0.
+            // As above.
             swap: probe_u64(counters.swap),
         },
         line[line::CACHE_KEPT_PAGES],

@@ -111,6 +111,10 @@ fn counters(found: Found, index: impl Fn(&str) -> Option<u32>) -> Result<Counter
         free: of(zone, "NR_FREE_PAGES")?,
         active_file: of(node, "NR_ACTIVE_FILE")?,
         inactive_file: of(node, "NR_INACTIVE_FILE")?,
+        file_pages: of(node, "NR_FILE_PAGES")?,
+        shmem: of(node, "NR_SHMEM")?,
+        // Only with swap.
+        swap_cached: of(node, "NR_SWAPCACHE").unwrap_or(0),
         slab_reclaimable: of(node, "NR_SLAB_RECLAIMABLE_B")?,
         misc_reclaimable: of(node, "NR_KERNEL_MISC_RECLAIMABLE")?,
         reserve: symbol(2)?,
@@ -132,6 +136,8 @@ mod tests {
             "NR_ACTIVE_FILE",
             "NR_SLAB_RECLAIMABLE_B",
             "NR_KERNEL_MISC_RECLAIMABLE",
+            "NR_FILE_PAGES",
+            "NR_SHMEM",
         ];
         let at = names.iter().position(|known| *known == name)?;
         u32::try_from(at).ok()
@@ -146,6 +152,9 @@ mod tests {
                 free: 0xffff_ffff_8200_0800,
                 inactive_file: 0xffff_ffff_8200_0908,
                 active_file: 0xffff_ffff_8200_0910,
+                file_pages: 0xffff_ffff_8200_0928,
+                shmem: 0xffff_ffff_8200_0930,
+                swap_cached: 0,
                 slab_reclaimable: 0xffff_ffff_8200_0918,
                 misc_reclaimable: 0xffff_ffff_8200_0920,
                 reserve: 0xffff_ffff_8200_0100,

@@ -211,6 +211,12 @@ pub struct Counters {
     pub active_file: u64,
     /// `vm_node_stat[NR_INACTIVE_FILE]`.
     pub inactive_file: u64,
+    /// `vm_node_stat[NR_FILE_PAGES]`.
+    pub file_pages: u64,
+    /// `vm_node_stat[NR_SHMEM]`.
+    pub shmem: u64,
+    /// `vm_node_stat[NR_SWAPCACHE]`; 0 on a kernel without swap.
+    pub swap_cached: u64,
     /// `vm_node_stat[NR_SLAB_RECLAIMABLE_B]`; in pages, whatever its name says.
     pub slab_reclaimable: u64,
     /// `vm_node_stat[NR_KERNEL_MISC_RECLAIMABLE]`.
@@ -226,7 +232,7 @@ pub struct Counters {
 pub struct Pages {
     /// Free.
     pub free: u64,
-    /// Page cache: active and inactive file pages.
+    /// Page cache: active and inactive file pages, as [`page_cache_pages`] bounds them.
     pub file: u64,
     /// Slab and other kernel memory that can be reclaimed.
     pub reclaimable: u64,
@@ -234,6 +240,23 @@ pub struct Pages {
     pub reserve: u64,
     /// Free swap.
     pub swap: u64,
+}
+
+/// The global counters may be behind each other by so much: each CPU counts up to 125 pages (`MAX_THRESHOLD` of
+/// mm/vmstat.c) for itself.
+const CACHE_NOISE_PAGES: u64 = 1024;
+
+/// Page cache that can go: what the lists of file pages have, but no more than there is of it. `cache`: pages of files
+/// without shmem and swap cache. Anonymous pages after `madvise(MADV_FREE)` are on these lists too, though they may be
+/// in use.
+#[must_use]
+#[inline(always)]
+pub const fn page_cache_pages(listed: u64, cache: u64) -> u64 {
+    let (listed, most) = (
+        positive(listed),
+        positive(cache).wrapping_add(CACHE_NOISE_PAGES),
+    );
+    if listed < most { listed } else { most }
 }
 
 /// MemAvailable (`si_mem_available` in mm/show_mem.c) plus free swap, pages. A counter may be below zero for a moment
@@ -547,6 +570,16 @@ mod tests {
             ..pages
         };
         assert_eq!(available_pages(none, 100), 7);
+    }
+
+    #[test]
+    fn file_pages_beyond_page_cache_are_not_available() {
+        assert_eq!(page_cache_pages(5000, 5000), 5000);
+        assert_eq!(page_cache_pages(5000, 9000), 5000);
+        assert_eq!(page_cache_pages(400_000, 5000), 5000 + CACHE_NOISE_PAGES);
+        // Counters below zero.
+        assert_eq!(page_cache_pages(u64::MAX - 3, 5000), 0);
+        assert_eq!(page_cache_pages(5000, u64::MAX - 3), CACHE_NOISE_PAGES);
     }
 
     #[test]
