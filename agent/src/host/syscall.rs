@@ -105,6 +105,27 @@ pub fn sched_idle() -> Result<(), SyscallError> {
     set_scheduler(CALLING_THREAD, libc::SCHED_IDLE, 0)
 }
 
+/// Frees the whole pages of `memory` lazily (`madvise(2)`, MADV_FREE), and writes to each of them again, so that none is
+/// free. For a workload of the tests, which has no `unsafe`.
+///
+/// # Errors
+/// EINVAL: it is not anonymous memory, or locked.
+pub fn free_lazily_and_write(memory: &mut [u8]) -> Result<(), SyscallError> {
+    let page_bytes = rustix::param::page_size();
+    let first = memory.as_ptr().align_offset(page_bytes).min(memory.len());
+    let pages = &mut memory[first..];
+    let whole_bytes = pages.len() / page_bytes * page_bytes;
+    let pages = &mut pages[..whole_bytes];
+    // SAFETY: whole pages within `memory`, which nobody else reads or writes while it is borrowed. Until a page is
+    // written its bytes may become zeros at any time; each is written below, and none is read before.
+    let result = unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_FREE) };
+    for byte in pages.iter_mut().step_by(page_bytes) {
+        // SAFETY: a byte that is borrowed for writing. Volatile: that the page is written is what counts.
+        unsafe { std::ptr::from_mut(byte).write_volatile(1) };
+    }
+    check("madvise", result.into())
+}
+
 /// As the scheduler calls have it.
 const CALLING_THREAD: i32 = 0;
 
@@ -339,6 +360,20 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn memory_that_is_freed_lazily_and_written_is_there() {
+        let page_bytes = rustix::param::page_size();
+        // Larger than what malloc takes from its heap.
+        let mut memory = vec![7_u8; 64 << 20];
+        free_lazily_and_write(&mut memory).unwrap();
+        let written = memory.iter().filter(|byte| **byte == 1).count();
+        let pages = memory.len() / page_bytes;
+        assert!((pages - 1..=pages).contains(&written), "{written} pages");
+        let mut none = [7_u8; 8];
+        free_lazily_and_write(&mut none).unwrap();
+        assert_eq!(none, [7; 8]);
     }
 
     #[test]

@@ -88,6 +88,9 @@ enum Mode {
         /// Fills the pages with what does not compress.
         #[arg(long)]
         noise: bool,
+        /// Frees it lazily (MADV_FREE) as it grows, and writes it again: the kernel lists it as page cache.
+        #[arg(long, conflicts_with = "noise")]
+        lazily: bool,
         /// Written into a memfd before, which stays open.
         #[arg(long, default_value_t = 0)]
         shared_mb: usize,
@@ -406,13 +409,15 @@ fn main() -> anyhow::Result<()> {
             max_mb,
             wait_usr1,
             noise,
+            lazily,
             shared_mb,
             children,
             children_mb,
         } => {
-            let mut memory = match noise {
-                true => Memory::of_noise(),
-                false => Memory::default(),
+            let mut memory = match (noise, lazily) {
+                (true, _) => Memory::of_noise(),
+                (_, true) => Memory::freed_lazily(),
+                _ => Memory::default(),
             };
             memory.grow_to(pre_mb << 20);
             let _shared = files::memfd(shared_mb)?;

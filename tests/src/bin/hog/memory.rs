@@ -9,6 +9,7 @@ use memmap2::MmapOptions;
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use plimsoll::host::syscall::free_lazily_and_write;
 use tests::guest::clock::now_ns;
 
 use super::{Log, STEP, files};
@@ -18,12 +19,17 @@ pub(crate) const PAGE_BYTES: usize = 4096;
 /// and zero.
 pub(crate) const BLOCK_BYTES: usize = 64 << 20;
 
+/// So much is freed lazily at a time; a block is a multiple of it.
+const LAZY_BYTES: usize = 8 << 20;
+
 /// Anonymous memory that is mapped in blocks and touched page by page.
 #[derive(Default)]
 pub(crate) struct Memory {
     blocks: Vec<Vec<u8>>,
     touched_bytes: usize,
     noise: Option<Noise>,
+    /// What of it was freed lazily and written again, where it is at all.
+    freed_lazily_bytes: Option<usize>,
 }
 
 /// A generator (xorshift64) whose numbers have no pattern that a compressor finds.
@@ -49,6 +55,14 @@ impl Memory {
         }
     }
 
+    /// Each part of it is freed lazily as soon as it is there, and written again.
+    pub(crate) fn freed_lazily() -> Self {
+        Self {
+            freed_lazily_bytes: Some(0),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn grow_to(&mut self, bytes: usize) {
         while self.touched_bytes < bytes {
             let offset = self.touched_bytes % BLOCK_BYTES;
@@ -62,7 +76,23 @@ impl Memory {
                 }
             }
             self.touched_bytes += PAGE_BYTES;
+            self.free_lazily();
         }
+    }
+
+    fn free_lazily(&mut self) {
+        let Some(freed_bytes) = &mut self.freed_lazily_bytes else {
+            return;
+        };
+        if self.touched_bytes < *freed_bytes + LAZY_BYTES {
+            return;
+        }
+        let offset = *freed_bytes % BLOCK_BYTES;
+        let block = &mut self.blocks[*freed_bytes / BLOCK_BYTES];
+        if let Err(error) = free_lazily_and_write(&mut block[offset..offset + LAZY_BYTES]) {
+            eprintln!("hog: {error}");
+        }
+        *freed_bytes += LAZY_BYTES;
     }
 
     pub(crate) fn touched_mb(&self) -> u64 {

@@ -14,13 +14,15 @@ use super::super::cgroup;
 use super::super::clock::wait_until;
 use super::super::harness::{Done, Lacks, Outcome, Test};
 use super::super::machines::{Machine, On};
-use super::super::memory::mib;
+use super::super::memory::{self, mib};
 use super::super::node::{Node, Running};
 use super::super::pod::Pod;
 use super::super::process::{Guard, program, run_program, wait_log};
 use super::super::table::since;
 use super::disk::Disk;
-use super::{EVICTION_TIMEOUT, available_bytes, go, leak, needs_memory_v2, threshold_below_now};
+use super::{
+    EVICTION_TIMEOUT, available_bytes, go, leak, needs_memory_v2, oom_kills, threshold_below_now,
+};
 
 pub(super) const TESTS: &[Test] = &[
     Test {
@@ -62,6 +64,11 @@ pub(super) const TESTS: &[Test] = &[
         name: "hostile::page_cache_that_becomes_memory_at_the_limit_counts",
         on: On::Once(Machine::V7_2),
         run: cache_becomes_memory,
+    },
+    Test {
+        name: "hostile::memory_that_is_freed_lazily_and_written_again_counts",
+        on: On::EachKernelAndHybrid,
+        run: freed_lazily,
     },
     Test {
         name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
@@ -400,6 +407,41 @@ fn cache_becomes_memory() -> Outcome {
         "the wrong pod is gone"
     );
     agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// What a pod frees with MADV_FREE and writes again is in use, and on the kernel's lists of page cache: by these alone
+/// the pod uses nearly nothing and the node has all of it, until the OOM killer runs.
+fn freed_lazily() -> Outcome {
+    let kernels_before = oom_kills()?;
+    for signal in ["memory.available", "kernelMemory.available"] {
+        let node = Node::new()?;
+        let hog = Pod::burstable("hog", "64Mi");
+        let innocent = Pod::burstable("innocent", "16Mi");
+        let mut spared = node.hog(&innocent, "hold --mb 24")?;
+        let mut growing = node.hog(&hog, "ramp --wait-usr1 --rate-mb-s 128 --lazily")?;
+        let node_memory = memory::read()?;
+        let now_bytes = match signal {
+            "memory.available" => node_memory.working_set_available_bytes(),
+            _ => node_memory.available_bytes,
+        };
+        let wanted_kib = now_bytes.saturating_sub(mib(160)) >> 10;
+        let mut agent =
+            node.agent(&Options::hard(&format!("{signal}<{wanted_kib}Ki")).on_tracepoints())?;
+        go(&growing)?;
+        let finished = agent.eviction(EVICTION_TIMEOUT)?;
+        ensure!(
+            finished.pod == hog.full_name() && finished.outcome == "freed",
+            "{signal}: {finished:?}"
+        );
+        ensure!(
+            growing.process.wait_gone(Duration::from_secs(5)) && spared.process.is_running()?,
+            "{signal}: the wrong pod is gone"
+        );
+        agent.stop()?;
+    }
+    let kernels = oom_kills()? - kernels_before;
+    ensure!(kernels == 0, "the kernel's OOM killer ran {kernels} times");
     Ok(Done::Passed)
 }
 
