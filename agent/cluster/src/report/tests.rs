@@ -473,7 +473,7 @@ fn a_grace_that_the_status_does_not_wait_for_is_said_once() {
             ..Policy::default()
         });
         let hello = ToCluster::Hello {
-            protocol: plimsoll_core::kube::cluster_link::PROTOCOL,
+            protocol: plimsoll_core::protocol::cluster_link::PROTOCOL,
             unreported: 0,
             soft_grace_s,
         };
