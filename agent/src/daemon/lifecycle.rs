@@ -10,10 +10,13 @@
 //!
 //! [`Rescans`]: super::rescan::Rescans
 
+mod followed;
+
 use plimsoll_abi::Kind;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::Cause;
 
+use self::followed::Followed;
 use super::findings::Findings;
 use super::rescan::Rescans;
 use super::{Agent, now_ns};
@@ -32,8 +35,6 @@ const WINDOW_NS: u64 = 100_000_000;
 const PORTION_PAUSE_NS: u64 = 1_000_000;
 /// Pods are read again after a loss at most this often.
 const RESYNC_NS: u64 = 1_000_000_000;
-/// Cgroups whose processes are followed; those of further pods are found by reading `cgroup.procs`.
-const FOLLOWED_MAX: usize = 4096;
 /// The kinds on this ring.
 const KINDS: [Kind; 5] = [
     Kind::CgroupMkdir,
@@ -58,6 +59,8 @@ pub(super) struct LifecyclePace {
     /// Records may have been lost since they were last counted.
     is_suspect: bool,
     lost: u64,
+    /// Whose processes the kernel tells of.
+    followed: Followed,
     resynced_ns: u64,
 }
 
@@ -259,18 +262,22 @@ impl Agent {
         else {
             return;
         };
-        let wanted = self.pods.cgroup_ids().take(FOLLOWED_MAX).collect();
-        if let Err(error) = bpf.follow_processes(&wanted) {
+        let followed = &mut self.lifecycle.followed;
+        followed.refresh(&self.pods);
+        if let Err(error) = bpf.follow_processes(&followed.ids) {
             self.warn(error.to_string());
         }
     }
 
-    /// Whether the kernel tells of every process that comes into a pod's cgroup.
-    pub(super) fn follows_all_processes(&self) -> bool {
+    /// Whether the kernel tells of every process that comes into a pod's cgroup, but for pods that have too many
+    /// cgroups: those are to be looked at whenever any pod is.
+    pub(super) fn follows_processes(&mut self) -> bool {
+        for uid in &self.lifecycle.followed.left_out {
+            self.rescans.note(uid);
+        }
         self.bpf
             .as_ref()
             .is_some_and(|bpf| bpf.is_attached("process_fork"))
-            && self.pods.cgroup_ids().len() <= FOLLOWED_MAX
     }
 
     /// After a flood: if records were lost, all pods and their processes are read again. Not urgent.
@@ -404,10 +411,10 @@ mod tests {
         let again = make(&pod_a.join("c"));
         pods.refresh(&a).unwrap();
         assert_eq!(concerned(&gone(again, MEMORY), &pods), Concerned::One(&a));
-        assert_eq!(pods.cgroup_ids().len(), 2);
+        assert_eq!(pods.cgroups().flat_map(|(_, one)| one).count(), 2);
         fs::remove_dir_all(&pod_a).unwrap();
         pods.refresh(&a).unwrap();
-        assert_eq!(pods.cgroup_ids().len(), 0);
+        assert_eq!(pods.cgroups().flat_map(|(_, one)| one).count(), 0);
         pods.remove(&a);
         let path = "/kubepods/besteffort/poda";
         assert_eq!(concerned(&made(path, false), &pods), Concerned::None);

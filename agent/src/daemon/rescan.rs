@@ -203,7 +203,7 @@ impl Agent {
     pub(super) fn rescan(&mut self, reports_cgroups: bool) -> Result<()> {
         let began_ns = now_ns();
         self.follow_kubelet_tree();
-        let is_reported = reports_cgroups && self.follows_all_processes();
+        let is_reported = reports_cgroups && self.follows_processes();
         for uid in self.rescans.take(began_ns, &self.pods, is_reported) {
             self.rescan_pod(&uid);
             self.keep_pod(&uid);

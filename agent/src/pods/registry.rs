@@ -486,11 +486,6 @@ impl Pods {
         self.by_cgroup_id.get(&cgroup_id)
     }
 
-    /// All those ids, ascending.
-    pub fn cgroup_ids(&self) -> impl ExactSizeIterator<Item = u64> {
-        self.by_cgroup_id.keys().copied()
-    }
-
     /// Whether that is the hierarchy with this number, as records have it: 0 is cgroup v2.
     pub fn accounts_memory_in(&self, hierarchy_id: u32) -> bool {
         hierarchy_id == self.memory_hierarchy
