@@ -7,11 +7,15 @@
 //!
 //! **Approach.** For each cgroup of a wanted pod the score is known from the pod's specification
 //! ([`OomScores::follow`]). A record of the kernel names each process that is put into a cgroup ([`OomScores::came`]);
-//! it gets its score right after the reaction to that record ([`OomScores::serve`]). The process may have forked before
-//! it was served, and a child copies its parent's score (kernel/fork.c, `copy_signal`): so `cgroup.procs` is read again
-//! until a reading has no process that was not looked at, with a bound, and twice more a little later. Forks after that
-//! inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the record,
-//! `cgroup.procs` is compared with what it had half a second before.
+//! it gets its score right after the reaction to that record ([`OomScores::keep_on`]). The process may have forked
+//! before it was served, and a child copies its parent's score (kernel/fork.c, `copy_signal`): so `cgroup.procs` is
+//! read again until a reading has no process that was not looked at, with a bound, and twice more a little later. Forks
+//! after that inherit the right score, and `execve` changes none, so nothing else has to be watched. Without the
+//! record, `cgroup.procs` is compared with what it had half a second before.
+//!
+//! **Nobody waits for a write.** Any process can hold up all writers of scores for seconds ([`look`]). So a thread
+//! looks at processes and writes; the loop only says at which cgroups, [`JOBS_MAX`] at a time, and each of them once.
+//! What waits for a place, waits in the list of its pod, and nothing is dropped.
 //!
 //! **Which process is written to.** (docs/decisions/0012-oom-scores.md)
 //! * A lower score than the container's: always. Protection is the node's to give. Lowering needs CAP_SYS_RESOURCE, so
@@ -35,44 +39,50 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod look;
+mod queue;
+mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::policy::oom::score::oom_score_adj;
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use tokio::sync::Notify;
 
-use self::budget::Budget;
+use self::budget::Allowance;
+use self::look::{Job, Looker, Processes, Report, Why};
+use self::queue::Queue;
+use self::thread::ScoreThread;
 use crate::host::HostRoot;
-use crate::host::clock::rest_until_ns;
-use crate::host::file::{FileError, read_text};
+use crate::host::clock::{now_ns, rest_until_ns};
+use crate::host::file::FileError;
 use crate::host::shown::Show as _;
 use crate::pods::names::{container_id, container_name};
 use crate::pods::registry::Pods;
 
 /// Newcomers that may wait to be served. Beyond, their cgroups are reviewed instead.
 const NEWCOMERS_MAX: usize = 256;
-/// Readings of one `cgroup.procs` in a row. Each finds only what was forked during the one before it.
-const ROUNDS_MAX: u32 = 8;
-/// Processes looked at, and scores written, for one pod in one turn of the loop, and how long. The rest follows in a
-/// later turn.
-const LOOKS_PER_TURN: u32 = 256;
-const WRITES_PER_TURN: u32 = 128;
-const TURN_NS: u64 = 2_000_000;
+/// Cgroups that are at the thread or on their way.
+const JOBS_MAX: usize = 16;
+/// Processes looked at, and scores written, for one cgroup in one go, and how long. The rest follows later.
+const FOLLOWING: Allowance = Allowance {
+    processes: 256,
+    writes: 128,
+    for_ns: 2_000_000,
+};
 /// The same when newcomers are served. Those come first.
-const LOOKS_PER_SERVING: u32 = 1024;
-const SERVING_NS: u64 = 5_000_000;
-/// Open `/proc/PID/oom_score_adj` at one time.
-const BATCH: usize = 64;
-/// How many earlier scores of a cgroup are recognised as not being a process's own choice.
-const RECENT_MAX: usize = 4;
+const SERVING: Allowance = Allowance {
+    processes: 1024,
+    writes: 1024,
+    for_ns: 5_000_000,
+};
 /// How often `cgroup.procs` is compared where records tell of newcomers: only forks that were in flight can be found.
 const COMPARE_WITH_RECORDS_NS: u64 = 5_000_000_000;
 /// The same where nothing tells of them. Housekeeping comes this often then.
@@ -83,13 +93,12 @@ const COMPARE_WITHOUT_RECORDS_NS: u64 = 450_000_000;
 const AGAIN_NS: [u64; 3] = [20_000_000, 200_000_000, 1_000_000_000];
 /// Containers of one pod whose names the runtime gave. The API lists them soon after.
 const GIVEN_NAMES_MAX: usize = 64;
-/// After this time a higher score counts as the process's own choice and not as inherited: the record of the newcomer
-/// that has forked it comes no later, also where the loop's time is scarce.
-const DOUBT_NS: u64 = 10_000_000_000;
-/// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
-const DOUBTFUL_MAX: usize = 256;
 /// How often all processes of a cgroup are looked at.
 const REVIEW_NS: u64 = 60_000_000_000;
+/// At the end of the agent, scores are put back for as long as one look ends within this after the one before it, and
+/// no longer than that in all.
+const PUT_BACK_PATIENCE: Duration = Duration::from_secs(1);
+const PUT_BACK_WITHIN: Duration = Duration::from_secs(10);
 
 /// A process that was put into a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +110,6 @@ struct Newcomer {
 /// The scores of all wanted pods.
 #[derive(Debug)]
 pub struct OomScores {
-    host: HostRoot,
     capacity_bytes: NonZeroU64,
     compare_ns: u64,
     pods: BTreeMap<PodUid, PodScores>,
@@ -110,12 +118,22 @@ pub struct OomScores {
     newcomers: Vec<Newcomer>,
     /// When each cgroup is to be compared again, and its id.
     again: BTreeSet<(u64, u64)>,
-    /// Newcomers were served last: a cgroup that is to be compared again has its turn before the next ones.
-    served_newcomers: bool,
+    /// What looks before have not come to.
+    left: Queue,
+    /// What was found due when its pod was followed.
+    due: Queue,
+    /// What was served last: the others have their turn before the next of its kind.
+    served: Why,
     /// Nothing is served before this.
     rest_until_ns: u64,
-    turn_ns: u64,
-    serving_ns: u64,
+    /// Cgroups at the thread.
+    away: Vec<u64>,
+    /// One of them is served.
+    is_serving: bool,
+    /// `None` in tests that look by themselves.
+    thread: Option<ScoreThread>,
+    overflowed: u64,
+    /// What the thread has done.
     counts: Counts,
 }
 
@@ -136,6 +154,14 @@ pub enum OomScoreError {
         #[source]
         source: Errno,
     },
+    /// A write took long.
+    #[error("{path}: the write took {ms} ms: other processes hold up the kernel's lock of all OOM scores, so scores of new processes come late; look for a process that writes its own oom_score_adj again and again (reported once)", path = path.shown())]
+    HeldUp {
+        /// Which process's.
+        path: PathBuf,
+        /// How long.
+        ms: u64,
+    },
 }
 
 /// What was done so far.
@@ -149,6 +175,8 @@ pub struct Counts {
     pub overflowed: u64,
     /// Readings of a `cgroup.procs`.
     pub readings: u64,
+    /// Writes that others have held up.
+    pub held_up: u64,
 }
 
 #[derive(Debug)]
@@ -159,8 +187,6 @@ struct PodScores {
     /// Names of containers by the runtime's ids, as the runtime gave them before the API lists them.
     given_names: BTreeMap<String, String>,
     cgroups: Vec<CgroupScores>,
-    /// The cgroup that has its turn first.
-    next: usize,
 }
 
 /// A container with a cgroup.
@@ -180,75 +206,92 @@ pub struct ContainerScore<'a> {
 #[derive(Debug)]
 struct CgroupScores {
     id: u64,
-    dir: PathBuf,
+    dir: Arc<Path>,
     /// `None`: the pod's own cgroup.
     container: Option<String>,
     /// The container's own, and none that it has made inside, whatever name that has.
     is_container: bool,
     wanted: i32,
-    /// What was wanted before, newest last.
-    held: Recent,
-    /// What newcomers had.
-    inherited: Recent,
-    /// Looked at already; sorted. Before a first look at all, those of it so far.
-    known: Vec<u32>,
-    /// Those of them with a higher score that was perhaps inherited, and since when that is open, nanoseconds.
-    doubtful: Vec<(u32, u64)>,
-    /// Whether a first look at all has been taken.
-    established: bool,
-    /// Newcomers that were not looked at in time.
-    unserved: Vec<u32>,
-    /// Some were not looked at in time.
-    is_unfinished: bool,
-    compared_ns: u64,
-    reviewed_ns: u64,
-    /// A look at all that was begun and not finished, or that a new score makes necessary.
-    review_due: bool,
-    /// One that was begun has come to this process.
-    reviewed_to: Option<u32>,
+    /// `None`: they are at the thread.
+    processes: Option<Box<Processes>>,
+    /// Newcomers of it are not known.
+    missed_some: bool,
+    /// It waits in one of the queues.
+    is_queued: bool,
     /// When to compare again after newcomers were served, nanoseconds, and how often that was done.
     again: Option<(u64, usize)>,
-    /// That its processes cannot be listed has been said.
-    said_unreadable: bool,
 }
 
-/// The last few scores.
-#[derive(Debug, Default)]
-struct Recent(Vec<i32>);
-
-impl Recent {
-    fn push(&mut self, adj: i32) {
-        self.0.retain(|known| *known != adj);
-        if self.0.len() == RECENT_MAX {
-            self.0.remove(0);
+impl CgroupScores {
+    /// Hands out what is known of its processes, with what has changed since. `None`: that is away.
+    fn take(&mut self) -> Option<Box<Processes>> {
+        let mut processes = self.processes.take()?;
+        if processes.wanted != self.wanted {
+            processes.want(self.wanted);
         }
-        self.0.push(adj);
+        if std::mem::take(&mut self.missed_some) {
+            processes.missed_some();
+        }
+        Some(processes)
     }
 
-    fn has(&self, adj: i32) -> bool {
-        self.0.contains(&adj)
+    fn is_changed(&self, processes: &Processes) -> bool {
+        self.missed_some || processes.wanted != self.wanted
     }
-}
 
-/// A process, and how it is known.
-type Looked = (u32, Seen);
+    /// Whether it is time to look. Not while it is looked at.
+    fn is_due(&self, now_ns: u64, compare_ns: u64) -> bool {
+        self.processes
+            .as_ref()
+            .is_some_and(|it| self.is_changed(it) || it.is_due(now_ns, compare_ns))
+    }
 
-/// How well a process is known when it is looked at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
-    /// A newcomer, or one in a cgroup that is seen for the first time.
-    First,
-    /// Not in the last reading: forked since.
-    Unknown,
-    /// Looked at before.
-    Known,
+    /// Whether the last look has left something.
+    fn is_left(&self) -> bool {
+        self.processes
+            .as_ref()
+            .is_some_and(|it| self.is_changed(it) || it.review_due || it.is_unfinished)
+    }
+
+    /// Whether its processes may have another score than the wanted one. True while they are away.
+    fn is_to_be_put_back(&self) -> bool {
+        self.processes
+            .as_ref()
+            .is_none_or(|it| self.is_changed(it) || it.has_begun_change())
+    }
+
+    /// When it is compared next, after so many comparisons since newcomers were served.
+    fn compare_again(&mut self, done: usize, now_ns: u64, again: &mut BTreeSet<(u64, u64)>) {
+        if let Some((at_ns, _)) = self.again {
+            again.remove(&(at_ns, self.id));
+        }
+        let delay_ns = AGAIN_NS.get(done);
+        self.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
+        again.extend(self.again.map(|(at_ns, _)| (at_ns, self.id)));
+    }
 }
 
 impl OomScores {
-    /// No pods yet. `has_move_records`: records name the processes that are put into cgroups.
-    pub fn new(host: HostRoot, capacity_bytes: NonZeroU64, has_move_records: bool) -> Self {
+    /// Starts the thread, with no pods yet. `has_move_records`: records name the processes that are put into cgroups.
+    /// `news` is notified when [`OomScores::keep_on`] has something to take in.
+    ///
+    /// # Errors
+    /// When the kernel gives no thread.
+    pub fn start(
+        host: HostRoot,
+        capacity_bytes: NonZeroU64,
+        has_move_records: bool,
+        news: Arc<Notify>,
+    ) -> std::io::Result<Self> {
+        let thread = ScoreThread::start(Looker::new(host), news)?;
+        Ok(Self {
+            thread: Some(thread),
+            ..Self::without_thread(capacity_bytes, has_move_records)
+        })
+    }
+
+    fn without_thread(capacity_bytes: NonZeroU64, has_move_records: bool) -> Self {
         Self {
-            host,
             capacity_bytes,
             compare_ns: if has_move_records {
                 COMPARE_WITH_RECORDS_NS
@@ -259,19 +302,25 @@ impl OomScores {
             by_id: BTreeMap::new(),
             newcomers: Vec::with_capacity(NEWCOMERS_MAX),
             again: BTreeSet::new(),
-            served_newcomers: false,
+            left: Queue::default(),
+            due: Queue::default(),
+            served: Why::Left,
             rest_until_ns: 0,
-            turn_ns: TURN_NS,
-            serving_ns: SERVING_NS,
+            away: Vec::with_capacity(JOBS_MAX),
+            is_serving: false,
+            thread: None,
+            overflowed: 0,
             counts: Counts::default(),
         }
     }
 
     /// What was done so far.
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts {
+            overflowed: self.overflowed,
+            ..self.counts
+        }
     }
-
     /// A record: a process was put into a cgroup, or was born in one that is not its parent's. A cgroup that has no
     /// score is no pod's, and costs nothing; or its pod has not been rescanned since it was made, and then
     /// [`OomScores::follow`] finds the process there. Allocates nothing.
@@ -283,41 +332,110 @@ impl OomScores {
             self.newcomers.push(Newcomer { cgroup_id, pid });
             return;
         }
-        self.counts.overflowed += 1;
+        self.overflowed += 1;
         if let Some(cgroup) = self.cgroup_mut(cgroup_id) {
-            cgroup.missed_some();
+            cgroup.missed_some = true;
         }
     }
 
     /// Records of newcomers were lost: every process is looked at as a newcomer.
     pub fn missed_some(&mut self) {
         let cgroups = self.pods.values_mut().flat_map(|pod| &mut pod.cgroups);
-        cgroups.for_each(CgroupScores::missed_some);
+        cgroups.for_each(|cgroup| cgroup.missed_some = true);
     }
-
-    /// When [`OomScores::serve`] has something to do; never when `None`.
+    /// When [`OomScores::keep_on`] has something to do, unless the thread has told something; never when `None`.
     pub fn serve_at_ns(&self) -> Option<u64> {
-        let wanted_ns = if self.newcomers.is_empty() {
-            self.again.first()?.0
-        } else {
+        if self.away.len() >= JOBS_MAX {
+            return None;
+        }
+        if !self.due.is_empty() {
+            return Some(0);
+        }
+        if self.is_serving {
+            return None;
+        }
+        let wanted_ns = if self.newcomer().is_some() || !self.left.is_empty() {
             0
+        } else {
+            self.to_be_compared()?.0
         };
         Some(wanted_ns.max(self.rest_until_ns))
     }
 
-    /// Scores the new processes of the next cgroup in turn, and the children that they have forked meanwhile.
-    /// [`OomScores::served`] is to follow. Newcomers and cgroups that are to be compared again take turns, so that
-    /// newcomers of one pod keep no other pod from the second look. Returns whose cgroup it was.
-    pub fn serve(&mut self, now_ns: u64, failed: &mut dyn FnMut(&OomScoreError)) -> Option<PodUid> {
-        let first = self.newcomers.first().map(|newcomer| newcomer.cgroup_id);
-        let due = self.again.first().filter(|(at_ns, _)| *at_ns <= now_ns);
-        let due = due.map(|(_, id)| *id);
-        let next = if self.served_newcomers {
-            due.or(first)
-        } else {
-            first.or(due)
-        };
-        let cgroup_id = next?;
+    /// Takes in what the thread has done, and hands out what is due: the new processes of the next cgroup in turn, with
+    /// the children that they have forked meanwhile; a second look after such; what a look has left. These rest after
+    /// each. Besides, what was found due by [`OomScores::follow`]. Does not wait for the thread.
+    pub fn keep_on(&mut self, now_ns: u64, failed: &mut dyn FnMut(&PodUid, &OomScoreError)) {
+        while let Some(report) = self.thread.as_ref().and_then(ScoreThread::report) {
+            self.take_in(report, now_ns, failed);
+        }
+        while let Some(job) = self.next_job(now_ns) {
+            self.send(job);
+        }
+    }
+
+    fn send(&mut self, job: Job) {
+        // A thread that panics ends the agent: it takes the job.
+        if let Some(Err(error)) = self.thread.as_ref().map(|thread| thread.send(job)) {
+            tracing::error!(%error, "a look at the OOM scores of a cgroup is lost");
+        }
+    }
+
+    /// What the thread is to do next, if anything.
+    fn next_job(&mut self, now_ns: u64) -> Option<Job> {
+        if self.away.len() >= JOBS_MAX {
+            return None;
+        }
+        if !self.is_serving && self.rest_until_ns <= now_ns {
+            for why in self.served.others_first() {
+                if let Some(job) = self.next_of(why, now_ns) {
+                    self.served = why;
+                    self.is_serving = true;
+                    return Some(job);
+                }
+            }
+        }
+        while let Some((uid, id)) = self.due.pop() {
+            if let Some(job) = self.dequeued(uid, id, Why::Followed, FOLLOWING) {
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    fn next_of(&mut self, why: Why, now_ns: u64) -> Option<Job> {
+        match why {
+            Why::Newcomers => {
+                while let Some(id) = self.newcomer() {
+                    let pids = self.newcomers_of(id);
+                    if let Some(job) = self.job_of(id, why, pids) {
+                        return Some(job);
+                    }
+                }
+            }
+            Why::Again => {
+                while let Some((_, id)) = self.to_be_compared().filter(|(at, _)| *at <= now_ns) {
+                    let pids = self.newcomers_of(id);
+                    if let Some(job) = self.job_of(id, why, pids) {
+                        return Some(job);
+                    }
+                    // It is gone.
+                    self.again.retain(|(_, of)| *of != id);
+                }
+            }
+            Why::Left | Why::Followed => {
+                while let Some((uid, id)) = self.left.pop() {
+                    if let Some(job) = self.dequeued(uid, id, why, FOLLOWING) {
+                        return Some(job);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Those of one cgroup do not wait any more.
+    fn newcomers_of(&mut self, cgroup_id: u64) -> Vec<u32> {
         let mut pids = Vec::new();
         self.newcomers.retain(|newcomer| {
             let is_here = newcomer.cgroup_id == cgroup_id;
@@ -326,43 +444,107 @@ impl OomScores {
             }
             !is_here
         });
-        self.served_newcomers = !pids.is_empty();
-        let Self {
-            host,
-            pods,
-            by_id,
-            counts,
-            again,
-            ..
-        } = self;
-        let uid = by_id.get(&cgroup_id).cloned();
-        let pod = uid.as_ref().and_then(|uid| pods.get_mut(uid));
-        let cgroup = pod.and_then(|pod| pod.cgroup_mut(cgroup_id));
-        let Some(cgroup) = cgroup else {
-            // It is gone.
-            again.retain(|(_, id)| *id != cgroup_id);
-            return None;
-        };
-        let mut budget = Budget::of(LOOKS_PER_SERVING, LOOKS_PER_SERVING, self.serving_ns);
-        let mut turn = Turn {
-            host,
-            counts,
-            budget: &mut budget,
-            failed,
-        };
-        cgroup.look(&pids, now_ns, &mut turn);
-        let done = match cgroup.again {
-            Some((_, done)) if pids.is_empty() && !cgroup.is_unfinished => done + 1,
-            _ => 0,
-        };
-        cgroup.compare_again(done, now_ns, again);
-        uid
+        pids
     }
 
-    /// A serving took so long: the next one comes after a rest, so that newcomers, however many, cost a tenth of the
-    /// loop's time.
-    pub fn served(&mut self, began_ns: u64, ended_ns: u64) {
-        self.rest_until_ns = rest_until_ns(began_ns, ended_ns);
+    /// The cgroup of the first newcomer that can be served now.
+    fn newcomer(&self) -> Option<u64> {
+        let ids = self.newcomers.iter().map(|newcomer| newcomer.cgroup_id);
+        ids.into_iter().find(|id| !self.away.contains(id))
+    }
+
+    /// The first cgroup that is to be compared again and can be, and when.
+    fn to_be_compared(&self) -> Option<(u64, u64)> {
+        let mut again = self.again.iter();
+        again.find(|(_, id)| !self.away.contains(id)).copied()
+    }
+
+    fn dequeued(&mut self, uid: PodUid, id: u64, why: Why, allowance: Allowance) -> Option<Job> {
+        let pod = self.pods.get_mut(&uid)?;
+        let cgroup = pod.cgroup_mut(id)?;
+        cgroup.is_queued = false;
+        // What is away is looked at again when it comes back, if something is left then.
+        let processes = cgroup.take()?;
+        self.away.push(id);
+        Some(Job {
+            uid,
+            cgroup_id: id,
+            why,
+            newcomers: Vec::new(),
+            allowance,
+            processes,
+        })
+    }
+
+    fn job_of(&mut self, cgroup_id: u64, why: Why, newcomers: Vec<u32>) -> Option<Job> {
+        let uid = self.by_id.get(&cgroup_id)?.clone();
+        let pod = self.pods.get_mut(&uid)?;
+        let processes = pod.cgroup_mut(cgroup_id)?.take()?;
+        self.away.push(cgroup_id);
+        let has_newcomers = !newcomers.is_empty();
+        Some(Job {
+            uid,
+            cgroup_id,
+            why: if has_newcomers { Why::Newcomers } else { why },
+            newcomers,
+            allowance: SERVING,
+            processes,
+        })
+    }
+
+    /// The thread has looked at a cgroup.
+    fn take_in(
+        &mut self,
+        report: Report,
+        now_ns: u64,
+        failed: &mut dyn FnMut(&PodUid, &OomScoreError),
+    ) {
+        let Report {
+            uid,
+            cgroup_id,
+            why,
+            was_first,
+            took_ns,
+            processes,
+            failures,
+            counts,
+        } = report;
+        self.counts = counts;
+        if let Some(at) = self.away.iter().position(|id| *id == cgroup_id) {
+            self.away.swap_remove(at);
+        }
+        if why.is_served() {
+            self.is_serving = false;
+            // Newcomers, however many, cost a tenth of the thread's time.
+            self.rest_until_ns = rest_until_ns(now_ns.saturating_sub(took_ns), now_ns);
+        }
+        for failure in &failures {
+            failed(&uid, failure);
+        }
+        let pod = self.pods.get_mut(&uid);
+        let cgroup = pod.and_then(|pod| pod.cgroup_mut(cgroup_id));
+        // It may be gone, or another one may have its id.
+        let is_its =
+            |cgroup: &&mut CgroupScores| cgroup.processes.is_none() && cgroup.dir == processes.dir;
+        let Some(cgroup) = cgroup.filter(is_its) else {
+            return;
+        };
+        let has_processes = !processes.known.is_empty();
+        let is_unfinished = processes.is_unfinished;
+        cgroup.processes = Some(processes);
+        let done = match why {
+            Why::Newcomers => Some(0),
+            Why::Again if is_unfinished => Some(0),
+            Why::Again => cgroup.again.map(|(_, done)| done + 1),
+            // They may have come just now, with forks in flight.
+            Why::Left | Why::Followed => (was_first && has_processes).then_some(0),
+        };
+        if let Some(done) = done {
+            cgroup.compare_again(done, now_ns, &mut self.again);
+        }
+        if cgroup.is_left() && !std::mem::replace(&mut cgroup.is_queued, true) {
+            self.left.push(&uid, cgroup_id);
+        }
     }
 
     fn cgroup_mut(&mut self, cgroup_id: u64) -> Option<&mut CgroupScores> {
@@ -385,24 +567,17 @@ impl OomScores {
     }
 
     /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes.
-    ///
-    /// Returns whether something is left for the next turn.
-    pub fn follow(
-        &mut self,
-        uid: &PodUid,
-        pods: &Pods,
-        now_ns: u64,
-        failed: &mut dyn FnMut(&OomScoreError),
-    ) -> bool {
+    /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes, which
+    /// [`OomScores::keep_on`] hands out.
+    pub fn follow(&mut self, uid: &PodUid, pods: &Pods, now_ns: u64) {
         let Some(pod) = pods.pod(uid) else {
-            return false;
+            return;
         };
         let scores = self.pods.entry(uid.clone()).or_insert_with(|| PodScores {
             pod: Arc::clone(pod),
             ordered: BTreeMap::new(),
             given_names: BTreeMap::new(),
             cgroups: Vec::new(),
-            next: 0,
         });
         let is_changed = !Arc::ptr_eq(&scores.pod, pod);
         if is_changed {
@@ -414,46 +589,34 @@ impl OomScores {
             scores.score_anew(self.capacity_bytes);
         }
         self.index(uid, &before);
+        self.queue_due(uid, now_ns);
+    }
+
+    /// What is due of a pod's cgroups waits for its turn.
+    fn queue_due(&mut self, uid: &PodUid, now_ns: u64) {
         let Some(scores) = self.pods.get_mut(uid) else {
-            return false;
+            return;
         };
-        let mut budget = Budget::of(LOOKS_PER_TURN, WRITES_PER_TURN, self.turn_ns);
-        let count = scores.cgroups.len();
-        for offset in 0..count {
-            let at = (scores.next + offset) % count;
-            let cgroup = &mut scores.cgroups[at];
-            if now_ns.saturating_sub(cgroup.reviewed_ns) >= REVIEW_NS {
-                cgroup.review_due = true;
+        for cgroup in &mut scores.cgroups {
+            if let Some(processes) = &mut cgroup.processes
+                && now_ns.saturating_sub(processes.reviewed_ns) >= REVIEW_NS
+            {
+                processes.review_due = true;
             }
-            if !cgroup.is_due(now_ns, self.compare_ns) {
-                continue;
-            }
-            if budget.is_over() {
-                // No cgroup keeps those after it from their turn.
-                scores.next = at;
-                return true;
-            }
-            let mut turn = Turn {
-                host: &self.host,
-                counts: &mut self.counts,
-                budget: &mut budget,
-                failed,
-            };
-            let is_first = !cgroup.established;
-            cgroup.look(&[], now_ns, &mut turn);
-            if is_first && !cgroup.known.is_empty() {
-                // They may have come just now, with forks in flight.
-                cgroup.compare_again(0, now_ns, &mut self.again);
+            if !cgroup.is_queued && cgroup.is_due(now_ns, self.compare_ns) {
+                cgroup.is_queued = true;
+                self.due.push(uid, cgroup.id);
             }
         }
-        let mut cgroups = scores.cgroups.iter();
-        cgroups.any(|cgroup| cgroup.review_due || cgroup.is_unfinished)
     }
 
     /// Forgets pods that are not wanted any more.
     pub fn retain(&mut self, pods: &Pods) {
         self.pods.retain(|uid, _| pods.contains(uid));
         self.by_id.retain(|_, uid| pods.contains(uid));
+        for queue in [&mut self.left, &mut self.due] {
+            queue.retain(|uid| pods.contains(uid));
+        }
     }
 
     /// Gives a container another score than its specification does, or with `None` that one again.
@@ -526,24 +689,58 @@ impl OomScores {
         })
     }
 
-    /// All containers get the scores of their specifications again, at once.
-    pub fn put_back(&mut self, failed: &mut dyn FnMut(&OomScoreError)) {
-        for scores in self.pods.values_mut() {
+    /// All containers get the scores of their specifications again, as far as the thread goes on with it. Returns in
+    /// how many cgroups they may not have them.
+    pub fn put_back(&mut self, failed: &mut dyn FnMut(&PodUid, &OomScoreError)) -> usize {
+        let until = Instant::now() + PUT_BACK_WITHIN;
+        self.newcomers.clear();
+        self.again.clear();
+        (self.left, self.due) = (Queue::default(), Queue::default());
+        for (uid, scores) in &mut self.pods {
             scores.ordered.clear();
             scores.score_anew(self.capacity_bytes);
             for cgroup in &mut scores.cgroups {
-                let mut budget = Budget::unlimited();
-                let mut turn = Turn {
-                    host: &self.host,
-                    counts: &mut self.counts,
-                    budget: &mut budget,
-                    failed,
-                };
-                if cgroup.review_due {
-                    cgroup.look(&[], cgroup.compared_ns, &mut turn);
+                // One that is away comes back first.
+                let is_due = cgroup.processes.is_some() && cgroup.is_to_be_put_back();
+                cgroup.is_queued = is_due;
+                if is_due {
+                    self.due.push(uid, cgroup.id);
                 }
             }
         }
+        loop {
+            while let Some(job) = self.next_to_put_back() {
+                self.send(job);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let wait = PUT_BACK_PATIENCE.min(left);
+            let thread = self.thread.as_ref().filter(|_| !self.away.is_empty());
+            let Some(report) = thread.and_then(|thread| thread.report_within(wait)) else {
+                break;
+            };
+            let (uid, id) = (report.uid.clone(), report.cgroup_id);
+            self.take_in(report, now_ns(), failed);
+            let pod = self.pods.get_mut(&uid);
+            if let Some(cgroup) = pod.and_then(|pod| pod.cgroup_mut(id)) {
+                cgroup.is_queued = cgroup.is_to_be_put_back();
+                if cgroup.is_queued {
+                    self.due.push(&uid, id);
+                }
+            }
+        }
+        let cgroups = self.pods.values().flat_map(|pod| &pod.cgroups);
+        cgroups.filter(|cgroup| cgroup.is_to_be_put_back()).count()
+    }
+
+    fn next_to_put_back(&mut self) -> Option<Job> {
+        while self.away.len() < JOBS_MAX {
+            let (uid, id) = self.due.pop()?;
+            let job = self.dequeued(uid, id, Why::Followed, FOLLOWING);
+            if job.is_some() {
+                return job;
+            }
+        }
+        None
     }
 
     /// The score that a container's processes have, or are about to get. `None` for a container without a cgroup.
@@ -573,7 +770,7 @@ impl PodScores {
         for (dir, id) in found {
             let pod_dir = *pod_dir.get_or_insert(dir);
             // A new directory of the same name is a new cgroup, and an id may come back under another name.
-            let same = |cgroup: &CgroupScores| cgroup.id == id && cgroup.dir == dir;
+            let same = |cgroup: &CgroupScores| cgroup.id == id && *cgroup.dir == *dir;
             if let Some(at) = self.cgroups.iter().position(same) {
                 is_there[at] = true;
                 continue;
@@ -589,25 +786,17 @@ impl PodScores {
             let Some(wanted) = self.wanted(container.as_deref(), capacity_bytes) else {
                 continue;
             };
+            let shared: Arc<Path> = Arc::from(dir);
             new.push(CgroupScores {
                 id,
-                dir: dir.to_owned(),
                 is_container: dir.parent() == Some(pod_dir),
                 container,
                 wanted,
-                held: Recent::default(),
-                inherited: Recent::default(),
-                known: Vec::new(),
-                doubtful: Vec::new(),
-                established: false,
-                unserved: Vec::new(),
-                is_unfinished: false,
-                compared_ns: 0,
-                reviewed_ns: 0,
-                review_due: true,
-                reviewed_to: None,
+                processes: Some(Box::new(Processes::new(Arc::clone(&shared), wanted))),
+                dir: shared,
+                missed_some: false,
+                is_queued: false,
                 again: None,
-                said_unreadable: false,
             });
         }
         let mut is_there = is_there.into_iter();
@@ -623,17 +812,7 @@ impl PodScores {
             .map(|cgroup| self.wanted(cgroup.container.as_deref(), capacity_bytes))
             .collect();
         for (cgroup, wanted) in self.cgroups.iter_mut().zip(wanted) {
-            let Some(wanted) = wanted.filter(|wanted| *wanted != cgroup.wanted) else {
-                continue;
-            };
-            cgroup.held.push(cgroup.wanted);
-            cgroup.wanted = wanted;
-            cgroup.review_due = true;
-            cgroup.reviewed_to = None;
-            if !cgroup.established {
-                // Some of them have the score of before.
-                cgroup.known.clear();
-            }
+            cgroup.wanted = wanted.unwrap_or(cgroup.wanted);
         }
     }
 
@@ -671,289 +850,6 @@ impl PodScores {
 fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a OsStr> {
     let below = dir.strip_prefix(pod_dir).ok()?;
     Some(below.components().next()?.as_os_str())
-}
-
-/// What looking at a cgroup may use, and where it tells.
-struct Turn<'a> {
-    host: &'a HostRoot,
-    counts: &'a mut Counts,
-    budget: &'a mut Budget,
-    failed: &'a mut dyn FnMut(&OomScoreError),
-}
-
-/// What a look at processes has come to.
-#[derive(Debug, Clone, Copy)]
-struct Given {
-    /// So many of them were within the budget.
-    reached: usize,
-    /// Each of these lives and had its score already.
-    were_right: bool,
-}
-
-impl Turn<'_> {
-    fn refused(&mut self, path: PathBuf, adj: i32, source: Errno) {
-        self.counts.refused += 1;
-        if self.counts.refused == 1 {
-            (self.failed)(&OomScoreError::Refused { path, adj, source });
-        }
-    }
-}
-
-impl CgroupScores {
-    /// Newcomers are not known: as if it were seen for the first time, since a newcomer's score cannot be told from a
-    /// chosen one.
-    fn missed_some(&mut self) {
-        self.established = false;
-        self.known.clear();
-        self.doubtful.clear();
-        self.review_due = true;
-        self.reviewed_to = None;
-    }
-
-    fn is_due(&self, now_ns: u64, compare_ns: u64) -> bool {
-        let age_ns = now_ns.saturating_sub(self.compared_ns);
-        let is_begun = !self.established || self.is_unfinished;
-        self.review_due || is_begun || age_ns >= compare_ns
-    }
-
-    /// When it is compared next, after so many comparisons since newcomers were served.
-    fn compare_again(&mut self, done: usize, now_ns: u64, again: &mut BTreeSet<(u64, u64)>) {
-        if let Some((at_ns, _)) = self.again {
-            again.remove(&(at_ns, self.id));
-        }
-        let delay_ns = AGAIN_NS.get(done);
-        self.again = delay_ns.map(|delay_ns| (now_ns + delay_ns, done));
-        again.extend(self.again.map(|(at_ns, _)| (at_ns, self.id)));
-    }
-
-    /// Looks at the unknown processes and at `newcomers`; at all when a review is due. What the budget does not reach
-    /// is gone on with at the next look.
-    fn look(&mut self, newcomers: &[u32], now_ns: u64, turn: &mut Turn<'_>) {
-        let mut newcomers: Vec<u32> = newcomers
-            .iter()
-            .copied()
-            .chain(self.unserved.drain(..))
-            .collect();
-        newcomers.sort_unstable();
-        if self.review_due {
-            self.reviewed_ns = now_ns;
-        }
-        // At a first look at all, who is known has just been looked at.
-        let mut reviewing = std::mem::take(&mut self.review_due) && self.established;
-        self.is_unfinished = false;
-        self.compared_ns = now_ns;
-        self.doubtful
-            .retain(|(_, since_ns)| now_ns.saturating_sub(*since_ns) < DOUBT_NS);
-        // Whom to judge again: a newcomer may be who has brought their score.
-        let mut in_doubt = Vec::new();
-        if !newcomers.is_empty() {
-            in_doubt.extend(self.doubtful.iter().map(|(pid, _)| *pid));
-            in_doubt.sort_unstable();
-        }
-        for round in 1..=ROUNDS_MAX {
-            let Some(listed) = self.listed(turn) else {
-                return;
-            };
-            let mut due = Vec::new();
-            for &pid in &listed {
-                let is_known = self.known.binary_search(&pid).is_ok();
-                let seen = match () {
-                    () if newcomers.binary_search(&pid).is_ok() => Seen::First,
-                    () if !is_known && !self.established => Seen::First,
-                    () if !is_known => Seen::Unknown,
-                    () if in_doubt.binary_search(&pid).is_ok() => Seen::Unknown,
-                    () if reviewing && self.reviewed_to.is_none_or(|to| pid > to) => Seen::Known,
-                    () => continue,
-                };
-                due.push((pid, seen));
-            }
-            // What a newcomer had is what its children have copied: known before these are judged.
-            due.sort_by_key(|(_, seen)| *seen != Seen::First);
-            let given = self.give_all(&due, turn);
-            let (done, left) = due.split_at(given.reached);
-            if !left.is_empty() {
-                self.put_off((done, left), &listed, &newcomers);
-                self.review_due = reviewing;
-                return;
-            }
-            self.known = listed;
-            self.established = true;
-            self.reviewed_to = None;
-            // Where all were known, alive and right, what was forked meanwhile is right, too.
-            if given.were_right && due.iter().all(|(_, seen)| *seen == Seen::Known) {
-                return;
-            }
-            newcomers.clear();
-            in_doubt.clear();
-            reviewing = false;
-            if round == ROUNDS_MAX {
-                // It forks faster than we can read.
-                self.is_unfinished = true;
-            }
-        }
-    }
-
-    /// The budget did not reach those that are `left`.
-    fn put_off(&mut self, (done, left): (&[Looked], &[Looked]), listed: &[u32], newcomers: &[u32]) {
-        // Who is in doubt was known, and is to be judged at the next look.
-        let unknown = left.iter().filter(|(_, seen)| *seen == Seen::Unknown);
-        let unknown: BTreeSet<u32> = unknown.map(|(pid, _)| *pid).collect();
-        self.known
-            .retain(|pid| listed.binary_search(pid).is_ok() && !unknown.contains(pid));
-        self.known.extend(done.iter().map(|(pid, _)| *pid));
-        self.known.sort_unstable();
-        self.known.dedup();
-        let mut reviewed = done.iter().filter(|(_, seen)| *seen == Seen::Known);
-        if let Some((pid, _)) = reviewed.next_back() {
-            self.reviewed_to = Some(*pid);
-        }
-        let left = left.iter().map(|(pid, _)| *pid);
-        self.unserved
-            .extend(left.filter(|pid| newcomers.binary_search(pid).is_ok()));
-        self.is_unfinished = true;
-    }
-
-    /// The pids in `cgroup.procs`, sorted. `None` when the cgroup is gone or cannot be read, which is told.
-    fn listed(&mut self, turn: &mut Turn<'_>) -> Option<Vec<u32>> {
-        turn.counts.readings += 1;
-        match read_text(self.dir.join("cgroup.procs")) {
-            Ok(text) => {
-                // 0 is a process of a pid namespace that we do not see.
-                let pids = text.lines().filter_map(|line| line.parse::<u32>().ok());
-                let mut pids: Vec<u32> = pids.filter(|pid| *pid != 0).collect();
-                pids.sort_unstable();
-                Some(pids)
-            }
-            // Of a threaded cgroup the processes are listed in the cgroup that is the root of its domain.
-            Err(FileError::Unreadable {
-                source: Errno::OPNOTSUPP,
-                ..
-            }) => None,
-            Err(error) => {
-                // Once for each cgroup: it would be said at each look.
-                if !error.is_vanished() && !std::mem::replace(&mut self.said_unreadable, true) {
-                    (turn.failed)(&error.into());
-                }
-                None
-            }
-        }
-    }
-
-    /// Looks at processes and gives those their score that need it.
-    fn give_all(&mut self, due: &[Looked], turn: &mut Turn<'_>) -> Given {
-        let mut all = Given {
-            reached: 0,
-            were_right: true,
-        };
-        for batch in due.chunks(BATCH) {
-            let given = self.give(batch, turn);
-            all.reached += given.reached;
-            all.were_right &= given.were_right;
-            if given.reached < batch.len() || turn.budget.is_over() {
-                break;
-            }
-        }
-        all
-    }
-
-    fn give(&mut self, batch: &[Looked], turn: &mut Turn<'_>) -> Given {
-        let agent_pid = std::process::id();
-        let mut open: Vec<(usize, OwnedFd, PathBuf)> = Vec::new();
-        let mut given = Given {
-            reached: batch.len(),
-            were_right: true,
-        };
-        for (at, &(pid, seen)) in batch.iter().enumerate() {
-            // Neither ourselves nor the machine's init, whoever put them into a pod.
-            if pid == agent_pid || pid == 1 {
-                continue;
-            }
-            if turn.budget.is_over() {
-                given.reached = at;
-                break;
-            }
-            turn.budget.looked();
-            let path = turn.host.procfs(format!("{pid}/oom_score_adj"));
-            match open_score(&path) {
-                Ok(Some((fd, adj))) if self.is_to_be_written(adj, seen) => {
-                    given.were_right = false;
-                    if seen == Seen::First {
-                        self.inherited.push(adj);
-                    }
-                    open.push((at, fd, path));
-                }
-                Ok(Some((_, adj))) if adj > self.wanted && seen == Seen::Unknown => {
-                    self.doubt(pid);
-                }
-                Ok(_) => {} // right already
-                // What it has forked since the listing has a score that nobody has read.
-                Err(Errno::NOENT | Errno::SRCH) => given.were_right = false,
-                Err(source) => {
-                    given.were_right = false;
-                    turn.refused(path, self.wanted, source);
-                }
-            }
-        }
-        if open.is_empty() {
-            return given;
-        }
-        // The descriptors are older than this reading: see the module's head.
-        let Some(listed) = self.listed(turn) else {
-            return given;
-        };
-        // One is written in any case: else a list that takes the whole time would be read again and again.
-        let mut has_written = false;
-        for (at, fd, path) in open {
-            if listed.binary_search(&batch[at].0).is_err() {
-                continue;
-            }
-            if has_written && turn.budget.is_over() {
-                given.reached = at;
-                return given;
-            }
-            has_written = true;
-            turn.budget.written();
-            match write_score(&fd, self.wanted) {
-                Ok(()) => turn.counts.written += 1,
-                Err(Errno::SRCH) => {} // it has ended
-                Err(source) => turn.refused(path, self.wanted, source),
-            }
-        }
-        given
-    }
-
-    /// It has a higher score for no reason that is known yet.
-    fn doubt(&mut self, pid: u32) {
-        let is_new = self.doubtful.iter().all(|(of, _)| *of != pid);
-        if is_new && self.doubtful.len() < DOUBTFUL_MAX {
-            self.doubtful.push((pid, self.compared_ns));
-        }
-    }
-
-    fn is_to_be_written(&self, adj: i32, seen: Seen) -> bool {
-        adj < self.wanted
-            || adj > self.wanted
-                && match seen {
-                    Seen::First => true,
-                    Seen::Unknown => self.held.has(adj) || self.inherited.has(adj),
-                    Seen::Known => self.held.has(adj),
-                }
-    }
-}
-
-/// Opens a process's score and reads it. `None` for a text that is no score.
-fn open_score(path: &Path) -> rustix::io::Result<Option<(OwnedFd, i32)>> {
-    let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let mut buffer = [0; 16];
-    let length = rustix::io::pread(&fd, &mut buffer, 0)?;
-    let adj = std::str::from_utf8(&buffer[..length])
-        .ok()
-        .and_then(|text| text.lines().next()?.parse().ok());
-    Ok(adj.map(|adj| (fd, adj)))
-}
-
-fn write_score(fd: &OwnedFd, adj: i32) -> rustix::io::Result<()> {
-    rustix::io::pwrite(fd, format!("{adj}\n").as_bytes(), 0).map(drop)
 }
 
 #[cfg(test)]

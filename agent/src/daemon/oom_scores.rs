@@ -47,37 +47,39 @@ impl OomWork {
         }
     }
 
-    /// Scores that are in the order of eviction become the kubelet's again.
+    /// Scores that are in the order of eviction become the kubelet's again. The thread ends.
     pub(super) fn put_back(&mut self) {
-        if let (Some(scores), Some(_)) = (&mut self.scores, &self.order) {
-            scores
-                .put_back(&mut |error| tracing::warn!(%error, "an oom_score_adj is not put back"));
+        let scores = self.scores.take();
+        if let (Some(mut scores), Some(_)) = (scores, &self.order) {
+            let cgroups = scores.put_back(
+                &mut |_, error| tracing::warn!(%error, "an oom_score_adj is not put back"),
+            );
+            if cgroups > 0 {
+                tracing::warn!(
+                    "processes in {cgroups} cgroups keep the oom_score_adj of the order of eviction: the kernel took too long to set it, or they fork faster; the next start sets it, beside a kubelet with oomScoreOrder Dynamic only"
+                );
+            }
         }
     }
 }
 
 impl Agent {
-    /// Processes that were put into a cgroup get their scores: those of one cgroup in each turn, so that urgent work
-    /// comes first.
+    /// What the thread for scores has done is taken in, and it gets what is to be done next: processes that were put
+    /// into a cgroup come first.
     pub(super) fn serve_newcomers(&mut self) {
-        let began_ns = now_ns();
-        if let Some(scores) = &mut self.oom.scores
-            && scores.serve_at_ns().is_some_and(|at_ns| at_ns <= began_ns)
-        {
-            let mut failures = Vec::new();
-            let of = scores.serve(began_ns, &mut |error| failures.push(error.to_string()));
-            scores.served(began_ns, now_ns());
-            for (uid, failure) in of
-                .iter()
-                .flat_map(|uid| failures.iter().map(move |one| (uid, one)))
-            {
-                self.warn_of_pod(uid, failure);
-            }
+        let Some(scores) = &mut self.oom.scores else {
+            return;
+        };
+        let mut failures = Vec::new();
+        scores.keep_on(now_ns(), &mut |uid, error| {
+            failures.push((uid.clone(), error.to_string()));
+        });
+        for (uid, failure) in failures {
+            self.warn_of_pod(&uid, failure);
         }
     }
 
-    /// Makes a new plan of the order of OOM kills if it is time, and writes the scores that differ, a pod at a time:
-    /// urgent work comes first.
+    /// Makes a new plan of the order of OOM kills if it is time, and has the scores written that differ.
     pub(super) fn order_oom_scores(&mut self) -> Result<()> {
         let (Some(order), Some(scores)) = (&mut self.oom.order, &mut self.oom.scores) else {
             return Ok(());
@@ -107,21 +109,11 @@ impl Agent {
         self.keep_scores(uid);
     }
 
-    /// Brings the scores of one pod up to date, or asks for another look if there is too much to do.
+    /// Has the scores of one pod brought up to date.
     fn keep_scores(&mut self, uid: &PodUid) {
-        let Some(scores) = &mut self.oom.scores else {
-            return;
-        };
-        let mut failures = Vec::new();
-        let is_left = scores.follow(uid, &self.pods, now_ns(), &mut |error| {
-            failures.push(error.to_string())
-        });
-        if is_left {
-            self.rescans.note(uid);
-            self.rescans.ask();
-        }
-        for failure in failures {
-            self.warn_of_pod(uid, failure);
+        if let Some(scores) = &mut self.oom.scores {
+            scores.follow(uid, &self.pods, now_ns());
+            self.serve_newcomers();
         }
     }
 }

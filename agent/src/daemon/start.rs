@@ -19,7 +19,7 @@ use plimsoll_core::engine::Engine;
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, SwapBehavior};
 use plimsoll_core::model::options::OomOrder;
 use plimsoll_core::model::swap::PodSwap;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::act::holds::{HOLDS_LEDGER, Holds, HoldsError};
@@ -120,6 +120,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         plan,
         reporter,
         lost: Vec::new(),
+        news: Arc::default(),
     };
     start.warn_of_arguments();
     let (mut ledgers, restored) = Ledgers::put_back(&start.plan)?;
@@ -171,6 +172,8 @@ struct Start<'a> {
     reporter: Reporter,
     /// What this node lacks, a line each.
     lost: Vec<String>,
+    /// By which threads wake the loop.
+    news: Arc<Notify>,
 }
 
 impl Start<'_> {
@@ -191,6 +194,7 @@ impl Start<'_> {
         let events = self.without("waiting for memory events of pods", origins.events());
         let limits = Limits::new(&self.plan.mounts, origins, events.flatten());
         let mut sources = self.sources(&loaded, &limits)?;
+        sources.watch_news(Arc::clone(&self.news));
         // After everything that is opened and allocated for good, so that all of it is locked in memory. Before the
         // threads for what is not urgent: only what they touch of their stacks is locked.
         self.spare_agents_pod();
@@ -221,6 +225,7 @@ impl Start<'_> {
             plan,
             reporter,
             lost,
+            ..
         } = self;
         let Loaded {
             bpf,
@@ -556,7 +561,13 @@ impl Start<'_> {
         };
         // Beside a kubelet scores are its own, unless they are to follow the order of eviction.
         let has_scores = self.plan.kubelet.is_none() || oom_order.is_some();
-        let oom_scores = has_scores.then(|| self.oom_scores(loaded)).transpose()?;
+        let oom_scores = match has_scores {
+            true => {
+                let started = self.oom_scores(loaded)?;
+                self.without("oom_score_adj of processes", started)
+            }
+            false => None,
+        };
         self.leave_to_kubelet();
         let mut features = Features {
             placing: self.placing(capacity)?,
@@ -671,12 +682,14 @@ impl Start<'_> {
         groups
     }
 
-    fn oom_scores(&self, loaded: &Loaded) -> Result<OomScores> {
+    fn oom_scores(&self, loaded: &Loaded) -> Result<io::Result<OomScores>> {
         let host = &self.plan.host;
         let capacity_bytes = NonZeroU64::new(MeminfoFile::open(host)?.read()?.total);
         let capacity_bytes = capacity_bytes.unwrap_or(NonZeroU64::MIN);
         let sees_attach = loaded.attaches("cgroup_attach_task");
-        Ok(OomScores::new(host.clone(), capacity_bytes, sees_attach))
+        let news = Arc::clone(&self.news);
+        let started = OomScores::start(host.clone(), capacity_bytes, sees_attach, news);
+        Ok(started)
     }
 
     fn pods(&mut self, capacity: NodeCapacity) -> Pods {

@@ -243,7 +243,8 @@ impl Node {
         let reporter = Reporter::start(Output::Json, false, io::sink()).unwrap();
         let engine = Engine::new(config.engine);
         let journal = Journal::create(&dir.path().join("journal"), &engine).unwrap();
-        let scores = OomScores::new(host.clone(), NonZeroU64::new(16 * GIB).unwrap(), true);
+        let capacity = NonZeroU64::new(16 * GIB).unwrap();
+        let scores = OomScores::start(host.clone(), capacity, true, Arc::default()).unwrap();
         let order = OomOrdering::open(&host, &mounts).unwrap();
         let ledger = Ledger::open(&host, dir.path().join(REMEDIES_LEDGER)).unwrap();
         let (remedies, remedy_reports) = Remedies::start(ledger).unwrap();

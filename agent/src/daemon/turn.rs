@@ -202,7 +202,7 @@ impl Agent {
     ) -> Result<()> {
         match wake {
             // Answered by now, or drained in every turn.
-            Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::Stop => {}
+            Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::News | Wake::Stop => {}
             Wake::PodEvents => self.rescans.ask(),
             Wake::Cgroups => {
                 self.rescans.note_all();

@@ -18,7 +18,7 @@ use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::protocol::runtime_link::FromNri;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::deadlines::Deadlines;
@@ -97,6 +97,8 @@ pub(super) enum Wake {
     Placement(placement::Report),
     /// The thread for CPU time.
     Cpu(cpu_time::Report),
+    /// A thread has done something that the loop takes in by itself.
+    News,
     /// A client asks for a snapshot.
     Snapshot(oneshot::Sender<Snapshot>),
     /// A source has failed and is not waited for any more.
@@ -255,6 +257,8 @@ pub struct Sources {
     pub(super) placement: Option<placement::Reports>,
     pub(super) cpu_time: Option<cpu_time::Reports>,
     snapshots: Option<SnapshotRequests>,
+    /// Of threads that have no channel of messages.
+    news: Arc<Notify>,
     /// Between two rescans.
     pub(super) rescan_period: Duration,
     /// Records report every cgroup and process that comes or goes.
@@ -445,6 +449,7 @@ impl Sources {
             placement: None,
             cpu_time: None,
             snapshots: None,
+            news: Arc::default(),
             reports_cgroups: false,
             rescan_period: RESCAN_UNREPORTED,
         }
@@ -485,6 +490,7 @@ impl Sources {
             wake = message(SourceName::CpuTime, &mut self.cpu_time, Wake::Cpu) => wake,
             wake = message(SourceName::Storage, &mut self.storage, Wake::Storage) => wake,
             wake = self.cgroups.next(Wake::Cgroups) => wake,
+            () = self.news.notified() => Wake::News,
             wake = message(SourceName::Snapshots, &mut self.snapshots, Wake::Snapshot) => wake,
         }
     }
@@ -682,6 +688,11 @@ impl Sources {
     /// Listens to what the kubelet says of devices too.
     pub fn watch_devices(&mut self, given: mpsc::Receiver<Option<Arc<ListedDevices>>>) {
         self.devices = Some(given);
+    }
+
+    /// Wakes the loop for the news of threads too.
+    pub fn watch_news(&mut self, news: Arc<Notify>) {
+        self.news = news;
     }
 
     /// Answers these questions for snapshots too.

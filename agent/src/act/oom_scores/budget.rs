@@ -1,13 +1,21 @@
-//! How much of the loop's time looking at processes takes in one go.
+//! How much of the thread's time looking at the processes of one cgroup takes in one go, while others wait.
 //!
 //! A pod decides how many processes it has: to open the scores of 16,000 takes half a second, and to write one of them
 //! 2.4 ms where they share their memory, since the kernel then goes over all processes of the machine (fs/proc/base.c,
-//! `__set_oom_adj`).
+//! `__set_oom_adj`). How long that waits for its lock is known afterwards only: nothing is written after it then.
 
 use crate::host::clock::now_ns;
 
 /// Processes that are looked at before the time counts: what is cut goes on where it was.
 const PROCESSES_MIN: u32 = 32;
+
+/// So many processes looked at, so many scores written, for so long: what is met first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allowance {
+    pub(super) processes: u32,
+    pub(super) writes: u32,
+    pub(super) for_ns: u64,
+}
 
 /// What may still be done.
 #[derive(Debug)]
@@ -20,8 +28,13 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// So many processes looked at, so many scores written, for so long from now: what is met first.
-    pub(super) fn of(processes: u32, writes: u32, for_ns: u64) -> Self {
+    /// From now on.
+    pub(super) fn from_now(allowance: Allowance) -> Self {
+        let Allowance {
+            processes,
+            writes,
+            for_ns,
+        } = allowance;
         Self {
             processes,
             writes,
@@ -29,10 +42,6 @@ impl Budget {
             looked: 0,
             written: 0,
         }
-    }
-
-    pub(super) fn unlimited() -> Self {
-        Self::of(u32::MAX, u32::MAX, u64::MAX)
     }
 
     pub(super) fn looked(&mut self) {

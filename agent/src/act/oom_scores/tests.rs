@@ -7,6 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use super::budget::Budget;
+use super::look::{DOUBT_NS, Recent};
 use super::*;
 
 const GIB: u64 = 1 << 30;
@@ -15,6 +19,7 @@ const GIB: u64 = 1 << 30;
 struct Fake {
     dir: tempfile::TempDir,
     scores: OomScores,
+    looker: Looker,
     errors: Vec<String>,
 }
 
@@ -35,7 +40,7 @@ impl Fake {
         write("proc/self/cgroup", "7:cpu:/\n4:memory:/\n0::/\n");
         let host = HostRoot::new(dir.path());
         let capacity = NonZeroU64::new(10 * GIB).unwrap();
-        let mut scores = OomScores::new(host, capacity, true);
+        let mut scores = OomScores::without_thread(capacity, true);
         let pod: Pod = serde_json::from_str(pod).unwrap();
         scores.pods.insert(
             PodUid::from("u"),
@@ -44,14 +49,12 @@ impl Fake {
                 ordered: BTreeMap::new(),
                 given_names: BTreeMap::new(),
                 cgroups: Vec::new(),
-                next: 0,
             },
         );
-        // A machine on which everything takes long.
-        (scores.turn_ns, scores.serving_ns) = (u64::MAX, u64::MAX);
         let mut fake = Self {
             dir,
             scores,
+            looker: Looker::new(host),
             errors: Vec::new(),
         };
         for cgroup in ["", "main", "free", "main/below", "0123abcd"] {
@@ -104,14 +107,33 @@ impl Fake {
     fn attach(&mut self, cgroup: &str, pid: u32) {
         let id = self.id(cgroup);
         self.scores.came(id, pid);
+        self.serve(1);
+    }
+
+    /// What is to be served next is, and takes no time.
+    fn serve(&mut self, now_ns: u64) {
+        self.serve_in(now_ns, 0);
+    }
+
+    /// And takes so long.
+    fn serve_in(&mut self, now_ns: u64, took_ns: u64) {
+        let Some(mut job) = self.scores.next_job(now_ns) else {
+            return;
+        };
+        // A machine on which everything takes long.
+        job.allowance.for_ns = u64::MAX;
+        let mut report = self.looker.done(job, now_ns);
+        report.took_ns = took_ns;
         let errors = &mut self.errors;
         self.scores
-            .serve(1, &mut |error| errors.push(error.to_string()));
+            .take_in(report, now_ns + took_ns, &mut |_, error| {
+                errors.push(error.to_string());
+            });
     }
 
     /// One look at every cgroup.
     fn look(&mut self, now_ns: u64, writes: u32) {
-        self.look_within(now_ns, &mut Budget::of(u32::MAX, writes, u64::MAX));
+        self.look_within(now_ns, &mut budget(u32::MAX, writes, u64::MAX));
     }
 
     fn look_within(&mut self, now_ns: u64, budget: &mut Budget) {
@@ -120,19 +142,39 @@ impl Fake {
 
     /// One look at every cgroup, of which one has a newcomer.
     fn look_at(&mut self, newcomer: Option<Newcomer>, now_ns: u64, budget: &mut Budget) {
-        let Self { scores, errors, .. } = self;
+        let Self {
+            scores,
+            errors,
+            looker,
+            ..
+        } = self;
         for cgroup in &mut scores.pods.get_mut(&PodUid::from("u")).unwrap().cgroups {
-            let mut turn = Turn {
-                host: &scores.host,
-                counts: &mut scores.counts,
-                budget,
-                failed: &mut |error| errors.push(error.to_string()),
-            };
             let of_this = newcomer.filter(|newcomer| newcomer.cgroup_id == cgroup.id);
             let pids = Vec::from_iter(of_this.map(|newcomer| newcomer.pid));
-            cgroup.look(&pids, now_ns, &mut turn);
+            let mut processes = cgroup.take().unwrap();
+            let mut failed = |error: OomScoreError| errors.push(error.to_string());
+            processes.look(&pids, now_ns, &mut looker.turn(budget, &mut failed));
+            cgroup.processes = Some(processes);
         }
     }
+
+    fn processes(&mut self, cgroup: &str) -> &mut Processes {
+        let id = self.id(cgroup);
+        self.pod()
+            .cgroup_mut(id)
+            .unwrap()
+            .processes
+            .as_mut()
+            .unwrap()
+    }
+}
+
+fn budget(processes: u32, writes: u32, for_ns: u64) -> Budget {
+    Budget::from_now(Allowance {
+        processes,
+        writes,
+        for_ns,
+    })
 }
 
 #[test]
@@ -226,7 +268,7 @@ fn whoever_is_there_at_the_start_is_served() {
         [900; 3]
     );
     assert_eq!(fake.adj(100_009), -998, "a runtime's sandbox was touched");
-    assert_eq!(fake.scores.counts().written, 2);
+    assert_eq!(fake.looker.counts.written, 2);
     assert_eq!(fake.errors, Vec::<String>::new());
 }
 
@@ -250,7 +292,7 @@ fn a_newcomer_is_served_and_a_raised_score_is_not_fought() {
     fake.look(2, 100);
     let review = |fake: &mut Fake| {
         for cgroup in &mut fake.pod().cgroups {
-            cgroup.review_due = true;
+            cgroup.processes.as_mut().unwrap().review_due = true;
         }
         fake.look(3, 100);
     };
@@ -277,11 +319,11 @@ fn a_child_forked_before_its_parent_was_served_is_found() {
     // Its fork was in flight: it is listed only now.
     let again_ns = fake.scores.serve_at_ns().unwrap();
     assert_eq!(again_ns, 1 + AGAIN_NS[0]);
-    fake.scores.serve(again_ns, &mut |_| {});
+    fake.serve(again_ns);
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [-997; 2]);
     for _ in 1..AGAIN_NS.len() {
         let again_ns = fake.scores.serve_at_ns().unwrap();
-        fake.scores.serve(again_ns, &mut |_| {});
+        fake.serve(again_ns);
     }
     assert_eq!(fake.scores.serve_at_ns(), None, "for ever");
 }
@@ -321,13 +363,13 @@ fn a_child_that_is_seen_before_its_parents_record_is_found() {
     fake.set(100_004, 1000);
     fake.procs("main", &[100_003, 100_004]);
     let cgroup = fake.id("main");
-    fake.pod().cgroup_mut(cgroup).unwrap().inherited = Recent::default();
+    fake.processes("main").inherited = Recent::default();
     fake.look(3, 100);
     fake.look(3 + DOUBT_NS, 100);
     fake.set(100_005, 1000);
     fake.procs("main", &[100_003, 100_004, 100_005]);
     fake.scores.came(cgroup, 100_005);
-    fake.scores.serve(4 + DOUBT_NS, &mut |_| {});
+    fake.serve(4 + DOUBT_NS);
     assert_eq!([fake.adj(100_004), fake.adj(100_005)], [1000, 900]);
 }
 
@@ -343,7 +385,7 @@ fn who_is_in_doubt_is_judged_later_where_there_is_no_time_now() {
         cgroup_id: fake.id("main"),
         pid: 100_001,
     };
-    let one_write = &mut Budget::of(u32::MAX, 1, u64::MAX);
+    let one_write = &mut budget(u32::MAX, 1, u64::MAX);
     fake.look_at(Some(newcomer), 3, one_write);
     assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 1000]);
     fake.look(4, 100);
@@ -380,13 +422,13 @@ fn a_turn_writes_no_more_than_its_budget_and_goes_on_later() {
     fake.procs("main", &pids);
     let mut turns = 0;
     while pids.iter().any(|pid| fake.adj(*pid) != 900) {
-        let before = fake.scores.counts().written;
+        let before = fake.looker.counts.written;
         turns += 1;
         fake.look(turns, 128);
-        assert!(fake.scores.counts().written - before <= 128);
+        assert!(fake.looker.counts.written - before <= 128);
         assert!(turns <= 3, "no end");
     }
-    assert_eq!((turns, fake.scores.counts().written), (3, 300));
+    assert_eq!((turns, fake.looker.counts.written), (3, 300));
 }
 
 /// Of a pod with very many processes a turn looks at a few, and the next one goes on after those: at the first look,
@@ -400,7 +442,7 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
         fake.set(pid, 900);
     }
     fake.procs("main", &pids);
-    let turn = || Budget::of(256, 128, u64::MAX);
+    let turn = || budget(256, 128, u64::MAX);
     let mut now_ns = 0;
     let mut rounds = |fake: &mut Fake, most: u32| {
         let mut turns = 0;
@@ -409,10 +451,7 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
             turns += 1;
             fake.look_within(now_ns, &mut turn());
             let cgroups = &fake.pod().cgroups;
-            if !cgroups
-                .iter()
-                .any(|one| one.review_due || one.is_unfinished)
-            {
+            if !cgroups.iter().any(CgroupScores::is_left) {
                 return turns;
             }
             assert!(turns <= most, "no end");
@@ -420,7 +459,7 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
     };
     let looks = COUNT.div_ceil(256);
     assert!((looks..=looks + 1).contains(&rounds(&mut fake, looks + 1)));
-    assert_eq!(fake.scores.counts().written, 0, "all were right");
+    assert_eq!(fake.looker.counts.written, 0, "all were right");
     fake.scores.order(&PodUid::from("u"), "main", Some(950));
     let writes = COUNT.div_ceil(128);
     assert!((writes..=writes + 2).contains(&rounds(&mut fake, writes + 2)));
@@ -430,18 +469,12 @@ fn a_turn_looks_at_no_more_than_its_budget_and_goes_on_where_it_was() {
     fake.set(200_000, 1000);
     let newer: Vec<u32> = pids.iter().copied().chain([200_000, 300_000]).collect();
     fake.procs("main", &newer);
-    let id = fake.id("main");
-    let Fake { scores, errors, .. } = &mut fake;
-    let cgroup = scores.pods.get_mut(&PodUid::from("u")).unwrap();
-    let mut budget = Budget::of(1, 1, u64::MAX);
-    let mut turn = Turn {
-        host: &scores.host,
-        counts: &mut scores.counts,
-        budget: &mut budget,
-        failed: &mut |error| errors.push(error.to_string()),
-    };
-    let cgroup = cgroup.cgroup_mut(id).unwrap();
-    cgroup.look(&[200_000, 300_000], now_ns, &mut turn);
+    let mut one_look = budget(1, 1, u64::MAX);
+    let mut failed = |error: OomScoreError| panic!("{error}");
+    let mut looker = Looker::new(HostRoot::new(fake.dir.path()));
+    let mut turn = looker.turn(&mut one_look, &mut failed);
+    let processes = fake.processes("main");
+    processes.look(&[200_000, 300_000], now_ns, &mut turn);
     assert_eq!((fake.adj(200_000), fake.adj(300_000)), (950, 1000));
     fake.look(now_ns + 1, 100);
     assert_eq!(fake.adj(300_000), 950);
@@ -459,7 +492,7 @@ fn a_turn_without_time_comes_to_an_end() {
     let mut turns = 0;
     while pids.iter().any(|pid| fake.adj(*pid) != 900) {
         turns += 1;
-        fake.look_within(turns, &mut Budget::of(256, 128, 0));
+        fake.look_within(turns, &mut budget(256, 128, 0));
         assert!(turns <= 210, "no end");
     }
     assert!(turns >= 200, "one at a time: {turns}");
@@ -468,11 +501,11 @@ fn a_turn_without_time_comes_to_an_end() {
 /// A review of all processes.
 fn review(fake: &mut Fake, now_ns: u64) -> u64 {
     for cgroup in &mut fake.pod().cgroups {
-        cgroup.review_due = true;
+        cgroup.processes.as_mut().unwrap().review_due = true;
     }
-    let before = fake.scores.counts().readings;
+    let before = fake.looker.counts.readings;
     fake.look(now_ns, 100);
-    fake.scores.counts().readings - before
+    fake.looker.counts.readings - before
 }
 
 #[test]
@@ -506,14 +539,14 @@ fn a_flood_of_foreign_attaches_reads_nothing() {
     fake.look(1, 100);
     fake.set(100_001, 0);
     fake.procs("main", &[100_001]);
-    let before = fake.scores.counts();
+    let before = fake.looker.counts;
     let id = fake.id("main");
     for index in 0..100_000 {
         fake.scores.came(id + 1_000_000 + index, 100_001);
     }
     assert_eq!(fake.scores.serve_at_ns(), None);
-    fake.scores.serve(1, &mut |_| {});
-    assert_eq!(fake.scores.counts(), before);
+    fake.serve(1);
+    assert_eq!(fake.looker.counts, before);
     assert_eq!(fake.adj(100_001), 0);
 }
 
@@ -526,16 +559,15 @@ fn a_flood_in_one_cgroup_costs_a_tenth_and_is_served_together() {
         fake.scores.came(id, 100_000 + pid);
     }
     fake.scores.came(other, 5);
-    let before = fake.scores.counts().readings;
-    fake.scores.serve(1000, &mut |_| {});
-    assert_eq!(fake.scores.counts().readings - before, 1, "all of main");
-    fake.scores.served(1000, 1700);
+    let before = fake.looker.counts.readings;
+    fake.serve_in(1000, 700);
+    assert_eq!(fake.looker.counts.readings - before, 1, "all of main");
     assert_eq!(fake.scores.serve_at_ns(), Some(8000), "and then the other");
-    fake.scores.serve(8000, &mut |_| {});
+    fake.serve(8000);
     assert!(fake.scores.newcomers.is_empty());
     assert_eq!(
         fake.scores.serve_at_ns(),
-        Some(1000 + AGAIN_NS[0]),
+        Some(1700 + AGAIN_NS[0]),
         "forks that were in flight"
     );
 }
@@ -554,7 +586,7 @@ fn too_many_newcomers_lead_to_a_review_of_their_cgroup() {
     assert_eq!(fake.scores.counts().overflowed, 1);
     let reviewed = |fake: &mut Fake| -> Vec<u64> {
         let cgroups = fake.pod().cgroups.iter();
-        let due = cgroups.filter(|cgroup| cgroup.review_due);
+        let due = cgroups.filter(|cgroup| cgroup.is_left());
         due.map(|cgroup| cgroup.id).collect()
     };
     assert_eq!(reviewed(&mut fake), [id]);
@@ -575,7 +607,7 @@ fn newcomers_of_one_cgroup_do_not_keep_another_one_from_its_second_look() {
     let flooded = fake.id("free");
     for _ in 0..2 {
         fake.scores.came(flooded, 2);
-        fake.scores.serve(again_ns, &mut |_| {});
+        fake.serve(again_ns);
     }
     assert_eq!(fake.adj(100_002), 900);
 }
@@ -597,6 +629,138 @@ fn an_unreadable_file_is_an_error() {
         fake.look(now_ns, 100);
     }
     assert_eq!(fake.errors.len(), 1, "once for a cgroup");
+}
+
+impl Fake {
+    /// From now on a thread looks.
+    fn start(&mut self) {
+        let looker = Looker::new(HostRoot::new(self.dir.path()));
+        let thread = ScoreThread::start(looker, Arc::default()).unwrap();
+        self.scores.thread = Some(thread);
+    }
+
+    fn keep_on(&mut self) {
+        let errors = &mut self.errors;
+        self.scores.keep_on(now_ns(), &mut |_, error| {
+            errors.push(error.to_string());
+        });
+    }
+
+    /// Until these have their score.
+    fn wait_for(&mut self, pids: &[u32], adj: i32) {
+        for _ in 0..10_000 {
+            self.keep_on();
+            if pids.iter().all(|pid| self.adj(*pid) == adj) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("never: {:?}", self.scores);
+    }
+
+    /// Whoever lists this cgroup waits, as for a lock of the kernel. Returns another name of what is waited for.
+    fn hold_up(&self, cgroup: &str) -> PathBuf {
+        let procs = self.cgroup(cgroup).join("cgroup.procs");
+        let held = self.dir.path().join("held");
+        fs::remove_file(&procs).unwrap();
+        let mode = Mode::RUSR | Mode::WUSR;
+        mknodat(CWD, &procs, FileType::Fifo, mode, 0).unwrap();
+        fs::hard_link(&procs, &held).unwrap();
+        held
+    }
+}
+
+/// A write of a score takes a lock that any process can hold for seconds.
+#[test]
+fn a_look_that_is_held_up_holds_up_nobody_who_asks_for_it() {
+    let mut fake = Fake::new();
+    fake.start();
+    fake.set(100_001, 0);
+    fake.set(100_002, 0);
+    let held = fake.hold_up("main");
+    let (main, free) = (fake.id("main"), fake.id("free"));
+    fake.scores.came(main, 100_001);
+    fake.keep_on();
+    // The loop goes on: more come, and those of the same cgroup as well.
+    fake.procs("free", &[100_002]);
+    for _ in 0..100 {
+        fake.scores.came(free, 100_002);
+        fake.scores.came(main, 100_001);
+        fake.keep_on();
+    }
+    assert_eq!(fake.scores.away, [main]);
+    assert_eq!(fake.scores.serve_at_ns(), None, "the thread tells when");
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [0, 0]);
+    // What waited has its turn, and what was held up has another one.
+    let let_go = fs::OpenOptions::new().write(true).open(held).unwrap();
+    let listed = fake.dir.path().join("listed");
+    fs::write(&listed, "100001\n").unwrap();
+    fs::rename(&listed, fake.cgroup("main").join("cgroup.procs")).unwrap();
+    drop(let_go);
+    fake.wait_for(&[100_001], 900);
+    fake.wait_for(&[100_002], 999);
+    assert_eq!(fake.errors, Vec::<String>::new());
+}
+
+/// What is due waits where the thread has no place: none of it is lost, and no pod's is looked at twice.
+#[test]
+fn more_cgroups_than_have_places_wait_for_their_turn() {
+    let mut fake = Fake::new();
+    let names: Vec<String> = (0..3 * JOBS_MAX).map(|it| format!("main/{it}")).collect();
+    for name in &names {
+        fs::create_dir_all(fake.cgroup(name)).unwrap();
+        fake.procs(name, &[]);
+    }
+    let dirs = names.iter().map(|name| (fake.cgroup(name), fake.id(name)));
+    let found: Vec<(PathBuf, u64)> = [(fake.cgroup(""), fake.id(""))]
+        .into_iter()
+        .chain(dirs)
+        .collect();
+    let capacity = fake.scores.capacity_bytes;
+    let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
+    fake.pod().find_cgroups(found, capacity);
+    let uid = PodUid::from("u");
+    fake.scores.queue_due(&uid, 1);
+    fake.scores.queue_due(&uid, 1);
+    let mut jobs = Vec::new();
+    let take = |fake: &mut Fake| std::iter::from_fn(|| fake.scores.next_job(1)).collect::<Vec<_>>();
+    jobs.extend(take(&mut fake));
+    assert_eq!(jobs.len(), JOBS_MAX);
+    assert_eq!(fake.scores.serve_at_ns(), None);
+    let mut looks = 0;
+    while let Some(job) = jobs.pop() {
+        looks += 1;
+        let report = fake.looker.done(job, 1);
+        fake.scores.take_in(report, 1, &mut |_, _| {});
+        jobs.extend(take(&mut fake));
+    }
+    assert_eq!(looks, 1 + names.len());
+    assert!(fake.scores.away.is_empty());
+}
+
+#[test]
+fn scores_are_put_back_and_the_end_does_not_wait_for_a_thread_that_is_held_up() {
+    let mut fake = Fake::new();
+    for (pid, cgroup) in [(100_001, "main"), (100_002, "free")] {
+        fake.set(pid, 0);
+        fake.procs(cgroup, &[pid]);
+    }
+    fake.start();
+    let uid = PodUid::from("u");
+    for container in ["main", "free"] {
+        fake.scores.order(&uid, container, Some(500));
+    }
+    fake.scores.queue_due(&uid, now_ns());
+    fake.wait_for(&[100_001, 100_002], 500);
+    assert_eq!(fake.scores.put_back(&mut |_, _| {}), 0);
+    assert_eq!([100_001, 100_002].map(|pid| fake.adj(pid)), [900, 999]);
+
+    fake.scores.order(&uid, "main", Some(400));
+    fake.scores.queue_due(&uid, now_ns());
+    fake.wait_for(&[100_001], 400);
+    let _held = fake.hold_up("main");
+    assert!(fake.scores.put_back(&mut |_, _| {}) > 0);
+    assert_eq!(fake.adj(100_001), 400);
 }
 
 /// A real process; killed at the end.

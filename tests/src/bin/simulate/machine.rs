@@ -265,6 +265,8 @@ pub(crate) struct Machine {
     pub(crate) stop_ns: u64,
     /// How long `cgroup_mutex` is held by others.
     pub(crate) mutex_ns: u64,
+    /// How long a write of `oom_score_adj` waits for others.
+    pub(crate) oom_adj_ns: u64,
     /// With each crossing a pod makes a cgroup, and a thread of low priority has the heap's lock for so long.
     pub(crate) heap_ns: u64,
     pub(crate) heap_held_until_ns: u64,
@@ -303,6 +305,7 @@ impl Machine {
             stalled_since_ns: None,
             stop_ns: u64::MAX,
             mutex_ns: 0,
+            oom_adj_ns: 0,
             heap_ns: 0,
             heap_held_until_ns: 0,
             disks: Disks::default(),

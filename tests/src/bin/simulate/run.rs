@@ -109,6 +109,7 @@ pub(crate) fn run_here(scenario: &Scenario, order: Order, root: PathBuf, report:
         EPOCH_NS,
     );
     machine.mutex_ns = scenario.mutex_ns;
+    machine.oom_adj_ns = scenario.oom_adj_ns;
     machine.heap_ns = scenario.heap_ns;
     machine.mount_first(scenario.mounts);
     for (at_ns, happening) in &scenario.happenings {

@@ -17,6 +17,7 @@ pub(crate) struct Scenario {
     pub(crate) happenings: Vec<(u64, Happening)>,
     pub(crate) stop_ns: u64,
     pub(crate) mutex_ns: u64,
+    pub(crate) oom_adj_ns: u64,
     /// See [`Machine::heap_ns`](crate::machine::Machine).
     pub(crate) heap_ns: u64,
     pub(crate) layout: Layout,
@@ -87,6 +88,7 @@ impl Scenario {
             happenings: Vec::new(),
             stop_ns: 60 * SECOND,
             mutex_ns: 0,
+            oom_adj_ns: 0,
             heap_ns: 0,
             layout: Layout::V2,
             mounts: b"",
@@ -271,6 +273,11 @@ pub(crate) fn hostile() -> Vec<Scenario> {
             ..standard()
         }
         .named("cgroup-mutex"),
+        Scenario {
+            oom_adj_ns: 5 * SECOND,
+            ..standard()
+        }
+        .named("oom-adj-mutex"),
         Scenario::new("attaches")
             .with_small_pods(100, 20 * MIB)
             .start(SECOND, hog("hog"))

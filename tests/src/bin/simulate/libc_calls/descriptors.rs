@@ -137,6 +137,9 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
     if matches!(file, "cgroup.kill" | "cgroup.procs") {
         cost_ns += world().machine.mutex_ns;
     }
+    if file == "oom_score_adj" {
+        cost_ns += world().machine.oom_adj_ns;
+    }
     operation!("write", &open.path, cost_ns);
     if std::mem::take(&mut world().plan.tears) {
         if open.kind == Kind::Plain {

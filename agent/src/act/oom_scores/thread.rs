@@ -1,0 +1,78 @@
+//! The thread that looks at processes and writes their scores, and its queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::JOBS_MAX;
+use super::look::{Job, Looker, Report};
+use crate::host::clock::now_ns;
+use crate::host::worker::{NotTaken, WorkerThread};
+
+/// How long the end of the agent waits for a look that has begun.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+const STACK_BYTES: usize = 128 << 10;
+
+/// The loop's side.
+#[derive(Debug)]
+pub(super) struct ScoreThread {
+    jobs: WorkerThread<Job>,
+    reports: Receiver<Report>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl ScoreThread {
+    /// Starts the thread. `news` is notified of each report.
+    pub(super) fn start(mut looker: Looker, news: Arc<Notify>) -> std::io::Result<Self> {
+        // Room for the reports of all jobs that are on their way: the thread never waits for the loop.
+        let (sender, reports): (SyncSender<Report>, _) = sync_channel(JOBS_MAX);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let is_over_for_thread = Arc::clone(&is_over);
+        let jobs = WorkerThread::start("oom-scores", STACK_BYTES, JOBS_MAX, move |queue| {
+            for job in queue {
+                if is_over_for_thread.load(Ordering::SeqCst) {
+                    return;
+                }
+                let report = looker.done(job, now_ns());
+                if sender.try_send(report).is_err() {
+                    return;
+                }
+                news.notify_one();
+            }
+        })?;
+        Ok(Self {
+            jobs,
+            reports,
+            is_over,
+        })
+    }
+
+    /// Does not wait. The caller sends no more than [`JOBS_MAX`] before their reports come back: there is room.
+    pub(super) fn send(&self, job: Job) -> Result<(), NotTaken> {
+        self.jobs.send(job)
+    }
+
+    /// The next report, if there is one.
+    pub(super) fn report(&self) -> Option<Report> {
+        self.reports.try_recv().ok()
+    }
+
+    /// The next report, which is waited for. `None`: it did not come.
+    pub(super) fn report_within(&self, patience: Duration) -> Option<Report> {
+        self.reports.recv_timeout(patience).ok()
+    }
+}
+
+impl Drop for ScoreThread {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        if !self.jobs.end_by(Instant::now() + END_PATIENCE) {
+            tracing::warn!(
+                "an oom_score_adj is still being written: other processes hold up the kernel's lock of them; the write ends with the agent"
+            );
+        }
+    }
+}
