@@ -36,6 +36,8 @@ pub(super) struct Rescans {
     pods: BTreeSet<PodUid>,
     /// As soon as may be; else they wait for the next routine look.
     is_asked: bool,
+    /// As soon as a thread has news.
+    waits_for_news: bool,
     rest_until_ns: u64,
     routine_at_ns: u64,
     routine_period_ns: u64,
@@ -50,6 +52,7 @@ impl Rescans {
             all: true,
             pods: BTreeSet::new(),
             is_asked: true,
+            waits_for_news: false,
             rest_until_ns: 0,
             routine_at_ns: 0,
             routine_period_ns: u64::try_from(routine_period.as_nanos()).unwrap_or(u64::MAX),
@@ -81,6 +84,16 @@ impl Rescans {
     /// was.
     pub(super) fn ask(&mut self) {
         self.is_asked = true;
+    }
+
+    /// The same as soon as a thread has news.
+    pub(super) fn ask_with_news(&mut self) {
+        self.waits_for_news = true;
+    }
+
+    /// A thread has news.
+    pub(super) fn news(&mut self) {
+        self.is_asked |= std::mem::take(&mut self.waits_for_news);
     }
 
     /// The loop is awake: a routine look that would wake it again soon comes now.
@@ -139,6 +152,10 @@ impl Agent {
         if self.pods.is_searched(uid) {
             self.rescans.note(uid);
             self.rescans.ask();
+        }
+        if self.pods.is_searched_by_thread(uid) {
+            self.rescans.note(uid);
+            self.rescans.ask_with_news();
         }
         if self.pods.note_more_cgroups(uid) {
             self.warn_of_pod(

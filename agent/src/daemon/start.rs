@@ -52,7 +52,7 @@ use crate::input::manifests::admission::AdmissionContext;
 use crate::kernel::programs::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinError, PinOwner};
 use crate::pods::cgroup_worker::CgroupWorker;
-use crate::pods::kill::KillThread;
+use crate::pods::kill::{Ages, KillThread};
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
@@ -695,6 +695,8 @@ impl Start<'_> {
     fn pods(&mut self, capacity: NodeCapacity) -> Pods {
         let worker = self.without("removal of the cgroups of pods", CgroupWorker::start());
         let kill_thread = self.without("kills that no tenant can hold up", KillThread::start());
+        let ages = Ages::start(self.plan.host.clone(), Arc::clone(&self.news));
+        let ages = self.without("a thread that reads how old processes are", ages);
         let Plan {
             config,
             host,
@@ -710,6 +712,10 @@ impl Start<'_> {
         };
         let pods = match kill_thread {
             Some(thread) => pods.with_kill_thread(thread),
+            None => pods,
+        };
+        let pods = match ages {
+            Some(ages) => pods.with_ages(ages),
             None => pods,
         };
         let pods = match &self.plan.kubelet {

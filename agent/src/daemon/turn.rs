@@ -202,8 +202,9 @@ impl Agent {
     ) -> Result<()> {
         match wake {
             // Answered by now, or drained in every turn.
-            Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::News | Wake::Stop => {}
+            Wake::Records | Wake::Sample(_) | Wake::Deadline | Wake::Stop => {}
             Wake::PodEvents => self.rescans.ask(),
+            Wake::News => self.rescans.news(),
             Wake::Cgroups => {
                 self.rescans.note_all();
                 self.rescans.ask();

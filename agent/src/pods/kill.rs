@@ -27,6 +27,7 @@
 //! may allocate, which walks the whole tree until a walk finds no process. A process that keeps moving from cgroups not
 //! yet walked to others that were can outlive that; the pod then ends as stuck.
 
+mod ages;
 mod containers;
 mod count;
 mod freezer;
@@ -47,10 +48,11 @@ use rustix::process::{Pid, Signal};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError, parse_keyed};
+pub use ages::Ages;
 use containers::Containers;
 pub use containers::HOLD_FILE;
 use freezer::Thaw;
-use member::{FirstProcess, Member, SeenPids};
+use member::{FirstProcess, Member, Reading, SeenPids};
 pub use sweep::{Sweep, SweepEnded, SweepState};
 use thread::Files;
 pub(crate) use thread::What;
@@ -112,6 +114,8 @@ type Write<'a> = &'a dyn Fn(&Files, What) -> Result<(), FileError>;
 #[derive(Debug)]
 pub struct PodKill {
     host: HostRoot,
+    /// `None`: who refreshes reads the ages of processes, and waits for that.
+    ages: Option<Arc<Ages>>,
     cgroup_kill: Option<Files>,
     /// `cgroup.events` of the pod's cgroup in the unified tree.
     events: Option<ControlFile>,
@@ -137,6 +141,19 @@ impl PodKill {
         host: &HostRoot,
         mounts: &CgroupMounts,
         pod: &CgroupPath,
+    ) -> Result<Self, CgroupError> {
+        Self::open_with(host, mounts, pod, None)
+    }
+
+    /// As [`PodKill::open`]; the first processes of containers are looked for by this thread.
+    ///
+    /// # Errors
+    /// As for [`PodKill::open`].
+    pub fn open_with(
+        host: &HostRoot,
+        mounts: &CgroupMounts,
+        pod: &CgroupPath,
+        ages: Option<Arc<Ages>>,
     ) -> Result<Self, CgroupError> {
         // Where memory is accounted is where the processes must be found; without that controller, any tree that has
         // the pod will do.
@@ -167,6 +184,7 @@ impl PodKill {
         let dir = hierarchy.dir(pod);
         let mut pod_kill = Self {
             host: host.clone(),
+            ages,
             cgroup_kill,
             events,
             is_unified,
@@ -219,9 +237,13 @@ impl PodKill {
                 refreshed => refreshed?,
             }
         }
+        let ages = match &self.ages {
+            Some(ages) => Reading::By(ages),
+            None => Reading::Here(&self.host),
+        };
         let containers = self.members.iter_mut();
         for member in containers.filter(|member| member.is_container()) {
-            match member.refresh_first_process(&self.host) {
+            match member.refresh_first_process(ages) {
                 Err(error) if !error.is_vanished() => return Err(error),
                 _ => {}
             }
@@ -265,6 +287,11 @@ impl PodKill {
     /// Whether the first process of a container is still looked for among many: [`PodKill::refresh`] goes on with that.
     pub fn is_searched(&self) -> bool {
         self.members.iter().any(Member::is_searched)
+    }
+
+    /// Whether one is looked for by [`Ages`], who notifies when [`PodKill::refresh`] finds more.
+    pub fn is_searched_by_thread(&self) -> bool {
+        self.members.iter().any(Member::is_searched_by_thread)
     }
 
     /// Containers whose first process is known and was running at the last refresh.

@@ -29,7 +29,7 @@ use crate::pods;
 use crate::pods::cgroup::ApplyError;
 use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::directories::PodDirs;
-use crate::pods::kill::{KillThread, PodKill, SweepState, WriteTimes};
+use crate::pods::kill::{Ages, KillThread, PodKill, SweepState, WriteTimes};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::sandbox::sandbox;
 use crate::pods::stage_files::StageFiles;
@@ -99,6 +99,8 @@ pub struct Pods {
     worker: Option<CgroupWorker>,
     /// `None`: the caller of a kill waits for it.
     kill_thread: Option<KillThread>,
+    /// `None`: who refreshes a pod reads how old its processes are.
+    ages: Option<Arc<Ages>>,
 }
 
 impl Pods {
@@ -122,6 +124,7 @@ impl Pods {
             with_stage_files: false,
             worker: None,
             kill_thread: None,
+            ages: None,
         }
     }
 
@@ -142,7 +145,14 @@ impl Pods {
         }
     }
 
-    /// How long its writes took so far.
+    /// With a thread that reads how old processes are.
+    #[must_use]
+    pub fn with_ages(self, ages: Ages) -> Self {
+        let ages = Some(Arc::new(ages));
+        Self { ages, ..self }
+    }
+
+    /// How long the writes of the thread for kills took so far.
     pub fn kill_writes(&self) -> WriteTimes {
         let thread = self.kill_thread.as_ref();
         thread.map_or_else(WriteTimes::default, KillThread::times)
@@ -413,7 +423,7 @@ impl Pods {
             stage_files: self.with_stage_files,
             containers: self.kubelet.is_some(),
         };
-        let found = open_or_refresh(&self.host, &self.mounts, entry, wants);
+        let found = open_or_refresh(&self.host, &self.mounts, entry, wants, self.ages.as_ref());
         if found.as_ref().is_err_and(CgroupError::is_vanished) {
             entry.open = None;
         }
@@ -443,6 +453,12 @@ impl Pods {
     /// Whether another look at once finds more of a pod: the first process of a container among many.
     pub fn is_searched(&self, uid: &PodUid) -> bool {
         self.open(uid).is_some_and(|open| open.kill.is_searched())
+    }
+
+    /// Whether the thread looks for such a process of a pod, and tells when it has looked.
+    pub fn is_searched_by_thread(&self, uid: &PodUid) -> bool {
+        self.open(uid)
+            .is_some_and(|open| open.kill.is_searched_by_thread())
     }
 
     /// Whether a pod's manifest is gone and it runs no more: it only waits to be forgotten.
@@ -755,6 +771,7 @@ fn open_or_refresh(
     mounts: &CgroupMounts,
     entry: &mut Entry,
     wants: Wants,
+    ages: Option<&Arc<Ages>>,
 ) -> Result<bool, CgroupError> {
     let cgroup_id = mounts
         .hierarchy_of(Controller::Memory)?
@@ -778,8 +795,8 @@ fn open_or_refresh(
             let (_, sweep) = entry
                 .sweep
                 .insert(known.unwrap_or((cgroup_id, Arc::default())));
-            let mut kill =
-                PodKill::open(host, mounts, &entry.path)?.with_sweep_state(Arc::clone(sweep));
+            let mut kill = PodKill::open_with(host, mounts, &entry.path, ages.cloned())?
+                .with_sweep_state(Arc::clone(sweep));
             if wants.containers {
                 kill = kill.beside_kubelet(mounts, &entry.path)?;
                 spare_sandbox(&mut kill, &entry.pod)?;

@@ -7,17 +7,18 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::TryRecvError;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, fstatfs};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::ages::{Age, Ages, Answer, oldest};
 use super::file_error;
 use super::tree::{Node, Place};
 use crate::host::HostRoot;
 use crate::host::file::FileError;
-use crate::host::processes::start_ticks;
 use crate::pods::names::CRUN_CONTAINER;
 
 /// Processes that are signalled without allocating, at most, and as many pidfds at one time.
@@ -55,16 +56,30 @@ pub(super) enum FirstProcess {
 /// comes meanwhile is no older, wherever its pid is.
 #[derive(Debug, Default)]
 pub(super) struct Search {
-    oldest: Option<(Age, Pid)>,
+    oldest: Option<Age>,
     /// Those with higher pids are left; `None`: all, or none.
     after: Option<NonZeroI32>,
+    /// Those up to there are at the thread.
+    asked: Option<Answer>,
+    /// The thread had no place for them.
+    is_refused: bool,
 }
 
-/// Clock ticks from the boot to its start, and its pid.
-type Age = (u64, NonZeroI32);
-
 impl Search {
-    fn go_on(&mut self, host: &HostRoot, processes: &Processes) -> Result<(), FileError> {
+    fn go_on(&mut self, ages: Reading<'_>, processes: &Processes) -> Result<(), FileError> {
+        if let Some(asked) = &self.asked {
+            match asked.try_recv() {
+                Ok(oldest) => self.take(oldest),
+                Err(TryRecvError::Empty) => return Ok(()),
+                // Its end takes them all.
+                Err(TryRecvError::Disconnected) => (self.oldest, self.after) = (None, None),
+            }
+            self.asked = None;
+            if self.after.is_none() {
+                return Ok(());
+            }
+        }
+        self.is_refused = false;
         let after = match self.after {
             Some(after) => after.get(),
             None => {
@@ -83,25 +98,49 @@ impl Search {
             pids.select_nth_unstable_by_key(LOOKS_MAX, |pid| pid.as_raw_nonzero());
             pids.truncate(LOOKS_MAX);
         }
-        for &pid in &pids {
-            let Some(ticks) = start_ticks(host, pid) else {
-                continue;
-            };
-            let age = (ticks, pid.as_raw_nonzero());
-            if self.oldest.is_none_or(|(oldest, _)| age < oldest) {
-                self.oldest = Some((age, pid));
-            }
-        }
         let last = pids.iter().map(|pid| pid.as_raw_nonzero()).max();
+        match (ages, &pids[..]) {
+            // Whenever it was started.
+            (_, [alone]) if after == 0 => self.take(Some((0, alone.as_raw_nonzero()))),
+            (_, []) => {}
+            (Reading::Here(host), pids) => self.take(oldest(host, pids.iter())),
+            (Reading::By(thread), _) => match thread.ask(pids) {
+                Some(answer) => self.asked = Some(answer),
+                None => {
+                    // The same ones at the next look.
+                    self.is_refused = true;
+                    return Ok(());
+                }
+            },
+        }
         self.after = last.filter(|_| is_cut);
         Ok(())
     }
 
+    fn take(&mut self, age: Option<Age>) {
+        self.oldest = self.oldest.into_iter().chain(age).min();
+    }
+
+    /// Whether the thread is waited for.
+    fn waits(&self) -> bool {
+        self.asked.is_some() || self.is_refused
+    }
+
     /// The oldest of all.
     fn found(&self) -> Option<Pid> {
-        let (_, pid) = self.oldest.filter(|_| self.after.is_none())?;
-        Some(pid)
+        let is_whole = self.after.is_none() && !self.waits();
+        let (_, pid) = self.oldest.filter(|_| is_whole)?;
+        Pid::from_raw(pid.get())
     }
+}
+
+/// Where the ages of processes are read.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reading<'a> {
+    /// By the thread.
+    By(&'a Ages),
+    /// By the caller, who waits.
+    Here(&'a HostRoot),
 }
 
 /// One cgroup of the pod: the pod's own, a container's, or one that a container made.
@@ -173,7 +212,7 @@ impl Member {
 
     /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes
     /// it may take several calls.
-    pub(super) fn refresh_first_process(&mut self, host: &HostRoot) -> Result<(), FileError> {
+    pub(super) fn refresh_first_process(&mut self, ages: Reading<'_>) -> Result<(), FileError> {
         match &mut self.first_process {
             FirstProcess::Exited | FirstProcess::Moved { .. } => {}
             FirstProcess::Running { pid, .. } => {
@@ -187,7 +226,7 @@ impl Member {
                 }
             }
             FirstProcess::Unknown(search) => {
-                search.go_on(host, &self.processes)?;
+                search.go_on(ages, &self.processes)?;
                 if let Some(pid) = search.found()
                     && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
                     && self.processes.is_listed_anew(pid)?
@@ -201,7 +240,12 @@ impl Member {
 
     /// Whether the first process is found by looking again, and not by waiting for one.
     pub(super) fn is_searched(&self) -> bool {
-        matches!(&self.first_process, FirstProcess::Unknown(search) if search.after.is_some())
+        matches!(&self.first_process, FirstProcess::Unknown(search) if search.after.is_some() && !search.waits())
+    }
+
+    /// Whether it is looked for by the thread, which tells when it has looked.
+    pub(super) fn is_searched_by_thread(&self) -> bool {
+        matches!(&self.first_process, FirstProcess::Unknown(search) if search.waits())
     }
 
     /// Sends a signal to the first process, if it is known and still in the container. Returns whether it got it.

@@ -155,6 +155,55 @@ fn more_processes_than_a_batch_are_left_to_the_thread() {
     spared.wait().unwrap();
 }
 
+/// To read how old a process is may take as long as the kernel needs to free its memory.
+#[test]
+fn a_reading_that_is_held_up_holds_up_no_refresh() {
+    let (_dir, host, pod, container) = v1_pod();
+    let (first, second) = (sleeper(), sleeper());
+    list(&container, &[&second, &first]);
+    let stat_of = |child: &Child| host.procfs(child.id().to_string()).join("stat");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    for child in [&first, &second] {
+        let stat = stat_of(child);
+        std::fs::create_dir_all(stat.parent().unwrap()).unwrap();
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, stat, kind, mode, 0).unwrap();
+    }
+    let ages = Arc::new(Ages::start(host.clone(), Arc::default()).unwrap());
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open_with(&host, &mounts, &pod, Some(ages)).unwrap();
+    for _ in 0..100 {
+        pod_kill.refresh().unwrap();
+    }
+    assert!(pod_kill.is_searched_by_thread() && !pod_kill.is_searched());
+    assert_eq!(pod_kill.first_processes().count(), 0);
+    for (child, ticks) in [(&second, 8), (&first, 7)] {
+        let fields: String = (3..22).map(|field| format!(" {field}")).collect();
+        let text = format!("1 (x){fields} {ticks} 0\n");
+        std::fs::write(stat_of(child), text).unwrap();
+    }
+    while pod_kill.is_searched_by_thread() {
+        pod_kill.refresh().unwrap();
+        std::thread::yield_now();
+    }
+    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(signal_of(first), Some(15));
+    pod_kill.kill().unwrap();
+    assert_eq!(signal_of(second), Some(9));
+}
+
+#[test]
+fn of_a_process_that_is_alone_nothing_is_read() {
+    let (_dir, host, pod, container) = v1_pod();
+    let first = sleeper();
+    list(&container, &[&first]);
+    // It is not in this procfs.
+    let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert_eq!(pod_kill.first_processes().count(), 1);
+    pod_kill.kill().unwrap();
+    assert_eq!(signal_of(first), Some(9));
+}
+
 /// The oldest of many processes is found in several looks, wherever it is listed.
 #[test]
 fn the_first_of_many_processes_is_found_in_portions() {
