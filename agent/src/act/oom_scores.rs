@@ -321,6 +321,7 @@ impl OomScores {
             ..self.counts
         }
     }
+
     /// A record: a process was put into a cgroup, or was born in one that is not its parent's. A cgroup that has no
     /// score is no pod's, and costs nothing; or its pod has not been rescanned since it was made, and then
     /// [`OomScores::follow`] finds the process there. Allocates nothing.
@@ -343,6 +344,7 @@ impl OomScores {
         let cgroups = self.pods.values_mut().flat_map(|pod| &mut pod.cgroups);
         cgroups.for_each(|cgroup| cgroup.missed_some = true);
     }
+
     /// When [`OomScores::keep_on`] has something to do, unless the thread has told something; never when `None`.
     pub fn serve_at_ns(&self) -> Option<u64> {
         if self.away.len() >= JOBS_MAX {
@@ -566,7 +568,6 @@ impl OomScores {
             .extend(cgroups.map(|cgroup| (cgroup.id, uid.clone())));
     }
 
-    /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes.
     /// Brings one pod up to date: its specification, its cgroups, and what is due of looking at their processes, which
     /// [`OomScores::keep_on`] hands out.
     pub fn follow(&mut self, uid: &PodUid, pods: &Pods, now_ns: u64) {
