@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod cgroup_worker;
 pub mod directories;
 pub mod kill;
+pub mod memory_reader;
 pub mod names;
 pub mod registry;
 pub mod sandbox;

@@ -16,6 +16,7 @@ use crate::host::file::FileError;
 use crate::host::meminfo::{self, MeminfoFile};
 use crate::host::swap::SwapFiles;
 use crate::kernel::decode::NodeCounters;
+use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::registry::Pods;
 use crate::record::timeline::Hops;
 
@@ -40,7 +41,7 @@ pub struct Sampler {
     /// What it said last.
     known: Option<meminfo::NodeMemory>,
     swap: SwapFiles,
-    kubepods: PodMemoryFiles,
+    kubepods: MemoryReader,
     /// Its newest full reading.
     kubepods_memory: CgroupMemory,
     /// What the kubelet limits it to, and what this node's own configuration leaves to pods. The lesser one counts.
@@ -68,7 +69,7 @@ impl Sampler {
             meminfo: MeminfoFile::open(host)?,
             known: None,
             swap: SwapFiles::open(host, mounts, kubepods),
-            kubepods: PodMemoryFiles::open(mounts, kubepods)?,
+            kubepods: MemoryReader::new(PodMemoryFiles::open(mounts, kubepods)?),
             kubepods_memory: CgroupMemory {
                 limit_bytes: Some(kubepods_limit_bytes),
                 ..CgroupMemory::default()
@@ -175,7 +176,7 @@ impl Sampler {
         if sample.pods_read == PodsRead::None {
             sample.kubepods = match is_counted && !self.kubepods_first {
                 true => None,
-                false => self.kubepods(urgent, &mut failed),
+                false => self.kubepods(urgent, pods, &mut failed),
             };
             self.read_node(counted, sample, &mut failed)?;
             hops.node_read_ns = Some(now_ns());
@@ -188,7 +189,7 @@ impl Sampler {
             failed(Some(uid), error)
         });
         hops.pods_read_ns = Some(now_ns());
-        sample.kubepods = self.kubepods(urgent, &mut failed);
+        sample.kubepods = self.kubepods(urgent, pods, &mut failed);
         self.read_node(counted, sample, failed)?;
         hops.node_read_ns = Some(now_ns());
         Ok(())
@@ -197,9 +198,10 @@ impl Sampler {
     fn kubepods(
         &mut self,
         urgent: bool,
+        pods: &Pods,
         mut failed: impl FnMut(Option<&PodUid>, &FileError),
     ) -> Option<CgroupMemory> {
-        let read = self.read_kubepods(urgent);
+        let read = self.read_kubepods(urgent, pods.stat_thread());
         read.inspect_err(|error| failed(None, error)).ok()
     }
 
@@ -296,7 +298,9 @@ impl Sampler {
     ) -> Result<(), FileError> {
         match stale {
             Stale::Unread(uid) => self.read_leader(&uid, now_ns, pods, sample)?,
-            Stale::Kubepods => sample.kubepods = Some(self.read_kubepods(false)?),
+            Stale::Kubepods => {
+                sample.kubepods = Some(self.read_kubepods(false, pods.stat_thread())?);
+            }
             Stale::NumaPods(node) => {
                 let mut first = Ok(());
                 sample.numa_pods = self.meters.as_ref().map(|meters| {
@@ -341,12 +345,12 @@ impl Sampler {
         if !is_leader {
             sample.pods_read = PodsRead::All;
             pods.read(&mut sample.pods, now_ns, true, |_, error| failed(error));
-            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            sample.kubepods = self.kubepods(true, pods, |_, error| failed(error));
             self.read_node(None, sample, |_, error| failed(error))?;
         } else if sample.pods.len() > 1 {
             // After the pods: what is left of it is the most that the others have.
             let swap_bytes = sample.kubepods.map(|kubepods| kubepods.swap_bytes);
-            sample.kubepods = self.kubepods(true, |_, error| failed(error));
+            sample.kubepods = self.kubepods(true, pods, |_, error| failed(error));
             if let (Some(kubepods), Some(swap_bytes)) = (&mut sample.kubepods, swap_bytes) {
                 kubepods.swap_bytes = swap_bytes;
             }
@@ -354,19 +358,27 @@ impl Sampler {
         first
     }
 
-    fn read_kubepods(&mut self, urgent: bool) -> Result<CgroupMemory, FileError> {
+    /// Where its `memory.stat` is slow to read, all that its usage has grown by since the newest reading counts.
+    fn read_kubepods(
+        &mut self,
+        urgent: bool,
+        thread: Option<&StatThread>,
+    ) -> Result<CgroupMemory, FileError> {
         if !urgent {
             self.read_kubelets_limit()?;
         }
-        let known = &mut self.kubepods_memory;
-        known.usage_bytes = self.kubepods.read_usage_bytes()?;
+        let usage_bytes = self.kubepods.read_usage_bytes()?;
+        self.kubepods_memory.usage_bytes = usage_bytes;
         if !urgent {
-            let cache = self.kubepods.read_cache()?;
+            self.kubepods.read(usage_bytes, now_ns(), thread)?;
+            // Of any age: without it all page cache of the pods would count, and pods go for it.
+            let cache = self.kubepods.sure_cache(usage_bytes, now_ns(), u32::MAX);
+            let known = &mut self.kubepods_memory;
             known.inactive_file_bytes = cache.inactive_file_bytes;
             known.active_file_bytes = cache.active_file_bytes;
             known.lazily_freed_bytes = cache.lazily_freed_bytes;
-            known.usage_at_stat_bytes = known.usage_bytes;
+            known.usage_at_stat_bytes = usage_bytes;
         }
-        Ok(*known)
+        Ok(self.kubepods_memory)
     }
 }

@@ -53,6 +53,7 @@ use crate::kernel::programs::{Programs, load_pinned};
 use crate::kernel::{Bpf, PinError, PinOwner};
 use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::kill::{Ages, KillThread};
+use crate::pods::memory_reader::StatThread;
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
@@ -697,6 +698,10 @@ impl Start<'_> {
         let kill_thread = self.without("kills that no tenant can hold up", KillThread::start());
         let ages = Ages::start(self.plan.host.clone(), Arc::clone(&self.news));
         let ages = self.without("a thread that reads how old processes are", ages);
+        let stat_thread = self.without(
+            "readings of memory.stat that no tenant can hold up",
+            StatThread::start(),
+        );
         let Plan {
             config,
             host,
@@ -716,6 +721,10 @@ impl Start<'_> {
         };
         let pods = match ages {
             Some(ages) => pods.with_ages(ages),
+            None => pods,
+        };
+        let pods = match stat_thread {
+            Some(thread) => pods.with_stat_thread(thread),
             None => pods,
         };
         let pods = match &self.plan.kubelet {

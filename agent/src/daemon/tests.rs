@@ -46,6 +46,7 @@ use crate::input::manifests::{ManifestChange, ManifestPod};
 use crate::kernel::Generation;
 use crate::kernel::decode::decode;
 use crate::pods::kill::{HOLD_FILE, KillThread, What};
+use crate::pods::memory_reader::StatThread;
 use crate::pods::names::KubeletTree;
 use crate::source::cluster::LeftBehind;
 use crate::source::cluster::{ClusterChange, ClusterEvent};
@@ -148,7 +149,13 @@ impl Node {
 
     /// `is_kubelets`: a kubelet runs the pods.
     pub(super) fn with(cgroup: Cgroup, is_kubelets: bool) -> Self {
-        Self::built(cgroup, is_kubelets, true, KillThread::start().unwrap())
+        Self::built(
+            cgroup,
+            is_kubelets,
+            true,
+            KillThread::start().unwrap(),
+            StatThread::start().unwrap(),
+        )
     }
 
     fn built(
@@ -156,6 +163,7 @@ impl Node {
         is_kubelets: bool,
         has_remedies: bool,
         kill_thread: KillThread,
+        stat_thread: StatThread,
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
@@ -228,6 +236,7 @@ impl Node {
         let limits = Limits::new(&mounts, origins, origins.events().unwrap());
         let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
             .with_kill_thread(kill_thread)
+            .with_stat_thread(stat_thread)
             .with_stage_files();
         let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
         let (pods, kubelet) = match is_kubelets {
@@ -622,7 +631,13 @@ fn nothing_is_allocated_when_a_victim_had_cpus_and_the_next_one_goes() {
 
 #[test]
 fn a_record_says_what_the_node_has_unless_it_is_old_or_there_is_swap() {
-    let mut node = Node::built(Cgroup::V2, false, false, KillThread::start().unwrap());
+    let mut node = Node::built(
+        Cgroup::V2,
+        false,
+        false,
+        KillThread::start().unwrap(),
+        StatThread::start().unwrap(),
+    );
     let host = node.host.clone();
     set_available(&host, 8 * GIB);
     node.timer();
@@ -651,7 +666,13 @@ fn a_record_says_what_the_node_has_unless_it_is_old_or_there_is_swap() {
 
 #[test]
 fn only_the_leader_is_read_and_nothing_is_allocated_for_it() {
-    let mut node = Node::built(Cgroup::V2, false, false, KillThread::start().unwrap());
+    let mut node = Node::built(
+        Cgroup::V2,
+        false,
+        false,
+        KillThread::start().unwrap(),
+        StatThread::start().unwrap(),
+    );
     let (host, victim_dir) = (node.host.clone(), pod_dir(&node.host, Cgroup::V2, VICTIM));
     Cgroup::V2.set_usage(&victim_dir, GIB);
     node.timer();
@@ -765,7 +786,13 @@ fn beside_a_kubelet_the_signals_wait_for_nothing_and_the_hold_is_written_before_
         of_thread.lock().unwrap().push(what);
         file.write(what.text())
     });
-    let mut node = Node::built(Cgroup::V2, true, true, thread.unwrap());
+    let mut node = Node::built(
+        Cgroup::V2,
+        true,
+        true,
+        thread.unwrap(),
+        StatThread::start().unwrap(),
+    );
     let victim_dir = pod_dir(&node.host, Cgroup::V2, VICTIM);
     let hold = || fs::read_to_string(victim_dir.join(HOLD_FILE)).unwrap();
     node.timer();
@@ -798,6 +825,58 @@ fn beside_a_kubelet_the_signals_wait_for_nothing_and_the_hold_is_written_before_
     }
     let ledger = fs::read_to_string(node._dir.path().join(HOLDS_LEDGER)).unwrap();
     assert!(hold() == "max" && !ledger.contains(&file));
+}
+
+/// The kernel may take seconds for what a tenant's nested cgroups have counted.
+#[test]
+fn no_signal_waits_for_a_memory_stat_that_is_slow_to_read() {
+    let (let_go, held_up) = std::sync::mpsc::channel::<()>();
+    let thread = StatThread::start_with(0, move |files| {
+        held_up.recv().ok();
+        files.read_cache()
+    });
+    let mut node = Node::built(
+        Cgroup::V2,
+        false,
+        false,
+        KillThread::start().unwrap(),
+        thread.unwrap(),
+    );
+    let host = node.host.clone();
+    let pod_dirs: Vec<PathBuf> = (0..PODS)
+        .map(|index| pod_dir(&host, Cgroup::V2, index))
+        .collect();
+    // The first reading of each is the loop's.
+    node.timer();
+    node.rest();
+    node.timer();
+    node.rest();
+    let kubepods_dir = host.path("/sys/fs/cgroup/kubepods");
+    Cgroup::V2.set_usage(&kubepods_dir, 5 * GIB);
+    fs::write(
+        kubepods_dir.join("memory.stat"),
+        "inactive_file 8192\nactive_file 0\n",
+    )
+    .unwrap();
+    Cgroup::V2.set_usage(&pod_dirs[VICTIM], 2 * GIB);
+    // Who reads one fails, and the text of that is allocated.
+    for dir in &pod_dirs {
+        fs::write(dir.join("memory.stat"), "").unwrap();
+    }
+    set_available(&host, 90 * MIB);
+    let signal = node.cross_until_ended(VICTIM, "crossing, decision, SIGTERM");
+    assert_eq!(signal, 15);
+    let cache_bytes = |node: &mut Node| {
+        node.timer();
+        let kubepods = node.agent.sample.kubepods.unwrap();
+        assert_eq!(kubepods.usage_bytes, 5 * GIB);
+        kubepods.inactive_file_bytes
+    };
+    assert_eq!(cache_bytes(&mut node), 4096, "as it was read last");
+    drop(let_go);
+    while cache_bytes(&mut node) != 8192 {
+        std::thread::yield_now();
+    }
 }
 
 #[tokio::test]

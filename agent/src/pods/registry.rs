@@ -16,7 +16,6 @@ use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_co
 use plimsoll_core::kube::pod::{Pod, PressureSignal};
 use plimsoll_core::kube::pod_uid::PodUid;
 
-use self::memory::Stat;
 use crate::host::HostRoot;
 use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, PodMemoryFiles, Version,
@@ -30,6 +29,7 @@ use crate::pods::cgroup::ApplyError;
 use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::directories::PodDirs;
 use crate::pods::kill::{Ages, KillThread, PodKill, SweepState, WriteTimes};
+use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::sandbox::sandbox;
 use crate::pods::stage_files::StageFiles;
@@ -52,14 +52,13 @@ struct Entry {
 /// What is open for a pod with a cgroup.
 #[derive(Debug)]
 struct Open {
-    memory: PodMemoryFiles,
+    memory: MemoryReader,
     kill: PodKill,
     /// The cgroup's id in the hierarchy that accounts memory.
     cgroup_id: u64,
     populated: bool,
     /// That the pod has more cgroups than are kept has been said.
     said_more_cgroups: bool,
-    stat: Stat,
     /// The newest usage; `None`: it was never read.
     usage_bytes: Option<u64>,
     stage_files: Option<Arc<StageFiles>>,
@@ -101,6 +100,8 @@ pub struct Pods {
     kill_thread: Option<KillThread>,
     /// `None`: who refreshes a pod reads how old its processes are.
     ages: Option<Arc<Ages>>,
+    /// `None`: the caller reads every `memory.stat`.
+    stat_thread: Option<StatThread>,
 }
 
 impl Pods {
@@ -125,6 +126,7 @@ impl Pods {
             worker: None,
             kill_thread: None,
             ages: None,
+            stat_thread: None,
         }
     }
 
@@ -152,13 +154,28 @@ impl Pods {
         Self { ages, ..self }
     }
 
+    /// With a thread that reads the `memory.stat` that are slow to read.
+    #[must_use]
+    pub fn with_stat_thread(self, thread: StatThread) -> Self {
+        let stat_thread = Some(thread);
+        Self {
+            stat_thread,
+            ..self
+        }
+    }
+
+    /// That thread.
+    pub fn stat_thread(&self) -> Option<&StatThread> {
+        self.stat_thread.as_ref()
+    }
+
     /// How long the writes of the thread for kills took so far.
     pub fn kill_writes(&self) -> WriteTimes {
         let thread = self.kill_thread.as_ref();
         thread.map_or_else(WriteTimes::default, KillThread::times)
     }
 
-    /// That thread.
+    /// The thread of [`Pods::with_worker`].
     pub fn worker(&mut self) -> Option<&mut CgroupWorker> {
         self.worker.as_mut()
     }
@@ -166,7 +183,8 @@ impl Pods {
     /// Work for these threads that found no room in their queues, so far.
     pub fn work_refused(&self) -> u64 {
         let kills = self.kill_thread.as_ref().map_or(0, KillThread::refused);
-        self.worker.as_ref().map_or(0, CgroupWorker::dropped) + kills
+        let reads = self.stat_thread.as_ref().map_or(0, StatThread::refused);
+        self.worker.as_ref().map_or(0, CgroupWorker::dropped) + kills + reads
     }
 
     /// Of pods that a kubelet runs: none of their limits is written, and none of their cgroups removed.
@@ -424,6 +442,9 @@ impl Pods {
             containers: self.kubelet.is_some(),
         };
         let found = open_or_refresh(&self.host, &self.mounts, entry, wants, self.ages.as_ref());
+        if let Some(open) = &mut entry.open {
+            open.memory.set_large(open.kill.has_more_cgroups());
+        }
         if found.as_ref().is_err_and(CgroupError::is_vanished) {
             entry.open = None;
         }
@@ -802,12 +823,11 @@ fn open_or_refresh(
                 spare_sandbox(&mut kill, &entry.pod)?;
             }
             let open = stale.insert(Open {
-                memory: PodMemoryFiles::open(mounts, &entry.path)?,
+                memory: MemoryReader::new(PodMemoryFiles::open(mounts, &entry.path)?),
                 populated: kill.is_populated()?,
                 kill,
                 cgroup_id,
                 said_more_cgroups: false,
-                stat: Stat::default(),
                 usage_bytes: None,
                 stage_files: wants
                     .stage_files

@@ -300,7 +300,7 @@ fn left_out(tally: &Tally, page: &mut Page<'_>) -> fmt::Result {
     )?;
     page.counter(
         "plimsoll_cgroup_work_refused",
-        "Kills and removals in cgroups of pods that found no room in the queue of their thread.",
+        "Kills, removals and reads of memory.stat in cgroups of pods that found no room in the queue of their thread.",
         "",
         [([], Value::Count(tally.cgroup_work_refused))],
     )?;

@@ -526,7 +526,7 @@ fn every_kind_of_path_is_read() {
     let text = "//! crate::engine\nmod inner;\npub(crate) use crate::model::{state::{A, self}, event::B as C};\nuse super::cpu;\nuse inner::D;\n\
                 #[cfg(doc)]\nuse crate::explain::E;\n#[cfg(test)]\nmod more;\nfn f(x: crate::kube::pod::Pod, y: other_crate::G<crate::kube::H>) -> impl Fn() + use<'_> {\n\
                 let url = \"http://crate::engine \\\" crate::engine\"; plimsoll_core::shown::i(); super::oom::j('\"', self::k()); inner::l::<u8>() }\n\
-                mod part {\n use super::super::memory;\n fn m() { super::n(); }\n}\nfn o() { super::p::q(); } /* crate::engine */\n\
+                mod part {\n use super::super::eviction;\n fn m() { super::n(); }\n}\nfn o() { super::p::q(); } /* crate::engine */\n\
                 #[cfg(test)]\nmod tests { use crate::engine::F; }\n";
     let mut found: Vec<String> = CORE
         .imports(text, &importer)

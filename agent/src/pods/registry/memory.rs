@@ -2,40 +2,29 @@
 //!
 //! Usage is read for every pod in every sample that needs all pods, one system call each. `memory.stat`, much dearer,
 //! is read again where usage has moved since; at an urgent sample only where the engine asks for it
-//! ([`Pods::freshen`]).
+//! ([`Pods::freshen`]). Where the kernel takes long to produce it, a thread reads it
+//! ([`memory_reader`](crate::pods::memory_reader)).
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
-use plimsoll_core::policy::eviction::usage_bounds::STALE_BYTES;
+use plimsoll_core::policy::eviction::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 
 use super::{Open, Pods};
-use crate::host::cgroup::PageCache;
 use crate::host::file::FileError;
+use crate::pods::memory_reader::{Reading, StatThread};
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read
 /// anyway ([`plimsoll_core::policy::eviction::freshness`]), and to produce its fifty lines is most of what a pod at rest
 /// costs.
-const STAT_AGE_MAX_NS: u64 = 60_000_000_000;
+const REST_AGE_MAX_MS: u32 = 60_000;
 
-/// The newest reading of `memory.stat`.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Stat {
-    cache: PageCache,
-    /// The usage then.
-    usage_bytes: u64,
-    /// When; `None`: never.
-    read_ns: Option<u64>,
-}
-
-impl Stat {
-    /// How long ago it was read, milliseconds.
-    fn age_ms(&self, now_ns: u64) -> u32 {
-        let age_ns = self.read_ns.map(|at_ns| now_ns.saturating_sub(at_ns));
-        age_ns.map_or(u32::MAX, |ns| {
-            u32::try_from(ns / 1_000_000).unwrap_or(u32::MAX)
-        })
-    }
+/// How long ago a reading of `memory.stat` was made, milliseconds.
+fn age_ms(reading: Option<&Reading>, now_ns: u64) -> u32 {
+    let age_ns = reading.map(|reading| now_ns.saturating_sub(reading.at_ns));
+    age_ns.map_or(u32::MAX, |ns| {
+        u32::try_from(ns / 1_000_000).unwrap_or(u32::MAX)
+    })
 }
 
 impl Pods {
@@ -51,11 +40,12 @@ impl Pods {
         mut failed: impl FnMut(&PodUid, &FileError),
     ) {
         into.clear();
+        let thread = self.stat_thread.as_ref();
         for (uid, entry) in &mut self.entries {
             let Some(open) = &mut entry.open else {
                 continue;
             };
-            into.extend(open.memory_of(uid, now_ns, urgent, |error| failed(uid, error)));
+            into.extend(open.memory_of(uid, now_ns, urgent, thread, |error| failed(uid, error)));
         }
     }
 
@@ -68,19 +58,23 @@ impl Pods {
         now_ns: u64,
         failed: impl FnMut(&FileError),
     ) -> bool {
+        let thread = self.stat_thread.as_ref();
         let entry = self.entries.get_mut(uid);
         let open = entry.and_then(|entry| entry.open.as_mut());
-        let memory = open.and_then(|open| open.memory_of(uid, now_ns, true, failed));
+        let memory = open.and_then(|open| open.memory_of(uid, now_ns, true, thread, failed));
         let is_read = memory.is_some();
         into.extend(memory);
         is_read
     }
 
-    /// Reads one pod's memory in full, into its place in a sample. Allocates nothing.
+    /// Brings one pod's place in a sample up to date. Of a pod whose `memory.stat` is slow to read only the page cache
+    /// that it has for certain does not count: the rest of its usage does, and nothing more can be had of it for this
+    /// sample. Allocates nothing.
     ///
     /// # Errors
     /// When its files cannot be read; the sample keeps the older figures.
     pub fn freshen(&mut self, memory: &mut PodMemory, now_ns: u64) -> Result<(), FileError> {
+        let thread = self.stat_thread.as_ref();
         let Some(open) = self
             .entries
             .get_mut(&memory.uid)
@@ -88,14 +82,19 @@ impl Pods {
         else {
             return Ok(());
         };
-        memory.usage_bytes = open.memory.read_usage_bytes()?;
-        open.read_stat(memory.usage_bytes, now_ns)?;
-        memory.inactive_file_bytes = open.stat.cache.inactive_file_bytes;
-        memory.active_file_bytes = open.stat.cache.active_file_bytes;
-        memory.lazily_freed_bytes = open.stat.cache.lazily_freed_bytes;
-        memory.usage_at_stat_bytes = open.stat.usage_bytes;
-        memory.stat_age_ms = 0;
-        Ok(())
+        let reader = &mut open.memory;
+        memory.usage_bytes = reader.read_usage_bytes()?;
+        let read = reader.read(memory.usage_bytes, now_ns, thread);
+        // What the thread could not read does not make an old figure do.
+        if read.is_ok() || reader.is_slow(thread) {
+            let cache = reader.sure_cache(memory.usage_bytes, now_ns, STAT_AGE_MAX_MS);
+            memory.inactive_file_bytes = cache.inactive_file_bytes;
+            memory.active_file_bytes = cache.active_file_bytes;
+            memory.lazily_freed_bytes = cache.lazily_freed_bytes;
+            memory.usage_at_stat_bytes = memory.usage_bytes;
+            memory.stat_age_ms = 0;
+        }
+        read
     }
 
     /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has
@@ -128,47 +127,52 @@ impl Open {
         uid: &PodUid,
         now_ns: u64,
         urgent: bool,
+        thread: Option<&StatThread>,
         mut failed: impl FnMut(&FileError),
     ) -> Option<PodMemory> {
-        match self.read(now_ns, urgent) {
+        match self.read(now_ns, urgent, thread) {
             Ok(usage_bytes) => self.usage_bytes = Some(usage_bytes),
             Err(error) if error.is_vanished() => return None,
             Err(error) => failed(&error),
         }
+        let newest = self.memory.newest();
+        let cache = newest.map(|newest| newest.cache).unwrap_or_default();
         Some(PodMemory {
             uid: uid.clone(),
             usage_bytes: self.usage_bytes?,
-            inactive_file_bytes: self.stat.cache.inactive_file_bytes,
-            usage_at_stat_bytes: self.stat.usage_bytes,
-            active_file_bytes: self.stat.cache.active_file_bytes,
-            lazily_freed_bytes: self.stat.cache.lazily_freed_bytes,
-            stat_age_ms: self.stat.age_ms(now_ns),
+            inactive_file_bytes: cache.inactive_file_bytes,
+            usage_at_stat_bytes: newest.map_or(0, |newest| newest.usage_bytes),
+            active_file_bytes: cache.active_file_bytes,
+            lazily_freed_bytes: cache.lazily_freed_bytes,
+            stat_age_ms: age_ms(newest, now_ns),
         })
     }
 
-    /// Returns the usage; brings the inactive file pages up to date where that is worth a read.
-    fn read(&mut self, now_ns: u64, urgent: bool) -> Result<u64, FileError> {
+    /// Returns the usage; brings the page cache up to date where that is worth a read.
+    fn read(
+        &mut self,
+        now_ns: u64,
+        urgent: bool,
+        thread: Option<&StatThread>,
+    ) -> Result<u64, FileError> {
         let usage_bytes = self.memory.read_usage_bytes()?;
-        let stale = match self.stat.read_ns {
+        self.memory.take_answer()?;
+        // So that a decision finds what the thread has read.
+        let age_max_ms = match self.memory.is_slow(thread) {
+            true => STAT_AGE_MAX_MS,
+            false => REST_AGE_MAX_MS,
+        };
+        let is_wanted = match self.memory.newest() {
             None => true,
             Some(_) if urgent => false,
-            Some(at_ns) => {
-                usage_bytes.abs_diff(self.stat.usage_bytes) >= STALE_BYTES
-                    || now_ns.saturating_sub(at_ns) >= STAT_AGE_MAX_NS
+            Some(newest) => {
+                usage_bytes.abs_diff(newest.usage_bytes) >= STALE_BYTES
+                    || self.memory.is_older(now_ns, age_max_ms)
             }
         };
-        if stale {
-            self.read_stat(usage_bytes, now_ns)?;
+        if is_wanted {
+            self.memory.read(usage_bytes, now_ns, thread)?;
         }
         Ok(usage_bytes)
-    }
-
-    fn read_stat(&mut self, usage_bytes: u64, now_ns: u64) -> Result<(), FileError> {
-        self.stat = Stat {
-            cache: self.memory.read_cache()?,
-            usage_bytes,
-            read_ns: Some(now_ns),
-        };
-        Ok(())
     }
 }

@@ -380,3 +380,76 @@ fn what_the_kernel_does_not_kill_as_a_whole_is_signalled_by_the_thread() {
     let signal = child.wait().unwrap().signal();
     assert_eq!(signal, Some(Signal::KILL.as_raw()));
 }
+
+/// Stands in for a kernel that adds up what thousands of cgroups have counted.
+#[test]
+fn all_of_a_pods_usage_counts_while_its_page_cache_is_slow_to_read() {
+    const MIB: u64 = 1 << 20;
+    let (let_go, held) = channel::<()>();
+    let (_dir, host, mut pods) = one_pod("1");
+    let set_cache = |mib: u64| {
+        let stat = format!("inactive_file {}\nactive_file 0\n", mib * MIB);
+        std::fs::write(host.path(POD).join("memory.stat"), stat).unwrap();
+    };
+    let usage = format!("{}\n", 100 * MIB);
+    std::fs::write(host.path(POD).join("memory.current"), usage).unwrap();
+    set_cache(60);
+    let thread = StatThread::start_with(0, move |files| {
+        held.recv().ok();
+        files.read_cache()
+    });
+    look(&mut pods);
+    let mut pods = pods.with_stat_thread(thread.unwrap());
+    let mut sample = Vec::new();
+    let began_ns = crate::host::clock::now_ns();
+    let mut read = |pods: &mut Pods, now_ns, urgent| {
+        pods.read(&mut sample, now_ns, urgent, |_, error| panic!("{error}"));
+        let memory = sample[0].clone();
+        let cache_mib = memory.inactive_file_bytes / MIB;
+        (cache_mib, memory.stat_age_ms, memory)
+    };
+    // How long it takes is not known before.
+    let (cache_mib, age_ms, mut memory) = read(&mut pods, began_ns, true);
+    assert_eq!((cache_mib, age_ms), (60, 0));
+    set_cache(20);
+    let later_ns = began_ns + 70_000_000_000;
+    let (cache_mib, age_ms, _) = read(&mut pods, later_ns, false);
+    assert_eq!((cache_mib, age_ms), (60, 70_000), "an old figure, as such");
+    // A decision hangs on it.
+    pods.freshen(&mut memory, later_ns).unwrap();
+    assert_eq!((memory.inactive_file_bytes, memory.stat_age_ms), (0, 0));
+    assert_eq!(memory.usage_bytes, 100 * MIB);
+    assert_eq!(memory.usage_at_stat_bytes, 100 * MIB, "not asked for again");
+    drop(let_go);
+    loop {
+        let now_ns = crate::host::clock::now_ns();
+        let (cache_mib, age_ms, mut memory) = read(&mut pods, now_ns, true);
+        if cache_mib == 20 && age_ms < 500 {
+            pods.freshen(&mut memory, now_ns).unwrap();
+            assert_eq!(memory.inactive_file_bytes, 20 * MIB);
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Of a pod with more cgroups than are kept not even the first read is the loop's.
+#[test]
+fn a_pod_of_very_many_cgroups_is_slow_before_it_is_read() {
+    let (_dir, host, pods) = one_pod("1");
+    for number in 0..crate::pods::kill::CGROUPS_PER_POD_MAX {
+        make_cgroup_in(&host.path(POD).join(format!("c{number}")), "0");
+    }
+    let (_let_go, held) = channel::<()>();
+    let thread = StatThread::start_with(u64::MAX, move |files| {
+        held.recv_timeout(std::time::Duration::from_millis(300))
+            .ok();
+        files.read_cache()
+    });
+    let mut pods = pods.with_stat_thread(thread.unwrap());
+    look(&mut pods);
+    let mut sample = Vec::new();
+    let now_ns = crate::host::clock::now_ns();
+    pods.read(&mut sample, now_ns, true, |_, error| panic!("{error}"));
+    assert_eq!(sample[0].stat_age_ms, u32::MAX);
+}
