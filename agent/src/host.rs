@@ -31,6 +31,7 @@ pub mod meminfo;
 #[cfg(test)]
 pub(crate) mod mounted;
 pub mod numa;
+pub mod own_caches;
 pub mod pressure;
 pub mod processes;
 pub mod program;

@@ -125,7 +125,7 @@ fn agent_cgroup(
 }
 
 /// The cgroup of this process in the unified tree.
-fn current_v2_cgroup(host: &HostRoot) -> Result<CgroupPath, String> {
+pub(super) fn current_v2_cgroup(host: &HostRoot) -> Result<CgroupPath, String> {
     let path = host.procfs(format!("{}/cgroup", std::process::id()));
     let text = read_text(&path).map_err(|error| error.to_string())?;
     let line = text.lines().find_map(|line| line.strip_prefix("0::"));

@@ -18,6 +18,7 @@ use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
 use super::usage::{PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
 use crate::host::cgroup::CgroupMounts;
+use crate::host::own_caches::OwnCaches;
 use crate::host::panics;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
 use crate::pods::directories::PodDirs;
@@ -78,6 +79,7 @@ pub(super) struct Surveyor {
     /// A pod was seen in the machine's user namespace. What it has put into projects of other pods stays there when it
     /// ends.
     doubts_quotas: bool,
+    own_caches: OwnCaches,
 }
 
 impl Surveyor {
@@ -88,6 +90,7 @@ impl Surveyor {
         figures: SyncSender<Figures>,
         events: Sender<StorageEvent>,
     ) -> Self {
+        let own_caches = OwnCaches::new(means.places.host.clone(), means.mounts.clone());
         Self {
             means,
             shared,
@@ -109,6 +112,7 @@ impl Surveyor {
             is_idle_class: false,
             has_freed: false,
             doubts_quotas: false,
+            own_caches,
         }
     }
 
@@ -118,6 +122,9 @@ impl Surveyor {
             self.set_class(!is_urgent);
             let start = Instant::now();
             let has_worked = self.slice(start);
+            if has_worked {
+                self.own_caches.trim(start);
+            }
             let worked = start.elapsed();
             self.hand_on();
             self.flush();

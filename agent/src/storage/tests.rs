@@ -114,6 +114,30 @@ fn inodes(reading: &StorageReading) -> Vec<(&str, Option<u64>)> {
         .collect()
 }
 
+/// The kernel charges the inodes of what is walked to who walks.
+#[test]
+fn a_walk_does_not_fill_the_agents_own_cgroup() {
+    let machine = Machine::new();
+    machine.volume_file("a", "1");
+    machine.write(&format!("proc/{}/cgroup", std::process::id()), "0::/own\n");
+    for (name, text) in [
+        ("memory.max", "1000000\n"),
+        ("memory.high", "max\n"),
+        ("memory.current", "900000\n"),
+        ("memory.reclaim", ""),
+    ] {
+        machine.write(&format!("sys/fs/cgroup/own/{name}"), text);
+    }
+    let (handle, mut events) = machine.spawn();
+    handle.set_pods(vec![pod("a")]).unwrap();
+    // The figures of a slice come after what follows it.
+    wait(&mut events, |event| {
+        (inodes(&*reading(event)?) == [("a", Some(2))]).then_some(())
+    });
+    let asked = machine.dir.path().join("sys/fs/cgroup/own/memory.reclaim");
+    assert_eq!(std::fs::read_to_string(asked).unwrap(), "400000");
+}
+
 #[test]
 fn readings_come_by_themselves_and_figures_follow_what_pods_write() {
     let machine = Machine::new();
