@@ -64,8 +64,8 @@ impl Engine {
     }
 
     /// Whether a sample of which only the node has been read ([`Sample::node`], [`Sample::kubepods`] and what comes
-    /// with it, without [`Sample::pods`]) needs the pods too. `false`: set [`Sample::pods_read`] to [`PodsRead::None`] and give it to
-    /// [`Engine::step`], which decides the same as with them. Changes nothing; allocates nothing.
+    /// with it, without [`Sample::pods`]) needs the pods too. `false`: set [`Sample::pods_read`] to [`PodsRead::None`]
+    /// and give it to [`Engine::step`], which decides the same as with them. Changes nothing; allocates nothing.
     pub fn needs_pods(&self, sample: &Sample, at_ns: u64) -> bool {
         let view = View::ahead(&self.config, &self.state, sample, at_ns);
         freshness::pods_needed(&view, sample)

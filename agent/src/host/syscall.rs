@@ -105,8 +105,8 @@ pub fn sched_idle() -> Result<(), SyscallError> {
     set_scheduler(CALLING_THREAD, libc::SCHED_IDLE, 0)
 }
 
-/// Frees the whole pages of `memory` lazily (`madvise(2)`, MADV_FREE), and writes to each of them again, so that none is
-/// free. For a workload of the tests, which has no `unsafe`.
+/// Frees the whole pages of `memory` lazily (`madvise(2)`, MADV_FREE), and writes to each of them again, so that none
+/// is free. For a workload of the tests, which has no `unsafe`.
 ///
 /// # Errors
 /// EINVAL: it is not anonymous memory, or locked.

@@ -3,12 +3,12 @@
 //!
 //! **Problem.** Only the kubelet knows, and says it over gRPC when it is asked; a scheduler that hears it a minute late
 //! binds pods that are refused. **Approach.** `plimsoll-runtime resources` asks every second and sends what has changed
-//! ([`pod_resources`](plimsoll_core::protocol::pod_resources)); it is a process that this thread starts, and kills when it
-//! is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory come and go), and
-//! puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it has
-//! placed ([`TopologySource::place`]), which counts in the zones; else it has no part in that. To such a loop it also
-//! sends which devices containers have, as that changes; and, where a pod waits for it, what the kubelet has said since
-//! then, at once ([`TopologySource::ask`]).
+//! ([`pod_resources`](plimsoll_core::protocol::pod_resources)); it is a process that this thread starts, and kills when
+//! it is silent. The thread reads the machine again with each change and every [`LOOK`] (CPUs and memory come and go),
+//! and puts the zones where plimsoll-cluster is served ([`TopologySlot`]). A loop that places containers says what it
+//! has placed ([`TopologySource::place`]), which counts in the zones; else it has no part in that. To such a loop it
+//! also sends which devices containers have, as that changes; and, where a pod waits for it, what the kubelet has said
+//! since then, at once ([`TopologySource::ask`]).
 #![forbid(unsafe_code)]
 
 mod connection;

@@ -7,8 +7,8 @@
 //! **Approach.** Level-triggered: as long as the API does not show the end and the pod's cgroup is there, the same
 //! PATCH is sent again, with another annotation value; not faster than the kubelet can look, and not for ever. Every
 //! call carries the pod's UID, so that a pod of the same name is safe; the PATCH carries the resource version, so that
-//! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that. Where the pod's annotations
-//! are full, which who makes the pod decides, a label takes the annotation's place.
+//! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that. Where the pod's
+//! annotations are full, which who makes the pod decides, a label takes the annotation's place.
 
 use plimsoll_core::protocol::cluster_link::{EvictionIntent, Settled};
 

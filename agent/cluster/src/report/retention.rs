@@ -6,8 +6,8 @@ use crate::pod::{Phase, SeenPod};
 use crate::report::policy::EvictedPods;
 
 /// The evicted pods that are beyond what is kept, the oldest first. Only pods that carry our annotation or label, have
-/// ended, and of which `is_settled` says that nothing more is to be reported. A pod without an owner stands for itself: it
-/// goes when its time is over.
+/// ended, and of which `is_settled` says that nothing more is to be reported. A pod without an owner stands for itself:
+/// it goes when its time is over.
 pub fn surplus<'a>(
     pods: impl Iterator<Item = &'a SeenPod>,
     is_settled: impl Fn(&SeenPod) -> bool,

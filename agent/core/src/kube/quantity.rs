@@ -570,8 +570,8 @@ impl Quantity {
         compared
     }
 
-    /// Rounds to whole units of `10^exponent`, away from zero (upstream `RoundUp`, which lets an `inf.Dec` forget how it
-    /// was written).
+    /// Rounds to whole units of `10^exponent`, away from zero (upstream `RoundUp`, which lets an `inf.Dec` forget how
+    /// it was written).
     pub fn round_up(&mut self, exponent: i32) {
         if self.is_big() {
             self.text = None;

@@ -78,8 +78,8 @@ pub struct RankRow {
     /// only with [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub overused: u16,
-    /// What its namespace uses beyond its share, in thousandths of the share: [`share`](crate::policy::eviction::share).
-    /// 0 without one.
+    /// What its namespace uses beyond its share, in thousandths of the share:
+    /// [`share`](crate::policy::eviction::share). 0 without one.
     #[serde(default, skip_serializing_if = "is_none_over")]
     pub over_share: u16,
     /// What the pod uses, in the signal's unit: bytes, inodes or processes.

@@ -14,8 +14,8 @@
 //!   kubelet waits up to 30 s, blind), unless it was killed, does not go, and memory shrinks. If meanwhile half of a
 //!   hard memory threshold is used up too, the victim's grace period ends.
 //! - Memory that is lazily freed counts as used, of pods and of the node ([`page_cache`](crate::model::page_cache)).
-//! - With [`foresight`](crate::policy::eviction::foresight) the first in the ranking is also evicted when the kernel will
-//!   soon have no memory left.
+//! - With [`foresight`](crate::policy::eviction::foresight) the first in the ranking is also evicted when the kernel
+//!   will soon have no memory left.
 //! - With [`Remedies`](crate::model::options::Remedies) other means are tried before a pod is evicted for memory
 //!   ([`remedies`](crate::policy::eviction::remedies)).
 //! - While the memory of an evicted pod does not come back, others are evicted slowly

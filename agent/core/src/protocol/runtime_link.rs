@@ -2,8 +2,8 @@
 //!
 //! **Problem.** The runtime's answers come from a large program over a socket: late, cut off, too large or not at all.
 //! The agent must stay small, locked in memory, and wait for none of it. **Approach.** `plimsoll-runtime` alone speaks
-//! gRPC. It sends what it has read in frames of bounded length ([`framing`](crate::protocol::framing)). It decides nothing
-//! and remembers nothing: it may die at any time, and the next one is asked again.
+//! gRPC. It sends what it has read in frames of bounded length ([`framing`](crate::protocol::framing)). It decides
+//! nothing and remembers nothing: it may die at any time, and the next one is asked again.
 //!
 //! `plimsoll-runtime nri` is a second process of the same program: there the runtime asks, and waits for the answer. So
 //! all answers are sent ahead ([`ToNri`]).

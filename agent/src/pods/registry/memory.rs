@@ -15,8 +15,8 @@ use crate::host::file::FileError;
 use crate::pods::memory_reader::{Reading, StatThread};
 
 /// Without urgency it is read again after this time, even if usage stood still. A decision that hangs on it has it read
-/// anyway ([`plimsoll_core::policy::eviction::freshness`]), and to produce its fifty lines is most of what a pod at rest
-/// costs.
+/// anyway ([`plimsoll_core::policy::eviction::freshness`]), and to produce its fifty lines is most of what a pod at
+/// rest costs.
 const REST_AGE_MAX_MS: u32 = 60_000;
 
 /// How long ago a reading of `memory.stat` was made, milliseconds.

@@ -362,7 +362,8 @@ mod tests {
         }
     }
 
-    /// As many errors as the API server counts: `ValidateQualifiedName` has two, and a container wants an extended name.
+    /// As many errors as the API server counts: `ValidateQualifiedName` has two, and a container wants an extended
+    /// name.
     #[test]
     fn a_malformed_name_has_an_error_for_each_rule() {
         let pod = r#"{"containers":[{"resources":{"limits":{"example.com/":"1"},"requests":{"example.com/":"1"}}}]}"#;

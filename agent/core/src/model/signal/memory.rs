@@ -1,8 +1,8 @@
 //! Memory of the node and of its pods.
 //!
 //! One difference from the kubelet, and from `MemAvailable`: both count memory that is *lazily freed*
-//! ([`page_cache`](crate::model::page_cache)) as page cache, so as available, though it may be in use. Here it counts as
-//! used, of the node and of each pod. Without such memory the figures are the same.
+//! ([`page_cache`](crate::model::page_cache)) as page cache, so as available, though it may be in use. Here it counts
+//! as used, of the node and of each pod. Without such memory the figures are the same.
 
 use crate::model::event::NodeMemory;
 use crate::model::options::Availability;

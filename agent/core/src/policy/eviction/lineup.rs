@@ -99,8 +99,8 @@ pub(super) struct Contender<'a> {
 const STATS_KNOWN: u64 = 1 << 59;
 const WITHIN_REQUEST: u64 = 1 << 58;
 
-/// All comparators of [`Ranking::Memory`](crate::policy::eviction::rank::Ranking::Memory) but what hangs on amounts, and
-/// UIDs, as one number that is smaller the earlier a pod goes.
+/// All comparators of [`Ranking::Memory`](crate::policy::eviction::rank::Ranking::Memory) but what hangs on amounts,
+/// and UIDs, as one number that is smaller the earlier a pod goes.
 fn class(row: &RankRow, (overused, over_share): (u16, u16)) -> u64 {
     // Moved up by 2^31: the order of i32 as that of u32.
     let priority = row.priority.cast_unsigned() ^ i32::MIN.cast_unsigned();
