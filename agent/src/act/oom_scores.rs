@@ -25,7 +25,7 @@
 //!   when its cgroup is seen for the first time, or when the score is one that we gave or one that a newcomer came
 //!   with. Any process may raise its own score, and some do on purpose; the kubelet, too, sets scores once. A child may
 //!   be seen before the record of the newcomer that has forked it: who has a higher score for no known reason is in
-//!   doubt for ten seconds, and judged again.
+//!   doubt for two minutes, and judged again.
 //! * -1000 is never given: the kernel would pass over the process for ever.
 //!
 //! **No stranger is written to.** A score is written through a descriptor of `/proc/PID/oom_score_adj` that was opened
@@ -71,6 +71,8 @@ use crate::pods::registry::Pods;
 const NEWCOMERS_MAX: usize = 256;
 /// Cgroups that are at the thread or on their way.
 const JOBS_MAX: usize = 16;
+/// At so many nothing else is handed out that is due because its pod was followed.
+const FOLLOWED_MAX: usize = 2;
 /// Processes looked at, and scores written, for one cgroup in one go, and how long. The rest follows later.
 const FOLLOWING: Allowance = Allowance {
     processes: 256,
@@ -350,7 +352,7 @@ impl OomScores {
         if self.away.len() >= JOBS_MAX {
             return None;
         }
-        if !self.due.is_empty() {
+        if !self.due.is_empty() && self.away.len() < FOLLOWED_MAX {
             return Some(0);
         }
         if self.is_serving {
@@ -397,7 +399,10 @@ impl OomScores {
                 }
             }
         }
-        while let Some((uid, id)) = self.due.pop() {
+        // They are done one after the other: newcomers are not to wait behind more of them.
+        while self.away.len() < FOLLOWED_MAX
+            && let Some((uid, id)) = self.due.pop()
+        {
             if let Some(job) = self.dequeued(uid, id, Why::Followed, FOLLOWING) {
                 return Some(job);
             }
@@ -416,7 +421,14 @@ impl OomScores {
                 }
             }
             Why::Again => {
-                while let Some((_, id)) = self.to_be_compared().filter(|(at, _)| *at <= now_ns) {
+                while let Some((at_ns, id)) = self.to_be_compared().filter(|(at, _)| *at <= now_ns)
+                {
+                    // It has gone, and come back as another one with the same id.
+                    let own_ns = self.cgroup_mut(id).and_then(|cgroup| cgroup.again);
+                    if own_ns.is_none_or(|(own_ns, _)| own_ns != at_ns) {
+                        self.again.remove(&(at_ns, id));
+                        continue;
+                    }
                     let pids = self.newcomers_of(id);
                     if let Some(job) = self.job_of(id, why, pids) {
                         return Some(job);
@@ -590,7 +602,21 @@ impl OomScores {
             scores.score_anew(self.capacity_bytes);
         }
         self.index(uid, &before);
+        self.forget_gone(uid);
         self.queue_due(uid, now_ns);
+    }
+
+    /// Cgroups that the pod has no more do not wait, and one that has come back under the same id waits once.
+    fn forget_gone(&mut self, uid: &PodUid) {
+        let Some(scores) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let waits = |cgroup: &CgroupScores, id: u64| cgroup.id == id && cgroup.is_queued;
+        for queue in [&mut self.left, &mut self.due] {
+            queue.retain_of(uid, |id| {
+                scores.cgroups.iter().any(|cgroup| waits(cgroup, id))
+            });
+        }
     }
 
     /// What is due of a pod's cgroups waits for its turn.

@@ -358,7 +358,8 @@ impl Sampler {
         first
     }
 
-    /// Where its `memory.stat` is slow to read, all that its usage has grown by since the newest reading counts.
+    /// Where its `memory.stat` is slow to read, all that its usage has grown by since the newest reading counts, and
+    /// what it has fallen by does not: after an eviction that is the victim's memory.
     fn read_kubepods(
         &mut self,
         urgent: bool,
@@ -372,7 +373,8 @@ impl Sampler {
         if !urgent {
             self.kubepods.read(usage_bytes, now_ns(), thread)?;
             // Of any age: without it all page cache of the pods would count, and pods go for it.
-            let cache = self.kubepods.sure_cache(usage_bytes, now_ns(), u32::MAX);
+            let newest = self.kubepods.newest();
+            let cache = newest.map(|newest| newest.cache).unwrap_or_default();
             let known = &mut self.kubepods_memory;
             known.inactive_file_bytes = cache.inactive_file_bytes;
             known.active_file_bytes = cache.active_file_bytes;

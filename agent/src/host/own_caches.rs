@@ -5,9 +5,10 @@
 //! then every allocation of every thread reclaims first, the loop's too: 64 openings of `cgroup.procs` took 34 ms
 //! instead of 0.5. **Approach.** After each slice the thread that walks looks at its own cgroup. Above [`FULL`] of the
 //! limit it has the kernel drop what goes beyond [`LEFT`] (`memory.reclaim`, cgroup v2 since Linux 5.19), so that it
-//! waits itself. All else of the agent is locked in memory, and stays. This is no setting: nothing is left to put back.
+//! waits itself. What else the agent has is locked in memory, and stays, if it is alone in the cgroup. This is no
+//! setting: nothing is left to put back.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -50,31 +51,52 @@ impl OwnCaches {
     /// Drops what is too much. May take long: for the thread that has caused it. What cannot be done is said once, and
     /// only to who debugs: the walk goes on as without it.
     pub fn trim(&mut self, now: Instant) {
-        if self.not_before.is_some_and(|at| now < at) {
-            return;
-        }
         match self.try_trim() {
             Ok(true) => {}
             Ok(false) => self.not_before = Some(now + REST),
+            Err(why) => self.cannot(now, &why),
+        }
+    }
+
+    /// Whether there is something to drop, and it is time. What cannot be told counts as no.
+    pub fn is_full(&mut self, now: Instant) -> bool {
+        if self.not_before.is_some_and(|at| now < at) {
+            return false;
+        }
+        let excess = self.own_dir().and_then(|dir| {
+            let excess = excess_bytes(&dir);
+            excess.map_err(|error| error.to_string())
+        });
+        match excess {
+            Ok(excess) => excess.is_some(),
             Err(why) => {
-                self.not_before = Some(now + REST);
-                if !std::mem::replace(&mut self.is_said, true) {
-                    tracing::debug!("caches of walks stay in the agent's own cgroup: {why}");
-                }
+                self.cannot(now, &why);
+                false
             }
         }
     }
 
-    /// Whether there may be more to do soon.
-    fn try_trim(&self) -> Result<bool, String> {
-        let text = |error: FileError| error.to_string();
+    fn cannot(&mut self, now: Instant, why: &str) {
+        self.not_before = Some(now + REST);
+        if !std::mem::replace(&mut self.is_said, true) {
+            tracing::debug!("caches of walks stay in the agent's own cgroup: {why}");
+        }
+    }
+
+    /// Looked up each time: the start moves this process, and a supervisor may.
+    fn own_dir(&self) -> Result<PathBuf, String> {
         let memory = self.mounts.hierarchy_of(Controller::Memory);
         let memory = memory.map_err(|error| error.to_string())?;
         if memory.version == Version::V1 {
             return Err("cgroup v1 has no memory.reclaim".to_owned());
         }
-        // Looked up each time: the start moves this process, and a supervisor may.
-        let dir = memory.dir(&current_v2_cgroup(&self.host)?);
+        Ok(memory.dir(&current_v2_cgroup(&self.host)?))
+    }
+
+    /// Whether there may be more to do soon.
+    fn try_trim(&self) -> Result<bool, String> {
+        let text = |error: FileError| error.to_string();
+        let dir = self.own_dir()?;
         let Some(excess_bytes) = excess_bytes(&dir).map_err(text)? else {
             return Ok(true);
         };

@@ -244,8 +244,8 @@ impl Bpf {
     }
 
     /// Follows the processes of exactly these memory cgroups: a birth from outside sends a record, all are counted. One
-    /// map update for each that comes or goes, and for a share of the others ([`Followed`]); what was counted of those
-    /// that were followed before stays.
+    /// map update for each that comes or goes, and for a share of the others ([`Followed`]); what was counted of one
+    /// that makes room for another pod's share begins anew when it is followed again.
     ///
     /// # Errors
     /// When the kernel refuses an update (4,096 cgroups can be followed).

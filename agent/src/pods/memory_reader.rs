@@ -3,10 +3,10 @@
 //! **Problem.** For `memory.stat` the kernel adds up what every cgroup below and every CPU has counted since the last
 //! time (`cgroup_rstat_flush`). With 4,000 nested cgroups on two CPUs one read took 22 ms, and 89 ms at most; it grows
 //! with both numbers, and a tenant decides on the first. The loop is on its way to a signal. **Approach.** Each read is
-//! measured. A cgroup whose read took [`SLOW_NS`], or that is known to have very many below it, is *slow*: the loop
-//! reads only its usage, and [`StatThread`] reads the rest, whose result comes with a later sample. Until then, and
-//! once that is older than a second, all of the usage of a pod counts ([`MemoryReader::sure_cache`]): a pod
-//! gains nothing by being slow. After [`QUICK_READS`] reads of the thread that were quick the loop reads it again.
+//! measured. A cgroup of which two reads in a row took [`SLOW_NS`], or that is known to have very many below it, is
+//! *slow*: the loop reads only its usage, and [`StatThread`] reads the rest, whose result comes with a later sample.
+//! Until then, and once that is older than a second, all of the usage of a pod counts ([`MemoryReader::sure_cache`]): a
+//! pod gains nothing by being slow. After [`QUICK_READS`] reads of the thread that were quick the loop reads it again.
 //!
 //! **Order.** Between loop and thread are places with a lock each ([`Handover`]), which the loop only tries, and one
 //! result for each cgroup, alike. Neither allocates. Without a thread the loop reads everything, however long it takes.
@@ -73,6 +73,9 @@ pub struct MemoryReader {
     newest: Option<Reading>,
     /// Quick reads of the thread in a row; `None`: the loop reads it.
     slow: Option<u32>,
+    /// The loop's last read took long. One alone says nothing: the loop may have waited for another's flush, or for a
+    /// CPU.
+    was_slow: bool,
     is_large: bool,
 }
 
@@ -87,6 +90,7 @@ impl MemoryReader {
             }),
             newest: None,
             slow: None,
+            was_slow: false,
             is_large: false,
         }
     }
@@ -135,15 +139,15 @@ impl MemoryReader {
                 return taken;
             }
         }
-        let is_beside_thread = thread.is_some_and(StatThread::is_reading);
         let began_ns = self::now_ns();
         let read = self.shared.files.read_cache();
         let took_ns = self::now_ns().saturating_sub(began_ns);
-        // Beside the thread it may have waited for the kernel's lock, and be quick by itself.
-        if let Some(thread) = thread.filter(|_| !is_beside_thread)
-            && took_ns >= thread.slow_ns
-        {
-            self.slow = Some(0);
+        if let Some(thread) = thread {
+            let is_slow = took_ns >= thread.slow_ns;
+            if is_slow && self.was_slow {
+                self.slow = Some(0);
+            }
+            self.was_slow = is_slow;
         }
         self.newest = Some(Reading {
             cache: read?,
@@ -210,7 +214,6 @@ impl MemoryReader {
 #[derive(Debug, Default)]
 struct Jobs {
     waiting: Handover<Arc<Shared>, JOBS_MAX>,
-    is_reading: AtomicBool,
     is_over: AtomicBool,
     refused: AtomicU64,
 }
@@ -263,10 +266,6 @@ impl StatThread {
         }
     }
 
-    fn is_reading(&self) -> bool {
-        self.jobs.is_reading.load(Ordering::SeqCst)
-    }
-
     /// Cgroups that found no place.
     pub fn refused(&self) -> u64 {
         self.jobs.refused.load(Ordering::Relaxed)
@@ -289,7 +288,6 @@ fn work(jobs: &Jobs, slow_ns: u64, read: impl Fn(&PodMemoryFiles) -> Result<Page
             std::thread::park();
             continue;
         };
-        jobs.is_reading.store(true, Ordering::SeqCst);
         let at_ns = now_ns();
         let reading = shared.files.read_usage_bytes().and_then(|usage_bytes| {
             let cache = read(&shared.files)?;
@@ -300,7 +298,6 @@ fn work(jobs: &Jobs, slow_ns: u64, read: impl Fn(&PodMemoryFiles) -> Result<Page
             })
         });
         let took_ns = now_ns().saturating_sub(at_ns);
-        jobs.is_reading.store(false, Ordering::SeqCst);
         let answer = Answer {
             read: reading,
             is_quick: took_ns < slow_ns,
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_read_of_the_loop_is_its_last_and_without_a_thread_it_reads_all() {
+    fn two_slow_reads_of_the_loop_are_its_last_and_without_a_thread_it_reads_all() {
         let (_dir, mut reader) = reader();
         for at_ns in [1, 2] {
             reader.read(100, at_ns, None).unwrap();
@@ -386,6 +383,7 @@ mod tests {
             reader.read(100, 3, Some(&thread)).unwrap();
         }
         assert_eq!(reader.newest().unwrap().at_ns, 3);
+        assert!(reader.is_slow(Some(&thread)));
         assert_eq!(thread.refused(), 0, "it waits once");
         drop(let_go);
         assert!(is_answered(&mut reader, &thread));

@@ -180,7 +180,7 @@ impl Pods {
         self.worker.as_mut()
     }
 
-    /// Work for these threads that found no room in their queues, so far.
+    /// Removals, kills and readings of memory that found no room in the queues of their threads, so far.
     pub fn work_refused(&self) -> u64 {
         let kills = self.kill_thread.as_ref().map_or(0, KillThread::refused);
         let reads = self.stat_thread.as_ref().map_or(0, StatThread::refused);

@@ -122,7 +122,9 @@ impl Surveyor {
             self.set_class(!is_urgent);
             let start = Instant::now();
             let has_worked = self.slice(start);
-            if has_worked {
+            if has_worked && self.own_caches.is_full(start) {
+                // Not at the lowest priority: the kernel's locks are held meanwhile.
+                self.set_class(false);
                 self.own_caches.trim(start);
             }
             let worked = start.elapsed();

@@ -10,7 +10,8 @@
 //! beyond that is *lazily freed*, and counts as used. Nobody can tell which of it has been written again without a look
 //! at each page, so memory that its pod does not need any more counts until the kernel takes it.
 //!
-//! Page cache that is locked is in the second count and on neither list: so much of what is lazily freed is not seen.
+//! Page cache that is locked, or of a ramfs, is in the second count and on neither list: so much of what is lazily
+//! freed is not seen.
 
 /// The node's counters may be behind each other by so much: each CPU counts up to 125 pages (`MAX_THRESHOLD` of the
 /// kernel's mm/vmstat.c) before it adds them to what `/proc/meminfo` shows.

@@ -16,7 +16,7 @@ use crate::kube::pod_uid::PodUid;
 use crate::protocol::framing::Framing;
 
 /// The version of this protocol. A peer with another one is refused with both numbers.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// Of all frames. The largest pod has a fraction of these values.
 pub const FRAMING: Framing = Framing {
     bytes_max: 1 << 20,

@@ -29,8 +29,8 @@ const BATCH: usize = 64;
 /// How many earlier scores of a cgroup are recognised as not being a process's own choice.
 const RECENT_MAX: usize = 4;
 /// After this time a higher score counts as the process's own choice and not as inherited: the record of the newcomer
-/// that has forked it comes no later, also where the loop's time is scarce.
-pub(super) const DOUBT_NS: u64 = 10_000_000_000;
+/// that has forked it is served no later, also where each of the looks before it is held up for seconds.
+pub(super) const DOUBT_NS: u64 = 120_000_000_000;
 /// Processes of one cgroup in doubt at a time. Beyond, their scores are taken to be chosen.
 const DOUBTFUL_MAX: usize = 256;
 /// A write that takes longer is held up by others, which is said once.

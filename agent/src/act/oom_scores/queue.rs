@@ -41,6 +41,16 @@ impl Queue {
         self.pods.is_empty()
     }
 
+    /// Of that pod only these wait.
+    pub(super) fn retain_of(&mut self, uid: &PodUid, is_wanted: impl Fn(u64) -> bool) {
+        if let Some(ids) = self.pods.get_mut(uid) {
+            ids.retain(|id| is_wanted(*id));
+            if ids.is_empty() {
+                self.pods.remove(uid);
+            }
+        }
+    }
+
     pub(super) fn retain(&mut self, mut is_wanted: impl FnMut(&PodUid) -> bool) {
         self.pods.retain(|uid, _| is_wanted(uid));
     }

@@ -119,10 +119,13 @@ pub(super) fn other_root(host: &HostRoot, kubelet_dir: &Path) -> Option<PathBuf>
         let status = std::fs::metadata(path).ok()?;
         Some((status.dev(), status.ino()))
     };
-    let ids = [
-        id(as_seen_by(host, pid, &theirs)),
-        id(host.path(kubelet_dir)),
-    ];
+    let seen = as_seen_by(host, pid, &theirs);
+    // Without CAP_SYS_PTRACE nobody can tell.
+    let denied = |error: std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
+    if std::fs::metadata(&seen).is_err_and(denied) {
+        return None;
+    }
+    let ids = [id(seen), id(host.path(kubelet_dir))];
     let is_one = theirs == kubelet_dir || ids[0].is_some() && ids[0] == ids[1];
     (!is_one).then_some(theirs)
 }

@@ -430,46 +430,46 @@ impl Planner<'_> {
     }
 
     /// More victims than are tried exactly: on each node candidates in the order of eviction, then by how much room
-    /// they make, until there is enough; then those that can be left out stay. Where neither leads to a set, it may be
-    /// one of the first that keeps later ones from going: each of the first [`LEFT_OUT_MAX`] is left out in turn.
+    /// they make, until there is enough; then those that can be left out stay. Where that leads to a set on no node, it
+    /// may be one of the first that keeps later ones from going: each of the first [`LEFT_OUT_MAX`] is left out in
+    /// turn.
     fn try_many<'a>(&'a self, sites: &[Site<'a>], found: &mut Found<'a>) {
-        for site in sites {
-            let mut in_order = site.candidates();
-            let pod = |at: &usize| self.candidates.get(*at).pod;
-            in_order.sort_unstable_by(|a, b| {
-                self.eviction_order(pod(a))
-                    .cmp(&self.eviction_order(pod(b)))
-            });
-            let mut by_room = in_order.clone();
-            by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
-            let mut is_found = false;
-            for order in [&in_order, &by_room] {
-                is_found |= self.try_order(site, order, found);
+        for left_out in std::iter::once(None).chain((0..LEFT_OUT_MAX).map(Some)) {
+            for site in sites {
+                if found.steps.is_short {
+                    return;
+                }
+                self.try_orders(site, left_out, found);
             }
-            let without = |order: &[usize], at: usize| {
-                let mut rest = order.to_vec();
-                rest.remove(at);
-                rest
-            };
-            for at in 0..in_order.len().min(LEFT_OUT_MAX) {
-                if is_found {
-                    break;
-                }
-                for order in [&in_order, &by_room] {
-                    is_found |= self.try_order(site, &without(order, at), found);
-                }
+            if found.best.is_some() {
+                return;
             }
         }
     }
 
-    /// Whether candidates in this order lead to a set, which is weighed then.
-    fn try_order<'a>(&'a self, site: &Site<'a>, order: &[usize], found: &mut Found<'a>) -> bool {
-        let set = self.enough_of(order, &site.need, &mut found.steps);
-        let Some(set) = set.filter(|set| self.keeps_rules(set, &site.need)) else {
-            return false;
-        };
-        self.weigh(site.node, &set, found, |_| set.clone());
-        true
+    /// The same on one node, without the candidate that is at this place of the order of eviction.
+    fn try_orders<'a>(&'a self, site: &Site<'a>, left_out: Option<usize>, found: &mut Found<'a>) {
+        let mut in_order = site.candidates();
+        let pod = |at: &usize| self.candidates.get(*at).pod;
+        in_order.sort_unstable_by(|a, b| {
+            self.eviction_order(pod(a))
+                .cmp(&self.eviction_order(pod(b)))
+        });
+        match left_out {
+            Some(at) if at < in_order.len() => {
+                in_order.remove(at);
+            }
+            Some(_) => return,
+            None => {}
+        }
+        let mut by_room = in_order.clone();
+        by_room.sort_by_cached_key(|victim| Reverse(self.room_made(*victim, &site.need)));
+        for order in [in_order, by_room] {
+            let set = self.enough_of(&order, &site.need, &mut found.steps);
+            if let Some(set) = set.filter(|set| self.keeps_rules(set, &site.need)) {
+                self.weigh(site.node, &set, found, |_| set.clone());
+            }
+        }
     }
 
     /// How much of what is missing a pod would give back, summed over resources, in 2⁻³².
