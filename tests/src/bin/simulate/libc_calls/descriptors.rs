@@ -137,8 +137,11 @@ fn write_at(fd: c_int, from: *const c_void, length: usize, offset: Option<i64>) 
     if matches!(file, "cgroup.kill" | "cgroup.procs") {
         cost_ns += world().machine.mutex_ns;
     }
-    if file == "oom_score_adj" {
-        cost_ns += world().machine.oom_adj_ns;
+    // Others have the lock so long. Not a cost: nothing is done before then, and meanwhile the machine goes on.
+    let held_up_ns = world().machine.oom_adj_ns;
+    if file == "oom_score_adj" && held_up_ns > 0 {
+        let until_ns = world().now_ns + held_up_ns;
+        wait(State::Sleep, Some(until_ns));
     }
     operation!("write", &open.path, cost_ns);
     if std::mem::take(&mut world().plan.tears) {
