@@ -51,6 +51,9 @@ impl OwnCaches {
     /// Drops what is too much. May take long: for the thread that has caused it. What cannot be done is said once, and
     /// only to who debugs: the walk goes on as without it.
     pub fn trim(&mut self, now: Instant) {
+        if self.rests(now) {
+            return;
+        }
         match self.try_trim() {
             Ok(true) => {}
             Ok(false) => self.not_before = Some(now + REST),
@@ -60,7 +63,7 @@ impl OwnCaches {
 
     /// Whether there is something to drop, and it is time. What cannot be told counts as no.
     pub fn is_full(&mut self, now: Instant) -> bool {
-        if self.not_before.is_some_and(|at| now < at) {
+        if self.rests(now) {
             return false;
         }
         let excess = self.own_dir().and_then(|dir| {
@@ -74,6 +77,10 @@ impl OwnCaches {
                 false
             }
         }
+    }
+
+    fn rests(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|at| now < at)
     }
 
     fn cannot(&mut self, now: Instant, why: &str) {

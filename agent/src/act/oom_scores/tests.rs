@@ -725,7 +725,7 @@ fn more_cgroups_than_have_places_wait_for_their_turn() {
     let mut jobs = Vec::new();
     let take = |fake: &mut Fake| std::iter::from_fn(|| fake.scores.next_job(1)).collect::<Vec<_>>();
     jobs.extend(take(&mut fake));
-    assert_eq!(jobs.len(), JOBS_MAX);
+    assert_eq!(jobs.len(), FOLLOWED_MAX, "a newcomer waits behind no more");
     assert_eq!(fake.scores.serve_at_ns(), None);
     let mut looks = 0;
     while let Some(job) = jobs.pop() {
