@@ -106,6 +106,8 @@ pub(crate) enum Way {
     Before130,
     /// With the chart.
     Helm,
+    /// Not at all any more: what is to be taken off the nodes.
+    LeftBehind,
 }
 
 /// Commands of a page.
@@ -162,6 +164,7 @@ pub(crate) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
             "sh cluster kubectl" => Some(Where::Cluster(Way::Kubectl)),
             "sh cluster before-1.30" => Some(Where::Cluster(Way::Before130)),
             "sh cluster helm" => Some(Where::Cluster(Way::Helm)),
+            "sh cluster left-behind" => Some(Where::Cluster(Way::LeftBehind)),
             "text" if is_below => {
                 if let Some(block) = blocks.last_mut() {
                     block.prints = Some(body);

@@ -111,10 +111,6 @@ const PROGRAMS: &[&str] = &[
 /// Commands in a fence `text` that no test runs yet: the page, and how they begin.
 const NOT_RUN: &[(&str, &str)] = &[
     ("docs/guide/cluster.md", "plimsoll topology --zones"),
-    // What an uninstallation in another order has left.
-    ("docs/guide/cluster.md", "kubectl taint nodes --all"),
-    ("docs/guide/cluster.md", "kubectl annotate nodes --all"),
-    ("docs/guide/cluster.md", "  kubectl patch $node"),
     ("docs/guide/sharing.md", "kubectl "),
 ];
 const INSTALL: &str = "(cd target/release && sudo install plimsoll plimsoll-agent plimsoll-runtime plimsoll-trace /usr/local/bin)";

@@ -168,3 +168,62 @@ fn the_guides_commands_install_and_uninstall() {
         }
     });
 }
+
+/// What a DaemonSet that is just deleted leaves on its nodes goes by the page's commands, and nothing else does.
+#[test]
+fn the_guides_commands_take_off_what_was_left_behind() {
+    run(async {
+        let Some(kubectl) = tool("kubectl") else {
+            return support::notes::left_out("needs kubectl: cargo xtask deploy-check fetches it");
+        };
+        let Some(server) = Server::start().await else {
+            return;
+        };
+        for node in ["left", "clean"] {
+            server.node(node, "v1.36.2").await;
+        }
+        let left = "/api/v1/nodes/left";
+        let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+        let meta = json!({"metadata": {"annotations": {"plimsoll.dev/withheld": "{}", "example.com/kept": "a"}},
+            "spec": {"taints": [taint("plimsoll.dev/memory-pressure"), taint("example.com/kept")]}});
+        server.merge(left, &meta).await;
+        // That one of the three is not there adds nothing.
+        let conditions = json!({"status": {"conditions": [
+            {"type": "plimsoll.dev/MemoryPressure", "status": "True"}, {"type": "plimsoll.dev/Degraded", "status": "True"}]}});
+        server.patch(&format!("{left}/status"), &conditions).await;
+        let scratch = tempfile::tempdir().unwrap();
+        put(
+            scratch.path(),
+            "kubectl",
+            &kubectl,
+            &server.path("admin.conf"),
+        );
+        let (_, text) = PAGES.iter().find(|(page, _)| *page == PAGE).unwrap();
+        let program = scratch.path().join("plimsoll");
+        let folder = scratch.path().join("session");
+        fs::create_dir(&folder).unwrap();
+        let session = tokio::task::spawn_blocking(move || {
+            fences::run(
+                PAGE,
+                text,
+                &[Where::Cluster(Way::LeftBehind)],
+                &program,
+                &folder,
+            )
+        });
+        let blocks = session.await.unwrap();
+        assert_eq!(blocks.unwrap_or_else(|error| panic!("{error}")), 1);
+        for node in ["left", "clean"] {
+            let mut node = server.get(&format!("/api/v1/nodes/{node}")).await.unwrap();
+            node["metadata"]["managedFields"] = json!(null);
+            assert!(!node.to_string().contains("\"plimsoll.dev/"), "{node:#}");
+            let conditions = node["status"]["conditions"].as_array().unwrap();
+            assert_eq!(conditions.len(), 1, "{node:#}");
+        }
+        let node = server.get(left).await.unwrap();
+        assert_eq!(node["metadata"]["annotations"]["example.com/kept"], "a");
+        let taints = node["spec"]["taints"].as_array().unwrap();
+        let is_kept = |taint: &Value| taint["key"] == "example.com/kept";
+        assert!(taints.iter().any(is_kept), "{node:#}");
+    });
+}
