@@ -468,15 +468,19 @@ impl Eviction {
             }
             // The status says the same, and needs another right.
             _ if purpose == Purpose::Evict => self.no_eviction_api = true,
-            // Once: something else may refuse. A pod with too many annotations for the admission policy's expressions
-            // is refused without the name of a field.
-            422 if purpose == Purpose::Report && !self.uses_label => {
+            // Once: something else may refuse by that name.
+            422 if purpose == Purpose::Report
+                && !self.uses_label
+                && refusal.is_of_field(ANNOTATIONS) =>
+            {
                 self.uses_label = true;
-                self.must_read |= !refusal.is_of_field(ANNOTATIONS);
             }
             code => {
                 // Old servers answer a wrong `metadata.uid` so.
                 self.must_read |= code == 422;
+                // A pod with too many annotations for the admission policy's expressions is refused without the name
+                // of a field.
+                self.uses_label |= code == 422 && purpose == Purpose::Report;
                 self.refusals += 1;
                 self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
             }

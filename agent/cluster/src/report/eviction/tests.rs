@@ -899,3 +899,17 @@ fn a_pod_whose_annotations_are_full_is_told_by_a_label() {
     let next = other.next(Some(&taken_back), view, now(2_000_000));
     assert_eq!(next, Step::Settle(Settled::GivenUp));
 }
+
+/// An admission policy whose expressions cost too much names no field.
+#[test]
+fn a_refusal_of_no_field_counts_and_is_followed_by_the_label() {
+    let mut eviction = Eviction::new(intent(0), now(0), 1);
+    let running = pod(RUNNING);
+    assert_eq!(eviction.label(&running), None);
+    eviction.answered(Report, &refused(403), now(0));
+    assert_eq!(eviction.label(&running), None);
+    eviction.answered(Report, &refused(422), now(0));
+    let label = eviction.label(&running);
+    assert_eq!(label.as_deref(), Some("2026-11-22T10.00.00.123Z.1"));
+    assert_eq!(eviction.refusals, 2);
+}
