@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use plimsoll_core::model::page_cache::{CACHE_NOISE_BYTES, lazily_freed_bytes};
+use plimsoll_core::model::page_cache::node_lazily_freed_bytes;
 
 use super::HostRoot;
 use super::clock::now_ns;
@@ -145,8 +145,7 @@ impl NodeMemory {
     pub fn lazily_freed(&self) -> u64 {
         let lists = self.inactive_file.saturating_add(self.active_file);
         let file = self.cached.saturating_add(self.buffers);
-        let file = file.saturating_add(CACHE_NOISE_BYTES);
-        lazily_freed_bytes(lists, Some(file), Some(self.shmem))
+        node_lazily_freed_bytes(lists, file, self.shmem)
     }
 }
 
@@ -233,6 +232,7 @@ pub(super) fn parse_lines<const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_core::model::page_cache::CACHE_NOISE_BYTES;
 
     const TEXT: &str = "MemTotal:       1000 kB\nMemFree:         900 kB\nMemAvailable:    950 kB\nBuffers:           1 kB\n\
         Cached:           20 kB\nSwapCached:        3 kB\nActive:            5 kB\nActive(file):      6 kB\nInactive(file):    7 kB\n\

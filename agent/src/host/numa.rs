@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::model::page_cache::{CACHE_NOISE_BYTES, lazily_freed_bytes};
+use plimsoll_core::model::page_cache::{lazily_freed_bytes, node_lazily_freed_bytes};
 use plimsoll_core::model::reading::NumaMemory;
 
 use super::HostRoot;
@@ -157,9 +157,6 @@ impl Node {
             shmem,
             swap_cached,
         ] = values.map(Option::unwrap_or_default);
-        let cache = file
-            .saturating_sub(swap_cached)
-            .saturating_add(CACHE_NOISE_BYTES);
         Ok(NumaMemory {
             node: self.number,
             capacity_bytes: capacity,
@@ -167,10 +164,10 @@ impl Node {
             anon_bytes: anon,
             file_bytes: file,
             inactive_file_bytes: inactive_file,
-            lazily_freed_bytes: lazily_freed_bytes(
+            lazily_freed_bytes: node_lazily_freed_bytes(
                 inactive_file.saturating_add(active_file),
-                Some(cache),
-                Some(shmem),
+                file.saturating_sub(swap_cached),
+                shmem,
             ),
         })
     }

@@ -55,6 +55,12 @@ pub fn lazily_freed_bytes(lists_bytes: u64, file: Option<u64>, shmem: Option<u64
     })
 }
 
+/// The same of a node's or a NUMA node's counters, which may be behind each other ([`CACHE_NOISE_BYTES`]).
+pub fn node_lazily_freed_bytes(lists_bytes: u64, file_bytes: u64, shmem_bytes: u64) -> u64 {
+    let file_bytes = file_bytes.saturating_add(CACHE_NOISE_BYTES);
+    lazily_freed_bytes(lists_bytes, Some(file_bytes), Some(shmem_bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

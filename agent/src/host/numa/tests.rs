@@ -1,4 +1,6 @@
 use super::*;
+use plimsoll_core::model::page_cache::CACHE_NOISE_BYTES;
+
 use crate::host::cgroup::tests::{fake_host, fake_v2};
 
 const KIB: u64 = 1024;
