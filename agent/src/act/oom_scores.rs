@@ -403,7 +403,7 @@ impl OomScores {
         while self.away.len() < FOLLOWED_MAX
             && let Some((uid, id)) = self.due.pop()
         {
-            if let Some(job) = self.dequeued(uid, id, Why::Followed, FOLLOWING) {
+            if let Some(job) = self.dequeued(uid, id, Why::Followed) {
                 return Some(job);
             }
         }
@@ -414,8 +414,7 @@ impl OomScores {
         match why {
             Why::Newcomers => {
                 while let Some(id) = self.newcomer() {
-                    let pids = self.newcomers_of(id);
-                    if let Some(job) = self.job_of(id, why, pids) {
+                    if let Some(job) = self.serving(id, why) {
                         return Some(job);
                     }
                 }
@@ -423,23 +422,18 @@ impl OomScores {
             Why::Again => {
                 while let Some((at_ns, id)) = self.to_be_compared().filter(|(at, _)| *at <= now_ns)
                 {
-                    // It has gone, and come back as another one with the same id.
-                    let own_ns = self.cgroup_mut(id).and_then(|cgroup| cgroup.again);
-                    if own_ns.is_none_or(|(own_ns, _)| own_ns != at_ns) {
-                        self.again.remove(&(at_ns, id));
-                        continue;
-                    }
-                    let pids = self.newcomers_of(id);
-                    if let Some(job) = self.job_of(id, why, pids) {
+                    let due = self.cgroup_mut(id).and_then(|cgroup| cgroup.again);
+                    let is_due = due.is_some_and(|(due_ns, _)| due_ns == at_ns);
+                    if is_due && let Some(job) = self.serving(id, why) {
                         return Some(job);
                     }
-                    // It is gone.
-                    self.again.retain(|(_, of)| *of != id);
+                    // It has gone, and may have come back as another one with the same id.
+                    self.again.remove(&(at_ns, id));
                 }
             }
             Why::Left | Why::Followed => {
                 while let Some((uid, id)) = self.left.pop() {
-                    if let Some(job) = self.dequeued(uid, id, why, FOLLOWING) {
+                    if let Some(job) = self.dequeued(uid, id, why) {
                         return Some(job);
                     }
                 }
@@ -473,35 +467,39 @@ impl OomScores {
         again.find(|(_, id)| !self.away.contains(id)).copied()
     }
 
-    fn dequeued(&mut self, uid: PodUid, id: u64, why: Why, allowance: Allowance) -> Option<Job> {
-        let pod = self.pods.get_mut(&uid)?;
-        let cgroup = pod.cgroup_mut(id)?;
-        cgroup.is_queued = false;
-        // What is away is looked at again when it comes back, if something is left then.
-        let processes = cgroup.take()?;
-        self.away.push(id);
-        Some(Job {
-            uid,
-            cgroup_id: id,
-            why,
-            newcomers: Vec::new(),
-            allowance,
-            processes,
-        })
+    fn dequeued(&mut self, uid: PodUid, id: u64, why: Why) -> Option<Job> {
+        self.pods.get_mut(&uid)?.cgroup_mut(id)?.is_queued = false;
+        self.job(uid, id, why, Vec::new(), FOLLOWING)
     }
 
-    fn job_of(&mut self, cgroup_id: u64, why: Why, newcomers: Vec<u32>) -> Option<Job> {
-        let uid = self.by_id.get(&cgroup_id)?.clone();
-        let pod = self.pods.get_mut(&uid)?;
-        let processes = pod.cgroup_mut(cgroup_id)?.take()?;
+    fn serving(&mut self, id: u64, why: Why) -> Option<Job> {
+        let newcomers = self.newcomers_of(id);
+        let why = if newcomers.is_empty() {
+            why
+        } else {
+            Why::Newcomers
+        };
+        let uid = self.by_id.get(&id)?.clone();
+        self.job(uid, id, why, newcomers, SERVING)
+    }
+
+    /// `None`: the cgroup is gone, or away. Then it is looked at again when it comes back, if something is left.
+    fn job(
+        &mut self,
+        uid: PodUid,
+        cgroup_id: u64,
+        why: Why,
+        newcomers: Vec<u32>,
+        allowance: Allowance,
+    ) -> Option<Job> {
+        let processes = self.pods.get_mut(&uid)?.cgroup_mut(cgroup_id)?.take()?;
         self.away.push(cgroup_id);
-        let has_newcomers = !newcomers.is_empty();
         Some(Job {
             uid,
             cgroup_id,
-            why: if has_newcomers { Why::Newcomers } else { why },
+            why,
             newcomers,
-            allowance: SERVING,
+            allowance,
             processes,
         })
     }
@@ -762,7 +760,7 @@ impl OomScores {
     fn next_to_put_back(&mut self) -> Option<Job> {
         while self.away.len() < JOBS_MAX {
             let (uid, id) = self.due.pop()?;
-            let job = self.dequeued(uid, id, Why::Followed, FOLLOWING);
+            let job = self.dequeued(uid, id, Why::Followed);
             if job.is_some() {
                 return job;
             }

@@ -116,18 +116,15 @@ pub(super) fn other_root(host: &HostRoot, kubelet_dir: &Path) -> Option<PathBuf>
         .unwrap_or_else(|| PathBuf::from(KUBELET_DIR));
     // One directory can have two names: in a container, and by a link.
     let id = |path: PathBuf| {
-        let status = std::fs::metadata(path).ok()?;
-        Some((status.dev(), status.ino()))
+        let status = std::fs::metadata(path)?;
+        std::io::Result::Ok((status.dev(), status.ino()))
     };
-    let seen = as_seen_by(host, pid, &theirs);
-    // Without CAP_SYS_PTRACE nobody can tell.
-    let denied = |error: std::io::Error| error.kind() == std::io::ErrorKind::PermissionDenied;
-    if std::fs::metadata(&seen).is_err_and(denied) {
-        return None;
-    }
-    let ids = [id(seen), id(host.path(kubelet_dir))];
-    let is_one = theirs == kubelet_dir || ids[0].is_some() && ids[0] == ids[1];
-    (!is_one).then_some(theirs)
+    let is_one = match id(as_seen_by(host, pid, &theirs)) {
+        Ok(seen) => id(host.path(kubelet_dir)).is_ok_and(|ours| ours == seen),
+        // Without CAP_SYS_PTRACE nobody can tell.
+        Err(error) => error.kind() == std::io::ErrorKind::PermissionDenied,
+    };
+    (theirs != kubelet_dir && !is_one).then_some(theirs)
 }
 
 /// A file as a process sees it: the agent's container has another root.
