@@ -289,7 +289,7 @@ impl Storage {
             observer_figures,
             events.clone(),
         );
-        let observer = WorkerThread::start("storage", STACK_BYTES, 0, move |queue| {
+        let observer = WorkerThread::start("storage", STACK_BYTES, 0, move |queue, _| {
             observer.run(&queue);
         })
         .map_err(thread)?;
@@ -302,7 +302,7 @@ impl Storage {
         };
         let surveyor_shared = Arc::clone(&shared);
         let surveyor =
-            WorkerThread::start("storage-walk", STACK_BYTES, ORDERS_MAX, move |orders| {
+            WorkerThread::start("storage-walk", STACK_BYTES, ORDERS_MAX, move |orders, _| {
                 Surveyor::new(means, surveyor_shared, orders, figures, events).run();
             })
             .map_err(thread)?;
@@ -310,7 +310,7 @@ impl Storage {
             let space = RuntimeSpace::new(settings, runtime_file_systems, runtime_events)
                 .with_layers(runtime_layers)
                 .comparing(host, is_given);
-            WorkerThread::start("storage-runtime", STACK_BYTES, 1, move |orders| {
+            WorkerThread::start("storage-runtime", STACK_BYTES, 1, move |orders, _| {
                 space.run(&orders)
             })
         });

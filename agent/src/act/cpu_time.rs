@@ -160,7 +160,7 @@ impl CpuTime {
             reports,
             said: Vec::new(),
         };
-        let changes = WorkerThread::start("cpu-time", STACK_BYTES, CHANGES, move |queue| {
+        let changes = WorkerThread::start("cpu-time", STACK_BYTES, CHANGES, move |queue, _| {
             worker.run(&queue, every);
         })
         .map_err(CpuTimeError::Thread)?;

@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
 
@@ -36,8 +35,6 @@ const NO_CGROUP: u64 = 0;
 
 /// Holds that wait for the thread, or whose outcome waits for the loop.
 const LIFTS_MAX: usize = 256;
-/// How long the end of the agent waits for the thread. What it has not lifted is in the ledger.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 256 << 10;
 
 /// The files of all pods that may be held.
@@ -133,7 +130,7 @@ impl Holds {
             "pod-lift",
             STACK_BYTES,
             LIFTS_MAX,
-            move |lifts: Receiver<(PodUid, PathBuf)>| {
+            move |lifts: Receiver<(PodUid, PathBuf)>, _| {
                 for (uid, file) in lifts {
                     let mut ledger = of_thread.lock().unwrap_or_else(PoisonError::into_inner);
                     let outcome = lift(&mut ledger, &file);
@@ -257,7 +254,7 @@ impl Holds {
 
 impl Drop for Holds {
     fn drop(&mut self) {
-        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+        if !self.thread.end_soon() {
             tracing::warn!(
                 "a hold is still being lifted; it is in the ledger, and the next agent or `plimsoll uninstall` lifts it"
             );

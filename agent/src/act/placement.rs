@@ -253,7 +253,7 @@ impl Placement {
             number: 0,
             unsaid: None,
         };
-        let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken| {
+        let thread = WorkerThread::start("placement", STACK_BYTES, 1, move |woken, _| {
             worker.run(&woken);
         })?;
         Ok((Self { shared, thread }, receiver))

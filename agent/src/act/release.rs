@@ -7,10 +7,11 @@
 //! has, again and again, until their cgroups are empty or 30 s are over. A pod for which there is no place gets its
 //! memory freed by its processes alone, and is counted.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use plimsoll_core::policy::eviction::leaving::STUCK_AFTER_KILL_NS;
 
@@ -19,21 +20,18 @@ use crate::host::clock::now_ns;
 use crate::host::handover::Handover;
 use crate::host::protect::RELEASE_PRIORITY;
 use crate::host::syscall::sched_rr_reset_on_fork;
-use crate::host::worker::WorkerThread;
+use crate::host::worker::{End, WorkerThread};
 use crate::pods::kill::release::release;
 
 /// Pods that may wait for the thread, and that it works on at one time.
 const PODS_MAX: usize = 8;
 /// Between two rounds: the processes that were hurried run meanwhile.
 const ROUND_PERIOD: Duration = Duration::from_millis(5);
-/// How long the end of the agent waits for the thread, which the kernel may hold up.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
 
 #[derive(Debug, Default)]
 struct Shared {
     pods: Handover<Arc<Path>, PODS_MAX>,
-    is_over: AtomicBool,
     refused: AtomicU64,
 }
 
@@ -41,7 +39,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct MemoryRelease {
     shared: Arc<Shared>,
-    thread: WorkerThread<()>,
+    thread: WorkerThread<Infallible>,
 }
 
 impl MemoryRelease {
@@ -52,12 +50,12 @@ impl MemoryRelease {
     pub fn start(host: HostRoot) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
-        let thread = WorkerThread::start("release", STACK_BYTES, 1, move |_jobs| {
+        let thread = WorkerThread::start("release", STACK_BYTES, 0, move |_jobs, end| {
             // Refused where the loop's SCHED_FIFO is, which the agent has warned of.
             if let Err(error) = sched_rr_reset_on_fork(None, RELEASE_PRIORITY) {
                 tracing::debug!(%error, "the thread that releases memory has an ordinary priority");
             }
-            work(&host, &of_thread);
+            work(&host, &of_thread, &end);
         })?;
         Ok(Self { shared, thread })
     }
@@ -82,8 +80,7 @@ impl MemoryRelease {
 
 impl Drop for MemoryRelease {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+        if !self.thread.end_soon() {
             tracing::warn!(
                 "the memory of a killed pod is still being freed; its processes go on with it"
             );
@@ -115,9 +112,9 @@ impl Victim {
     }
 }
 
-fn work(host: &HostRoot, shared: &Shared) {
+fn work(host: &HostRoot, shared: &Shared, end: &End) {
     let mut victims: Vec<Victim> = Vec::with_capacity(PODS_MAX);
-    while !shared.is_over.load(Ordering::SeqCst) {
+    while !end.is_asked() {
         while victims.len() < PODS_MAX
             && let Some(pod_dir) = shared.pods.take()
         {

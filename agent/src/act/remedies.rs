@@ -22,9 +22,10 @@
 //!
 //! **Terms.** A *ticket* numbers the jobs: the newest one is the only one that counts.
 
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -38,7 +39,7 @@ use crate::host::file::{FileError, parse_u64};
 use crate::host::handover::Handover;
 use crate::host::ledger::{KnobError, Ledger};
 use crate::host::shown::Show as _;
-use crate::host::worker::WorkerThread;
+use crate::host::worker::{End, WorkerThread};
 use crate::pods::stage_files::StageFiles;
 
 /// Its ledger, in the state directory.
@@ -134,8 +135,6 @@ struct Shared {
     ticket: AtomicU64,
     jobs: Handover<Job, JOBS>,
     announced: Announced,
-    /// The agent ends.
-    is_over: AtomicBool,
 }
 
 impl Shared {
@@ -149,7 +148,7 @@ impl Shared {
 pub struct Remedies {
     shared: Arc<Shared>,
     held: Option<Held>,
-    thread: WorkerThread<()>,
+    thread: WorkerThread<Infallible>,
 }
 
 impl Remedies {
@@ -167,7 +166,8 @@ impl Remedies {
             overdue_ns: None,
             said: Vec::new(),
         };
-        let thread = WorkerThread::start("remedies", STACK_BYTES, 0, move |_jobs| worker.run())?;
+        let work = move |_jobs, end| worker.run(&end);
+        let thread = WorkerThread::start("remedies", STACK_BYTES, 0, work)?;
         let remedies = Self {
             shared,
             held: None,
@@ -279,7 +279,6 @@ impl Drop for Remedies {
     /// write for longer than [`END_PATIENCE`]: then the ledger has it.
     fn drop(&mut self) {
         self.shared.ticket.fetch_add(1, Ordering::SeqCst);
-        self.shared.is_over.store(true, Ordering::SeqCst);
         if !self.thread.end_by(Instant::now() + END_PATIENCE) {
             tracing::warn!(
                 "the kernel has not come back from a write to a pod's memory.high or memory.reclaim; the next start, or `plimsoll uninstall`, puts memory.high back"
@@ -326,10 +325,10 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self) {
+    fn run(mut self, end: &End) {
         loop {
             // Before the jobs: one that came before the end is not overlooked.
-            let is_over = self.shared.is_over.load(Ordering::SeqCst);
+            let is_over = end.is_asked();
             if let Some(job) = self.shared.jobs.take() {
                 self.work(job);
             } else if is_over {

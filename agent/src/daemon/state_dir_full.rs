@@ -46,7 +46,7 @@ impl SpaceWatch {
     pub(super) fn start(dir: &Path) -> io::Result<Self> {
         let (found, notify) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
         let (dir, has_found, wake) = (dir.to_owned(), Arc::clone(&found), Arc::clone(&notify));
-        let thread = WorkerThread::start("space", STACK_BYTES, 0, move |queue| {
+        let thread = WorkerThread::start("space", STACK_BYTES, 0, move |queue, _| {
             let mut pause = PAUSE_MIN;
             while queue.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 // Any other error is for the start to say.

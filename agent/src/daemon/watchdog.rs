@@ -11,6 +11,7 @@
 //! Time counts as the thread sees it pass, look by look: of a process that was stopped as a whole (SIGSTOP, a frozen
 //! cgroup) the loop has not hung.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use rustix::process::Pid;
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::sd_notify::{Message, Supervisor};
-use crate::host::worker::WorkerThread;
+use crate::host::worker::{End, WorkerThread};
 
 /// Between two reads of the heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -208,8 +209,7 @@ impl Seen {
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Watchdog {
-    is_over: Arc<AtomicBool>,
-    thread: WorkerThread<()>,
+    thread: WorkerThread<Infallible>,
 }
 
 impl Watchdog {
@@ -222,7 +222,6 @@ impl Watchdog {
             tracing::warn!("NOTIFY_SOCKET: the supervisor cannot be told anything: {error}");
             None
         });
-        let is_over = Arc::new(AtomicBool::new(false));
         // What comes before the first turn counts as a rest.
         heartbeat.end(now_ns());
         let watch = Watch {
@@ -230,16 +229,15 @@ impl Watchdog {
             loop_thread: rustix::thread::gettid(),
             heartbeat,
             supervisor,
-            is_over: Arc::clone(&is_over),
         };
-        let thread = WorkerThread::start("watchdog", STACK_BYTES, 1, move |_jobs| watch.run())?;
-        Ok(Self { is_over, thread })
+        let work = move |_jobs, end| watch.run(&end);
+        let thread = WorkerThread::start("watchdog", STACK_BYTES, 0, work)?;
+        Ok(Self { thread })
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
         self.thread.end_by(Instant::now() + PERIOD);
     }
 }
@@ -249,15 +247,14 @@ struct Watch {
     loop_thread: Pid,
     heartbeat: Arc<Heartbeat>,
     supervisor: Option<Supervisor>,
-    is_over: Arc<AtomicBool>,
 }
 
 impl Watch {
-    fn run(&self) {
+    fn run(&self, end: &End) {
         let wanted = self.supervisor.as_ref().and_then(|it| it.watchdog);
         let period_max = wanted.map_or(Duration::MAX, |wanted| wanted / 4);
         let (mut seen, mut is_ready) = (Seen::default(), false);
-        while !self.is_over.load(Ordering::SeqCst) {
+        while !end.is_asked() {
             self.look(&mut seen, &mut is_ready);
             let period = if is_ready {
                 seen.period().min(period_max)
@@ -456,7 +453,6 @@ mod tests {
             loop_thread: rustix::thread::gettid(),
             heartbeat: Arc::default(),
             supervisor: None,
-            is_over: Arc::default(),
         };
         let beat = Beat {
             since_ns: 0,
@@ -482,7 +478,6 @@ mod tests {
             loop_thread: rustix::thread::gettid(),
             heartbeat: Arc::clone(&heartbeat),
             supervisor: Some(Supervisor::at(&path.into(), None).unwrap()),
-            is_over: Arc::default(),
         };
         let (mut seen, mut is_ready) = (Seen::default(), false);
         let mut heard_after = || {

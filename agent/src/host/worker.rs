@@ -6,11 +6,14 @@
 //! asks the thread to end, and dropping the [`WorkerThread`] closes the queue and joins the thread.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+/// How long [`WorkerThread::end_soon`] waits.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks whether a thread has ended, where that is waited for with a limit.
 const END_POLL: Duration = Duration::from_millis(1);
 
@@ -25,9 +28,21 @@ pub enum NotTaken {
     Ended,
 }
 
+/// Whether a thread has been asked to end: for work that does not finish what is queued.
+#[derive(Debug, Clone, Default)]
+pub struct End(Arc<AtomicBool>);
+
+impl End {
+    /// Whether it has.
+    pub fn is_asked(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 /// A named thread and its bounded queue of jobs.
 #[derive(Debug)]
 pub struct WorkerThread<J> {
+    end: End,
     jobs: Option<SyncSender<J>>,
     dropped: AtomicU64,
     thread: Option<JoinHandle<()>>,
@@ -42,14 +57,17 @@ impl<J: Send + 'static> WorkerThread<J> {
         name: &str,
         stack_bytes: usize,
         jobs_max: usize,
-        work: impl FnOnce(Receiver<J>) + Send + 'static,
+        work: impl FnOnce(Receiver<J>, End) + Send + 'static,
     ) -> io::Result<Self> {
+        let end = End::default();
+        let of_thread = end.clone();
         let (jobs, queue) = sync_channel(jobs_max);
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .stack_size(stack_bytes)
-            .spawn(move || work(queue))?;
+            .spawn(move || work(queue, of_thread))?;
         Ok(Self {
+            end,
             jobs: Some(jobs),
             dropped: AtomicU64::new(0),
             thread: Some(thread),
@@ -86,8 +104,9 @@ impl<J> WorkerThread<J> {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Closes the queue: the thread does what is queued and ends. Does not wait for that.
+    /// Closes the queue: the thread does what is queued, unless it looks at [`End`], and ends. Does not wait for that.
     pub fn close(&mut self) {
+        self.end.0.store(true, Ordering::SeqCst);
         self.jobs = None;
         if let Some(thread) = self.thread() {
             thread.unpark();
@@ -98,6 +117,11 @@ impl<J> WorkerThread<J> {
     pub fn end(&mut self) {
         self.close();
         self.join();
+    }
+
+    /// [`WorkerThread::end_by`] with a second from now.
+    pub fn end_soon(&mut self) -> bool {
+        self.end_by(Instant::now() + END_PATIENCE)
     }
 
     /// Closes the queue and waits until `deadline` at most. Whether the thread has ended: one that a disk holds up goes
@@ -137,7 +161,6 @@ impl<J> Drop for WorkerThread<J> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::mpsc::channel;
 
     const STACK_BYTES: usize = 64 << 10;
@@ -145,7 +168,7 @@ mod tests {
     #[test]
     fn dropping_it_finishes_what_is_queued() {
         let (done, results) = channel();
-        let worker = WorkerThread::start("sums", STACK_BYTES, 4, move |queue| {
+        let worker = WorkerThread::start("sums", STACK_BYTES, 4, move |queue, _| {
             for job in queue {
                 done.send(job).unwrap();
             }
@@ -161,11 +184,12 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_refused_and_counted() {
         let (let_go, wait) = channel::<()>();
-        let worker = WorkerThread::start("stuck", STACK_BYTES, 1, move |queue: Receiver<u32>| {
-            wait.recv().ok();
-            drop(queue);
-        })
-        .unwrap();
+        let worker =
+            WorkerThread::start("stuck", STACK_BYTES, 1, move |queue: Receiver<u32>, _| {
+                wait.recv().ok();
+                drop(queue);
+            })
+            .unwrap();
         assert_eq!(worker.send(1), Ok(()));
         assert_eq!(worker.send(2), Err(NotTaken::Full));
         assert_eq!(worker.send(3), Err(NotTaken::Full));
@@ -175,7 +199,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_has_ended_takes_nothing() {
-        let mut worker = WorkerThread::start("short", STACK_BYTES, 4, drop).unwrap();
+        let mut worker =
+            WorkerThread::start("short", STACK_BYTES, 4, |queue, _| drop(queue)).unwrap();
         worker.end();
         assert_eq!(worker.send(1), Err(NotTaken::Ended));
         assert_eq!(worker.dropped(), 1);
@@ -186,7 +211,7 @@ mod tests {
         let (let_go, wait) = channel::<()>();
         let held = Arc::new(());
         let held_by_thread = Arc::clone(&held);
-        let work = move |_: Receiver<()>| {
+        let work = move |_: Receiver<()>, _| {
             wait.recv().ok();
             drop(held_by_thread);
         };

@@ -105,16 +105,17 @@ impl CgroupWorker {
         let pace = Arc::new(AtomicU8::new(RUN));
         let ends = Arc::new(Ends::default());
         let (pace_of_thread, ends_of_thread) = (Arc::clone(&pace), Arc::clone(&ends));
-        let thread = WorkerThread::start("pod-cgroups", STACK_BYTES, REMOVALS_MAX, move |queue| {
-            Worker {
-                queue,
-                ends: ends_of_thread,
-                reports: sender,
-                pace: pace_of_thread,
-                removals: VecDeque::with_capacity(REMOVALS_MAX),
-            }
-            .work();
-        })?;
+        let thread =
+            WorkerThread::start("pod-cgroups", STACK_BYTES, REMOVALS_MAX, move |queue, _| {
+                Worker {
+                    queue,
+                    ends: ends_of_thread,
+                    reports: sender,
+                    pace: pace_of_thread,
+                    removals: VecDeque::with_capacity(REMOVALS_MAX),
+                }
+                .work();
+            })?;
         Ok(Self {
             thread,
             ends,

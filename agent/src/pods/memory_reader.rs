@@ -11,15 +11,16 @@
 //! **Order.** Between loop and thread are places with a lock each ([`Handover`]), which the loop only tries, and one
 //! result for each cgroup, alike. Neither allocates. Without a thread the loop reads everything, however long it takes.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::host::cgroup::{PageCache, PodMemoryFiles};
 use crate::host::clock::now_ns;
 use crate::host::file::FileError;
 use crate::host::handover::Handover;
-use crate::host::worker::WorkerThread;
+use crate::host::worker::{End, WorkerThread};
 
 /// A read that takes so long is not for the loop, nanoseconds. An ordinary one takes 20 to 100 µs, one of 200 nested
 /// cgroups 500 µs. Four such pods at once are the time that the loop has to read figures anew for a decision.
@@ -33,8 +34,6 @@ const QUICK_READS: u32 = 4;
 const JOBS_MAX: usize = 64;
 /// After a read the thread rests as long as it took, and at most so long: a tenant must not have a CPU that way.
 const REST_MAX: Duration = Duration::from_millis(500);
-/// How long the end of the agent waits for the thread, which the kernel may hold up.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 /// `memory.stat` is read onto the stack.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -216,7 +215,6 @@ impl MemoryReader {
 #[derive(Debug, Default)]
 struct Jobs {
     waiting: Handover<Arc<Shared>, JOBS_MAX>,
-    is_over: AtomicBool,
     refused: AtomicU64,
 }
 
@@ -225,7 +223,7 @@ struct Jobs {
 pub struct StatThread {
     jobs: Arc<Jobs>,
     slow_ns: u64,
-    thread: WorkerThread<()>,
+    thread: WorkerThread<Infallible>,
 }
 
 impl StatThread {
@@ -244,8 +242,8 @@ impl StatThread {
     ) -> std::io::Result<Self> {
         let jobs = Arc::new(Jobs::default());
         let of_thread = Arc::clone(&jobs);
-        let thread = WorkerThread::start("pod-stat", STACK_BYTES, 1, move |_jobs| {
-            work(&of_thread, slow_ns, read);
+        let thread = WorkerThread::start("pod-stat", STACK_BYTES, 0, move |_jobs, end| {
+            work(&of_thread, slow_ns, read, &end);
         })?;
         Ok(Self {
             jobs,
@@ -276,15 +274,19 @@ impl StatThread {
 
 impl Drop for StatThread {
     fn drop(&mut self) {
-        self.jobs.is_over.store(true, Ordering::SeqCst);
-        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+        if !self.thread.end_soon() {
             tracing::debug!("a read of memory.stat is still held up");
         }
     }
 }
 
-fn work(jobs: &Jobs, slow_ns: u64, read: impl Fn(&PodMemoryFiles) -> Result<PageCache, FileError>) {
-    while !jobs.is_over.load(Ordering::SeqCst) {
+fn work(
+    jobs: &Jobs,
+    slow_ns: u64,
+    read: impl Fn(&PodMemoryFiles) -> Result<PageCache, FileError>,
+    end: &End,
+) {
+    while !end.is_asked() {
         let Some(shared) = jobs.waiting.take() else {
             // A cgroup, or the end, that comes in between has left its token: then this returns at once.
             std::thread::park();
@@ -306,7 +308,7 @@ fn work(jobs: &Jobs, slow_ns: u64, read: impl Fn(&PodMemoryFiles) -> Result<Page
         };
         *shared.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
         shared.is_asked.store(false, Ordering::SeqCst);
-        if !jobs.is_over.load(Ordering::SeqCst) {
+        if !end.is_asked() {
             std::thread::sleep(Duration::from_nanos(took_ns).min(REST_MAX));
         }
     }

@@ -182,7 +182,7 @@ impl Journal {
                 });
             }
         }
-        let writer = WorkerThread::start("journal", STACK_BYTES, QUEUE_STEPS, move |queue| {
+        let writer = WorkerThread::start("journal", STACK_BYTES, QUEUE_STEPS, move |queue, _| {
             output.write_all(&queue);
         })
         .map_err(JournalError::Thread)?;
@@ -757,7 +757,7 @@ mod tests {
             Journal::with_file_bytes_max(&dir.path().join("journal"), &engine, 1).unwrap();
         // A disk that takes nothing.
         let (go_on, wait) = channel::<()>();
-        let stuck = WorkerThread::start("stuck", STACK_BYTES, QUEUE_STEPS, move |queue| {
+        let stuck = WorkerThread::start("stuck", STACK_BYTES, QUEUE_STEPS, move |queue, _| {
             wait.recv().ok();
             drop(queue);
         });

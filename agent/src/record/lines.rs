@@ -325,7 +325,7 @@ impl Reporter {
         color: bool,
         mut out: impl Write + Send + 'static,
     ) -> std::io::Result<Self> {
-        let writer = WorkerThread::start("output", STACK_BYTES, QUEUE_LINES, move |queue| {
+        let writer = WorkerThread::start("output", STACK_BYTES, QUEUE_LINES, move |queue, _| {
             // A reader that has gone away ends the output, not the agent.
             for line in queue {
                 let line: Vec<u8> = line;

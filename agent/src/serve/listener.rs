@@ -74,7 +74,7 @@ impl ListenerThread {
         let event_loop = EventLoop::new()?;
         let (stop, stopped) = oneshot::channel();
         // Its jobs are its clients, who come by themselves.
-        let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs| {
+        let thread = WorkerThread::start(name, STACK_BYTES, 0, move |_jobs, _| {
             // A client's task that panics ends alone: the runtime catches it. Anything else here ends the listener, not
             // the agent.
             let served = panics::guard(|| {

@@ -396,11 +396,11 @@ fn orders_beyond_the_queue_are_refused() {
     let (handle, _events) = machine.spawn();
     // Ended threads take no orders any more, so the queue fills; or it is closed, which is no refusal.
     let (let_go, wait) = std::sync::mpsc::channel::<()>();
-    let surveyor = WorkerThread::start("stuck", STACK_BYTES, 1, move |orders| {
+    let surveyor = WorkerThread::start("stuck", STACK_BYTES, 1, move |orders, _| {
         wait.recv().ok();
         drop(orders);
     });
-    let observer = WorkerThread::start("idle", STACK_BYTES, 0, drop);
+    let observer = WorkerThread::start("idle", STACK_BYTES, 0, |queue, _| drop(queue));
     let full = StorageHandle {
         shared: Arc::clone(&handle.shared),
         observer: observer.unwrap(),

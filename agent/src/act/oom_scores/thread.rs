@@ -1,9 +1,8 @@
 //! The thread that looks at processes and writes their scores, and its queue.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -12,8 +11,6 @@ use super::look::{Job, Looker, Report};
 use crate::host::clock::now_ns;
 use crate::host::worker::{NotTaken, WorkerThread};
 
-/// How long the end of the agent waits for a look that has begun.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
 
 /// The loop's side.
@@ -21,7 +18,6 @@ const STACK_BYTES: usize = 128 << 10;
 pub(super) struct ScoreThread {
     jobs: WorkerThread<Job>,
     reports: Receiver<Report>,
-    is_over: Arc<AtomicBool>,
 }
 
 impl ScoreThread {
@@ -29,11 +25,9 @@ impl ScoreThread {
     pub(super) fn start(mut looker: Looker, news: Arc<Notify>) -> std::io::Result<Self> {
         // Room for the reports of all jobs that are on their way: the thread never waits for the loop.
         let (sender, reports): (SyncSender<Report>, _) = sync_channel(JOBS_MAX);
-        let is_over = Arc::new(AtomicBool::new(false));
-        let is_over_for_thread = Arc::clone(&is_over);
-        let jobs = WorkerThread::start("oom-scores", STACK_BYTES, JOBS_MAX, move |queue| {
+        let jobs = WorkerThread::start("oom-scores", STACK_BYTES, JOBS_MAX, move |queue, end| {
             for job in queue {
-                if is_over_for_thread.load(Ordering::SeqCst) {
+                if end.is_asked() {
                     return;
                 }
                 let report = looker.done(job, now_ns());
@@ -43,11 +37,7 @@ impl ScoreThread {
                 news.notify_one();
             }
         })?;
-        Ok(Self {
-            jobs,
-            reports,
-            is_over,
-        })
+        Ok(Self { jobs, reports })
     }
 
     /// Does not wait. The caller sends no more than [`JOBS_MAX`] before their reports come back: there is room.
@@ -68,8 +58,7 @@ impl ScoreThread {
 
 impl Drop for ScoreThread {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        if !self.jobs.end_by(Instant::now() + END_PATIENCE) {
+        if !self.jobs.end_soon() {
             tracing::warn!(
                 "an oom_score_adj is still being written: other processes hold up the kernel's lock of them; the write ends with the agent"
             );

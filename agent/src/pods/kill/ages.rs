@@ -9,9 +9,7 @@
 
 use std::num::NonZeroI32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use tokio::sync::Notify;
@@ -22,8 +20,6 @@ use crate::host::worker::WorkerThread;
 
 /// Questions that wait for the thread. Beyond, they are asked again at the next look at their pods.
 const ASKED_MAX: usize = 64;
-/// How long the end of the agent waits for a reading that has begun.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
 
 /// Clock ticks from the boot to its start, and its pid.
@@ -41,7 +37,6 @@ struct Asked {
 #[derive(Debug)]
 pub struct Ages {
     asked: WorkerThread<Asked>,
-    is_over: Arc<AtomicBool>,
 }
 
 impl Ages {
@@ -50,18 +45,16 @@ impl Ages {
     /// # Errors
     /// When the kernel gives no thread.
     pub fn start(host: HostRoot, news: Arc<Notify>) -> std::io::Result<Self> {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let is_over_for_thread = Arc::clone(&is_over);
-        let asked = WorkerThread::start("process-ages", STACK_BYTES, ASKED_MAX, move |queue| {
-            for Asked { pids, answer } in queue {
-                let is_over = || is_over_for_thread.load(Ordering::SeqCst);
-                let pids = pids.iter().take_while(|_| !is_over());
-                // Nobody waits for it any more if the pod is gone.
-                answer.send(oldest(&host, pids)).ok();
-                news.notify_one();
-            }
-        })?;
-        Ok(Self { asked, is_over })
+        let asked =
+            WorkerThread::start("process-ages", STACK_BYTES, ASKED_MAX, move |queue, end| {
+                for Asked { pids, answer } in queue {
+                    let pids = pids.iter().take_while(|_| !end.is_asked());
+                    // Nobody waits for it any more if the pod is gone.
+                    answer.send(oldest(&host, pids)).ok();
+                    news.notify_one();
+                }
+            })?;
+        Ok(Self { asked })
     }
 
     /// Asks for the oldest of these. Does not wait. `None`: there is no place, ask again.
@@ -74,8 +67,7 @@ impl Ages {
 
 impl Drop for Ages {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        self.asked.end_by(Instant::now() + END_PATIENCE);
+        self.asked.end_soon();
     }
 }
 

@@ -12,6 +12,7 @@
 //! to first processes. What it is to refuse, the `mkdir` of a new container, waits for that lock too, and a kubelet
 //! asks for it a second after the end of the old one at the earliest: the write is ahead of it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use crate::host::file::{ControlFile, FileError};
 use crate::host::handover::Handover;
 use crate::host::protect::RELEASE_PRIORITY;
 use crate::host::syscall::sched_rr_reset_on_fork;
-use crate::host::worker::WorkerThread;
+use crate::host::worker::{End, WorkerThread};
 
 /// Jobs that may wait: one that kills a pod, and beside a kubelet one that holds it.
 const JOBS_MAX: usize = 64;
@@ -31,8 +32,6 @@ const JOBS_MAX: usize = 64;
 const WALK_PAUSE: Duration = Duration::from_millis(10);
 /// The signals to the processes of one cgroup may take so long; other pods wait meanwhile.
 const SIGNALS_WITHIN: Duration = Duration::from_secs(5);
-/// How long the end of the agent waits for the thread, which the kernel may hold up.
-const END_PATIENCE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 << 10;
 
 /// What [`super::HOLD_FILE`] of a pod that is held has.
@@ -78,7 +77,6 @@ struct Shared {
     jobs: Handover<Job, JOBS_MAX>,
     /// The thread takes a job, or works on it.
     is_busy: AtomicBool,
-    is_over: AtomicBool,
     refused: AtomicU64,
     count: AtomicU64,
     sum_ns: AtomicU64,
@@ -89,7 +87,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct KillThread {
     shared: Arc<Shared>,
-    thread: WorkerThread<()>,
+    thread: WorkerThread<Infallible>,
 }
 
 impl KillThread {
@@ -107,12 +105,12 @@ impl KillThread {
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
-        let thread = WorkerThread::start("pod-kill", STACK_BYTES, 1, move |_jobs| {
+        let thread = WorkerThread::start("pod-kill", STACK_BYTES, 0, move |_jobs, end| {
             // Refused where the loop's SCHED_FIFO is, which the agent has warned of.
             if let Err(error) = sched_rr_reset_on_fork(None, RELEASE_PRIORITY) {
                 tracing::debug!(%error, "the thread that kills pods has an ordinary priority");
             }
-            work(&of_thread, write);
+            work(&of_thread, write, &end);
         })?;
         Ok(Self { shared, thread })
     }
@@ -170,8 +168,7 @@ impl KillThread {
 
 impl Drop for KillThread {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        if !self.thread.end_by(Instant::now() + END_PATIENCE) {
+        if !self.thread.end_soon() {
             tracing::warn!(
                 "a write to cgroup.kill is still held up; the first process of each container was killed before it"
             );
@@ -179,14 +176,14 @@ impl Drop for KillThread {
     }
 }
 
-fn work(shared: &Shared, write: impl Fn(&ControlFile, What) -> Result<(), FileError>) {
+fn work(shared: &Shared, write: impl Fn(&ControlFile, What) -> Result<(), FileError>, end: &End) {
     loop {
         // Read first: what was handed over before the end is still written.
-        let is_over = shared.is_over.load(Ordering::SeqCst);
+        let is_over = end.is_asked();
         shared.is_busy.store(true, Ordering::SeqCst);
         while let Some((files, what)) = shared.jobs.take() {
             for file in &*files {
-                write_one(shared, file, what, &write);
+                write_one(shared, file, what, &write, end);
             }
         }
         shared.is_busy.store(false, Ordering::SeqCst);
@@ -203,6 +200,7 @@ fn write_one(
     file: &ControlFile,
     what: What,
     write: impl Fn(&ControlFile, What) -> Result<(), FileError>,
+    end: &End,
 ) {
     let began = Instant::now();
     let written = write(file, what);
@@ -212,7 +210,7 @@ fn write_one(
     shared.max_ns.fetch_max(took_ns, Ordering::Relaxed);
     match written {
         Err(error) if error.is_vanished() => {}
-        Err(error) if what == What::Kill => signal_instead(shared, file, &error),
+        Err(error) if what == What::Kill => signal_instead(file, &error, end),
         Err(error) => tracing::warn!(
             "{error}; the pod is not held: what its kubelet starts in it again is killed again"
         ),
@@ -236,7 +234,7 @@ pub(super) fn write_here(files: &Files, what: What) -> Result<(), FileError> {
 }
 
 /// The kernel does not kill this cgroup as a whole.
-fn signal_instead(shared: &Shared, file: &ControlFile, error: &FileError) {
+fn signal_instead(file: &ControlFile, error: &FileError, end: &End) {
     tracing::debug!(%error, "the processes of a pod are killed one by one");
     let Some(dir) = file.path().parent() else {
         return;
@@ -246,7 +244,7 @@ fn signal_instead(shared: &Shared, file: &ControlFile, error: &FileError) {
         if is_walk_over {
             std::thread::sleep(WALK_PAUSE);
         }
-        !shared.is_over.load(Ordering::SeqCst) && Instant::now() < until
+        !end.is_asked() && Instant::now() < until
     });
     match ended {
         Ok(ended) if ended.is_empty => {}
