@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyhow::Result;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::EventKind;
@@ -13,7 +14,10 @@ use crate::pods::registry::{Change, name_and_uid};
 
 impl Agent {
     /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
-    pub fn manifests(&mut self, change: ManifestChange) {
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub fn manifests(&mut self, change: ManifestChange) -> Result<()> {
         let ManifestChange {
             added,
             changed,
@@ -38,11 +42,13 @@ impl Agent {
             if self.admit_resize(&pod) {
                 self.apply(pod, &format!("{}:{line}: ", file.shown()));
             }
+            self.interrupt_if_listed()?;
         }
         for uid in removed {
             self.forget_resize(&uid);
             self.remove_pod(&uid);
             self.follow_departure(uid);
+            self.interrupt_if_listed()?;
         }
         self.keep_kubepods();
         (self.tally.pods_listed, self.tally.pods_watched) = (true, true);
@@ -62,6 +68,19 @@ impl Agent {
         self.make_room();
         self.hurry = true;
         self.ready();
+        Ok(())
+    }
+
+    /// [`Agent::interrupt`], but not in the first list of pods: among those of it that are known by then the wrong one
+    /// would go.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub(super) fn interrupt_if_listed(&mut self) -> Result<()> {
+        if self.tally.pods_listed {
+            self.interrupt()?;
+        }
+        Ok(())
     }
 
     /// A pod's source has it no more. What was started just now has to be ended too.

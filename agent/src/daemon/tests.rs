@@ -284,17 +284,19 @@ impl Node {
         };
         agent.take_in(EventKind::PlacementStarted(Box::new(start)));
         assert!(agent.engine.state().placement.is_some());
-        agent.manifests(ManifestChange {
-            added: (0..PODS)
-                .map(|index| ManifestPod {
-                    pod: Arc::new(pod(index)),
-                    document: Arc::default(),
-                    file: Arc::from(dir.path()),
-                    line: 1,
-                })
-                .collect(),
-            ..ManifestChange::default()
-        });
+        agent
+            .manifests(ManifestChange {
+                added: (0..PODS)
+                    .map(|index| ManifestPod {
+                        pod: Arc::new(pod(index)),
+                        document: Arc::default(),
+                        file: Arc::from(dir.path()),
+                        line: 1,
+                    })
+                    .collect(),
+                ..ManifestChange::default()
+            })
+            .unwrap();
         Self {
             _dir: dir,
             host,
@@ -908,6 +910,30 @@ async fn an_agent_that_loses_every_source_goes_on() {
         std::thread::sleep(Duration::from_millis(5));
     }
     panic!("nobody is evicted");
+}
+
+#[test]
+fn urgent_work_comes_between_two_pods_but_not_in_the_first_list() {
+    let mut node = Node::new(Cgroup::V2);
+    node.timer();
+    let sampled = |node: &Node| node.agent.last_line.as_ref().unwrap().sampled();
+    for is_listed in [false, true] {
+        node.agent.tally.pods_listed = is_listed;
+        node.agent.hurry = true;
+        let before = sampled(&node);
+        let changed = (0..2).map(|index| ManifestPod {
+            pod: Arc::new(pod(index)),
+            document: Arc::default(),
+            file: Arc::from(Path::new("pods.yaml")),
+            line: 1,
+        });
+        let change = ManifestChange {
+            changed: changed.collect(),
+            ..ManifestChange::default()
+        };
+        node.agent.manifests(change).unwrap();
+        assert_eq!(sampled(&node) > before, is_listed);
+    }
 }
 
 #[test]

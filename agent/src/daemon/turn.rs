@@ -210,7 +210,7 @@ impl Agent {
                 self.rescans.ask();
                 found.containers = true;
             }
-            Wake::Manifests(change) => self.manifests(change),
+            Wake::Manifests(change) => self.manifests(change)?,
             Wake::Cluster(event) => self.cluster_event(event)?,
             Wake::Nri(event) => self.nri_event(event),
             Wake::Devices(devices) => self.take_in(EventKind::DevicesGiven { devices }),

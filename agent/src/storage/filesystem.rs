@@ -208,9 +208,7 @@ impl FileSystems {
             containerfs: read("containerfs", &self.containerfs),
         }
     }
-}
 
-impl FileSystems {
     /// A wrong directory is on some disk as well: pods would go for one on which they have nothing.
     fn nodefs(&self) -> Result<FileSystemReading, FileSystemError> {
         let source = match &self.root {

@@ -9,7 +9,7 @@ use crate::daemon::{Agent, now_ns};
 use crate::source::cluster::{ClusterChange, ClusterEvent};
 
 impl Agent {
-    /// `plimsoll-cluster` has said something. Not urgent; between any two pods urgent work comes first.
+    /// `plimsoll-cluster` has said something. Not urgent: between any two pods of a change urgent work comes first.
     ///
     /// # Errors
     /// When the node's memory cannot be read.
@@ -91,7 +91,7 @@ impl Agent {
             // Its kubelet has no reason any more to start it.
             self.lift(&uid);
             self.forget_pod(&uid);
-            self.interrupt()?;
+            self.interrupt_if_listed()?;
         }
         // Those that go on are placed before what is left of others is known to end.
         let mut pods = pods;
@@ -107,7 +107,7 @@ impl Agent {
                 self.acknowledged(&uid);
                 self.take_in(EventKind::PodEnding { uid });
             }
-            self.interrupt()?;
+            self.interrupt_if_listed()?;
         }
         for budget in budgets {
             self.take_in(EventKind::BudgetApplied { budget });
