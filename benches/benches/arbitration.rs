@@ -17,7 +17,6 @@ use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::census::Census;
 use plimsoll_core::arbitration::cluster::{Cluster, Node, NodeState, Options, Pod};
 use plimsoll_core::arbitration::groups::{Consumer, deserve};
-use plimsoll_core::arbitration::incremental::IncrementalCluster;
 
 /// The time for which this thread had a CPU, so that what else the machine does is not in the figures.
 struct CpuTime;
@@ -205,66 +204,6 @@ fn sizes(criterion: &mut Criterion<CpuTime>) {
     }
 }
 
-/// One pod changes what it requests: the change itself and the counting of its namespace; what all deserve after it;
-/// and all of a cycle after it.
-fn changes(criterion: &mut Criterion<CpuTime>) {
-    let mut group = criterion.benchmark_group("arbitration_one_pod_changes");
-    group.sample_size(10);
-    for namespaces in [100, 1_000, 10_000, 100_000] {
-        let cluster = cluster(namespaces, true);
-        let pods = cluster.pods.clone();
-        let mut kept = IncrementalCluster::new(cluster);
-        kept.deserved();
-        let mut turn = 0;
-        let mut change = |kept: &mut IncrementalCluster| {
-            turn += 1;
-            let mut pod = pods[turn * 7919 % pods.len()].clone();
-            // Otherwise than before, also when it has its turn again: what did not change is not computed.
-            pod.requests[0] += 250 * (1 + (turn / pods.len()) as u64 % 2);
-            kept.put(pod);
-        };
-        group.bench_function(BenchmarkId::new("counted", namespaces), |bencher| {
-            bencher.iter(|| {
-                change(&mut kept);
-                black_box(kept.census());
-            });
-        });
-        group.bench_function(BenchmarkId::new("deserved", namespaces), |bencher| {
-            bencher.iter(|| {
-                change(&mut kept);
-                black_box(kept.deserved());
-            });
-        });
-        group.bench_function(BenchmarkId::new("planned", namespaces), |bencher| {
-            bencher.iter(|| {
-                change(&mut kept);
-                kept.steps().len()
-            });
-        });
-        // What it asks for stays: all deserve what they did.
-        group.bench_function(
-            BenchmarkId::new("planned_same_ask", namespaces),
-            |bencher| {
-                bencher.iter(|| {
-                    turn += 1;
-                    let mut pod = pods[turn * 7919 % pods.len()].clone();
-                    pod.priority += 1 + (turn / pods.len()) as i64 % 2;
-                    kept.put(pod);
-                    kept.steps().len()
-                });
-            },
-        );
-        group.bench_function(BenchmarkId::new("seen_again", namespaces), |bencher| {
-            bencher.iter(|| {
-                let pod = kept.cluster().pods[0].clone();
-                kept.put(pod);
-                kept.steps().len()
-            });
-        });
-    }
-    group.finish();
-}
-
 /// A pod for which three victims are needed, on nodes that 110 pods fill: equal ones, and such as all differ.
 fn three_victims(criterion: &mut Criterion<CpuTime>) {
     let mut group = criterion.benchmark_group("arbitration_three_victims");
@@ -328,6 +267,6 @@ fn full(nodes: usize, kinds: usize, wanted: u64) -> Cluster {
 criterion_group! {
     name = benches;
     config = Criterion::default().with_measurement(CpuTime);
-    targets = sizes, changes, three_victims
+    targets = sizes, three_victims
 }
 criterion_main!(benches);

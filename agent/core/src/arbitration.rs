@@ -8,8 +8,7 @@
 //! float, and the order of the input does not matter. What pods ask for ([`demand`], [`census`]) is shared by
 //! progressive filling ([`fill`]), with groups from the leaves up and from the root down ([`groups`]). A pod is
 //! *entitled* if its namespace may run it within what it deserves ([`entitled`]); only for such pods others leave
-//! ([`plan`]). From cycle to cycle a cluster is kept ([`incremental`]). What that comes to over days is rehearsed
-//! ([`rehearsal`]).
+//! ([`plan`]). What that comes to over days is rehearsed ([`rehearsal`]).
 //!
 //! In plain words: `docs/reference/arbitrator.md`, whose headings are named at each rule.
 
@@ -20,7 +19,6 @@ pub mod demand;
 pub mod entitled;
 pub mod fill;
 pub mod groups;
-pub mod incremental;
 pub mod leaving;
 pub mod named;
 pub mod plan;

@@ -100,47 +100,6 @@ impl Census {
         let ask = &mut self.asks[namespace];
         (ask.demand, ask.passed_over) = counting.finish();
     }
-
-    /// Counts one namespace anew, whose pods these are. What there is has not changed.
-    pub(super) fn recount(&mut self, cluster: &Cluster, namespace: usize, pods: &[usize]) {
-        let resources = cluster.resources.len();
-        let mut ask = Ask {
-            demand: Demand::nothing(resources),
-            used: cluster.resources.none(),
-            passed_over: 0,
-        };
-        let mut asked_for = Vec::new();
-        let pending = &mut self.pending[namespace];
-        pending.clear();
-        for at in pods {
-            let (requests, standing) = (&cluster.pods[*at].requests, self.standings[*at]);
-            match standing {
-                PodUse::Running => add(&mut ask.used, requests),
-                PodUse::Pending => pending.push(*at),
-                _ => {}
-            }
-            if standing.is_asked_for() {
-                let needs = ResourceSet::needed(requests);
-                ask.demand.add(needs, |resource| requests[resource]);
-                asked_for.push(*at);
-            }
-        }
-        in_order(cluster, &self.standings, pending);
-        let is_beyond = passes(&ask, &cluster.consumers[namespace].hard, &self.capacity);
-        self.asks[namespace] = ask;
-        if is_beyond {
-            self.count_in_order(cluster, namespace, &mut asked_for);
-        }
-    }
-
-    /// What one pod counts as.
-    pub(super) fn standing(&self, cluster: &Cluster, pod: &Pod) -> PodUse {
-        let counted = counted(&self.capacity);
-        standing(cluster, pod, || {
-            let mut nodes = cluster.nodes.iter().enumerate();
-            nodes.any(|(at, node)| pod.may_use(at) && could_hold(node, counted, &pod.requests))
-        })
-    }
 }
 
 impl PodUse {

@@ -20,7 +20,6 @@ use std::borrow::Cow;
 use super::amounts::{Amounts, Bounds, Table};
 use super::demand::Demand;
 use super::fill::{self, ClassEnd};
-pub use asks::Asked;
 
 /// A namespace or a group: what is decided about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,21 +64,9 @@ pub struct Deserved {
 /// Computes what each deserves. Consumers are sorted by name, and asks stand as they do; parents form a tree.
 #[must_use]
 pub fn deserve(consumers: &[Consumer], asks: &[Ask], capacity: &[Option<u64>]) -> Deserved {
-    deserve_again(consumers, asks, capacity, &mut Asked::default())
-}
-
-/// The same, where it is known what groups asked for before, and [which namespaces](Asked::forget) ask for something
-/// else now. Consumers are the same as then.
-#[must_use]
-pub fn deserve_again(
-    consumers: &[Consumer],
-    asks: &[Ask],
-    capacity: &[Option<u64>],
-    asked: &mut Asked,
-) -> Deserved {
     let mut tree = Tree::new(consumers, asks, capacity);
     tree.serve_unlimited(capacity);
-    tree.ask(asked);
+    tree.ask();
     tree.share();
     if tree.has_groups {
         tree.fill_leaves();

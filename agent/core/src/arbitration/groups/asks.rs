@@ -2,54 +2,20 @@
 
 use std::borrow::Cow;
 
-use super::{Consumer, Tree};
+use super::Tree;
 use crate::arbitration::amounts::{Amounts, Bounds, ResourceSet};
 use crate::arbitration::demand::{Class, Demand};
 use crate::arbitration::fill::round::{UNIT, in_parts};
 use crate::arbitration::fill::{Claimant, Filled, Room, fill};
 
-/// What groups asked for when it was last computed. It follows from what their members ask for and from the whole
-/// (`T`), so that it holds until one of both changes.
-#[derive(Debug, Default)]
-pub struct Asked {
-    whole: Bounds,
-    /// By their places: what a group asks for, and its floor; nothing: it is to be computed.
-    groups: Vec<Option<(Demand, Amounts)>>,
-}
-
-impl Asked {
-    /// A namespace asks for something else than before: so do the groups above it.
-    pub fn forget(&mut self, consumers: &[Consumer], namespace: usize) {
-        let mut above = consumers[namespace].parent;
-        while let Some(group) = above {
-            if let Some(known) = self.groups.get_mut(group) {
-                *known = None;
-            }
-            above = consumers[group].parent;
-        }
-    }
-}
-
 impl Tree<'_> {
     /// From the leaves up: the demand and the floor of every group.
-    pub(super) fn ask(&mut self, asked: &mut Asked) {
-        if asked.whole != self.whole || asked.groups.len() != self.cluster() {
-            asked.whole = self.whole.clone();
-            asked.groups = vec![None; self.cluster()];
-        }
+    pub(super) fn ask(&mut self) {
         for at in (0..self.from_the_root.len()).rev() {
             let group = self.from_the_root[at];
-            if !self.is_group(group) {
-                continue;
+            if self.is_group(group) {
+                self.ask_for(group);
             }
-            if let Some((demand, floor)) = &asked.groups[group] {
-                self.demands[group] = Cow::Owned(demand.clone());
-                self.floors.row_mut(group).copy_from_slice(floor);
-                continue;
-            }
-            self.ask_for(group);
-            let demand = self.demands[group].clone().into_owned();
-            asked.groups[group] = Some((demand, self.floors.row(group).into()));
         }
     }
 
