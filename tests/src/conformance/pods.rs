@@ -4,7 +4,9 @@
 
 use std::num::NonZeroU64;
 
-use plimsoll_core::kube::admission::pod_resources;
+use plimsoll_core::kube::admission::field::FieldError;
+use plimsoll_core::kube::admission::pod_object::{MorePod, PodObject, round_to_milli};
+use plimsoll_core::kube::admission::pod_rules;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::kube::quantity::Quantity;
@@ -121,9 +123,27 @@ fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceL
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
+/// What the API server refuses in the resources of a pod that has its defaults.
+pub(super) fn resource_errors(pod: &Pod) -> Vec<FieldError> {
+    let mut pod = PodObject::new(pod.clone(), MorePod::default());
+    let spec = &mut pod.pod.spec;
+    let containers = spec.containers.iter_mut().chain(&mut spec.init_containers);
+    let resources = containers.map(|container| &mut container.resources);
+    for resources in resources.chain(&mut spec.resources) {
+        round_to_milli(&mut resources.requests);
+        round_to_milli(&mut resources.limits);
+    }
+    round_to_milli(&mut spec.overhead);
+    let mut errors = pod_rules::create_errors(&pod);
+    errors.retain(|error| {
+        error.field.contains("resources") || error.field.starts_with("spec.overhead")
+    });
+    errors
+}
+
 /// Whether the API server refuses the pod's resources.
 pub(super) fn refused(pod: &Pod, resources_valid: bool) -> Result<(), String> {
-    let errors = pod_resources::validate(pod);
+    let errors = resource_errors(pod);
     if errors.is_empty() == resources_valid {
         Ok(())
     } else {
@@ -178,7 +198,7 @@ pub(super) fn pod_resources(vector: &Value) -> Verdict {
 fn totals(expected: ResourcesVector) -> Result<Verdict, String> {
     let pod = expected.pod.with_defaults();
     refused(&pod, expected.resources_valid)?;
-    let mut fields: Vec<_> = pod_resources::validate(&pod)
+    let mut fields: Vec<_> = resource_errors(&pod)
         .into_iter()
         .map(|error| error.field)
         .collect();

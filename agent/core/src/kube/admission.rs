@@ -23,7 +23,6 @@ pub mod names;
 pub mod object;
 pub mod object_meta;
 pub mod pod_object;
-pub mod pod_resources;
 pub mod pod_rules;
 pub mod priority;
 pub mod request;

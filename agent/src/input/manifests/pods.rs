@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use plimsoll_core::kube::admission::names;
+use plimsoll_core::kube::admission::resource_rules::container_name_errors;
 use plimsoll_core::kube::pod::{Pod, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::resources;
@@ -15,7 +17,7 @@ use serde::Deserialize as _;
 
 use super::budgets::{ManifestBudget, budget_of};
 use super::limits::{self, ManifestLimit};
-use super::metadata::{check_metadata, is_dns_label, is_dns_subdomain};
+use super::metadata::{check_metadata, is_dns_label};
 use super::objects::is_owner;
 use super::schema::{self, Finding, join};
 use super::{Bounds, ManifestError, ManifestPod};
@@ -427,14 +429,14 @@ impl Check {
                         format!("{request} must be less than or equal to {name} limit of {limit}"),
                     );
                 }
-                Some((_, limit)) if !is_overcommitable(name) && request != limit => {
+                Some((_, limit)) if !names::may_overcommit(name) && request != limit => {
                     self.add(
                         *line,
                         field,
                         format!("{request} must be equal to {name} limit of {limit}"),
                     );
                 }
-                None if !is_overcommitable(name) => {
+                None if !names::may_overcommit(name) => {
                     self.add(
                         *line,
                         field,
@@ -471,7 +473,7 @@ impl Check {
                 self.add(key.line, field, what);
                 continue;
             }
-            if let Some(quantity) = self.quantity(value, field, is_whole(name)) {
+            if let Some(quantity) = self.quantity(value, field, names::is_whole(name)) {
                 quantities.insert(name, (value.line, quantity));
             }
         }
@@ -505,25 +507,11 @@ impl Check {
     }
 }
 
-/// `helper.IsStandardContainerResourceName`, hugepages and extended resources.
+/// Whether a container may have a resource of this name.
 fn is_resource_name(name: &str) -> bool {
-    matches!(
-        name,
-        resources::CPU | resources::MEMORY | resources::EPHEMERAL_STORAGE
-    ) || resources::is_huge_pages(name)
-        || name
-            .split_once('/')
-            .is_some_and(|(domain, name)| is_dns_subdomain(domain) && !name.is_empty())
-}
-
-/// `helper.IsOvercommitAllowed`: extended resources and huge pages are handed out whole.
-fn is_overcommitable(name: &str) -> bool {
-    !name.contains('/') && !resources::is_huge_pages(name)
-}
-
-/// `helper.IsIntegerResourceName`.
-fn is_whole(name: &str) -> bool {
-    name.contains('/')
+    let mut errors = Vec::new();
+    container_name_errors(name, "", &mut errors);
+    errors.is_empty()
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use plimsoll_core::kube::admission::object::{
     GroupResource, LimitRange, LimitRangeItem, Object, ResourceQuota,
 };
 use plimsoll_core::kube::admission::pod_object::PodObject;
-use plimsoll_core::kube::admission::pod_resources;
 use plimsoll_core::kube::admission::request::{Operation, Request};
 use plimsoll_core::kube::admission::resource_quota::cluster::Cluster;
 use plimsoll_core::kube::admission::resource_quota::configuration::{
@@ -27,7 +26,9 @@ use plimsoll_core::kube::time::Time;
 use serde_json::{Map, Value, json};
 
 use super::{Verdict, list, object, pod, read, text};
-use crate::conformance::pods::{add_overhead_to_shared_limits, add_overhead_to_shared_requests};
+use crate::conformance::pods::{
+    add_overhead_to_shared_limits, add_overhead_to_shared_requests, resource_errors,
+};
 use crate::conformance::same;
 
 pub(in crate::conformance) fn limit_range(vector: &Value) -> Verdict {
@@ -155,7 +156,7 @@ fn mutated(vector: &Value, ranges: &[LimitRange]) -> Result<PodObject, String> {
         &QosClass::of(&pod.pod).as_str(),
         &text(&vector["qos_after"]),
     )?;
-    let valid = pod_resources::validate(&pod.pod).is_empty();
+    let valid = resource_errors(&pod.pod).is_empty();
     same(
         "resources_valid_after",
         &valid,

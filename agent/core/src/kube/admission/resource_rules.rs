@@ -290,6 +290,22 @@ pub fn resize_policy_errors(
 mod tests {
     use super::*;
 
+    /// `IsNativeResource` looks for the domain anywhere in the name; `validateContainerResourceName` for what an
+    /// extended resource may be called. A name can break several rules.
+    #[test]
+    fn a_name_with_a_domain_is_not_enough() {
+        for (name, count) in [
+            ("xkubernetes.io/foo", 0),
+            ("nvidia.com/gpu", 0),
+            ("requests.example.com/gpu", 1),
+            ("example.com/", 3),
+        ] {
+            let mut errors = Vec::new();
+            container_name_errors(name, "", &mut errors);
+            assert_eq!(errors.len(), count, "{name}: {errors:?}");
+        }
+    }
+
     /// As `MilliValue` of 1.36 has them: 1E has no thousandths in 64 bits, and as 27 digits of nanos other ones.
     #[test]
     fn whole_is_what_upstream_counts_in_thousandths() {

@@ -75,6 +75,11 @@ fn every_error_names_file_line_and_field() {
             "pods.yaml:12: spec.containers[0].resources.limits.memroy: unknown resource",
         ),
         (
+            "memory: 1Gi",
+            "a/b/c: 1",
+            "pods.yaml:12: spec.containers[0].resources.limits.a/b/c: unknown resource",
+        ),
+        (
             "cpu: 0.5",
             "cpu: 2",
             "pods.yaml:14: spec.containers[0].resources.requests.cpu: 2 must be less than or equal to cpu limit of 1",
