@@ -573,7 +573,7 @@ fn an_agent_in_the_pod_is_spared() {
 }
 
 #[test]
-fn tasks_count_for_a_pod_with_too_many_cgroups() {
+fn tasks_count_for_a_pod_that_has_many_or_too_many_cgroups() {
     let (_dir, host) = fake_host(&[
         ("cgroup", "/sys/fs/cgroup/memory", "memory"),
         ("cgroup", "/sys/fs/cgroup/pids", "pids"),
@@ -584,25 +584,22 @@ fn tasks_count_for_a_pod_with_too_many_cgroups() {
     std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
     let pids_dir = host.path("/sys/fs/cgroup/pids/kubepods/podx");
     std::fs::create_dir_all(&pids_dir).unwrap();
-    std::fs::write(pids_dir.join("pids.current"), "4711\n").unwrap();
+    let set_tasks = |tasks: u32| {
+        std::fs::write(pids_dir.join("pids.current"), format!("{tasks}\n")).unwrap();
+    };
     let mounts = host.cgroup_mounts().unwrap();
+    set_tasks(1024);
     let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
     assert_eq!(pod_kill.count_processes().unwrap(), 2);
-    let many: String = (0..1024).map(|pid| format!("{}\n", 5000 + pid)).collect();
-    std::fs::write(pod_dir.join("cgroup.procs"), &many).unwrap();
-    assert_eq!(pod_kill.count_processes().unwrap(), 1024);
-    std::fs::write(pod_dir.join("cgroup.procs"), format!("{many}77\n")).unwrap();
-    assert_eq!(
-        pod_kill.count_processes().unwrap(),
-        4711,
-        "too many to count"
-    );
-    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
+    // Threads, or processes that nobody waits for.
+    set_tasks(1025);
+    assert_eq!(pod_kill.count_processes().unwrap(), 1025);
+    set_tasks(4);
     for index in 0..CGROUPS_PER_POD_MAX {
         std::fs::create_dir(pod_dir.join(index.to_string())).unwrap();
     }
     pod_kill.refresh().unwrap();
-    assert_eq!(pod_kill.count_processes().unwrap(), 4711);
+    assert_eq!(pod_kill.count_processes().unwrap(), 4);
 }
 
 #[test]
