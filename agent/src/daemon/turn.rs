@@ -6,9 +6,9 @@
 //! 2. [`Agent::attend`] drains the ring: [`note_critical_record`] says what each record means and keeps the most
 //!    telling cause.
 //! 3. [`Agent::react_if_asked`] asks whether that calls for a sample. If so, [`Agent::react`] reads the node
-//!    (`Sampler::take`), and all pods only if `Engine::wanted` says that a decision may depend on each; asks for the
-//!    pods that may be the first to go, and for figures that are too old, one by one (`Engine::stale`); has the engine
-//!    decide (`Engine::step`).
+//!    (`Sampler::take`) and what `Engine::wanted` says of the pods, or `Engine::needs_pods` where it is not urgent:
+//!    none or all of them. Those that may be the first to go, and figures that are too old, are read one by one
+//!    (`Engine::stale`). Then the engine decides (`Engine::step`).
 //! 4. [`Agent::act`] carries out each decision at once: SIGTERM is `Pods::terminate`.
 //!
 //! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the

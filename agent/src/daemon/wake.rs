@@ -200,7 +200,9 @@ impl SourceName {
                 "containers that come from now on are not placed, nor is anything moved"
             }
             Self::CpuTime => "CPU quotas stay as last set",
-            Self::Snapshots => "`plimsoll explain` and `plimsoll top` get no answer",
+            Self::Snapshots => {
+                "commands that ask the agent (explain, top, health and others) get no answer"
+            }
         }
     }
 }
@@ -217,15 +219,10 @@ impl std::fmt::Display for Lost {
         let Self { name, error } = self;
         write!(
             f,
-            "{} failed and is no longer used: {error}; {}",
+            "{} failed and is no longer used: {error}; {}; restart plimsoll to use it again",
             name.name(),
             name.loss()
-        )?;
-        // Some errors say so themselves.
-        if !error.contains("restart plimsoll") {
-            write!(f, "; restart plimsoll to use it again")?;
-        }
-        Ok(())
+        )
     }
 }
 

@@ -82,7 +82,7 @@ pub enum CgroupWatchError {
         source: Errno,
     },
     /// The changes cannot be read any more.
-    #[error("cannot read the changes below {root} from inotify: {source}; restart plimsoll to watch them again", root = root.shown())]
+    #[error("cannot read the changes below {root} from inotify: {source}", root = root.shown())]
     Unreadable {
         /// The root of the tree.
         root: PathBuf,

@@ -41,9 +41,7 @@ pub enum EpollError {
         source: Errno,
     },
     /// The events cannot be read.
-    #[error(
-        "cannot read the events of {what} from epoll: {source}; restart plimsoll to watch them again"
-    )]
+    #[error("cannot read the events of {what} from epoll: {source}")]
     Take {
         /// What is watched.
         what: &'static str,

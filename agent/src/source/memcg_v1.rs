@@ -76,7 +76,7 @@ pub enum MemcgV1Error {
         source: Errno,
     },
     /// A notification cannot be read any more.
-    #[error("cannot read the notification of {cgroup}: {source}; restart plimsoll to register it again", cgroup = cgroup.shown())]
+    #[error("cannot read the notification of {cgroup}: {source}", cgroup = cgroup.shown())]
     Unreadable {
         /// Directory of the cgroup.
         cgroup: PathBuf,

@@ -1,9 +1,8 @@
-//! `memory.events` and `cgroup.events` of a cgroup v2: what happened to it, reported by the kernel without polling.
+//! `memory.events` of a cgroup v2: what happened to it, reported by the kernel without polling.
 //!
-//! **Problem.** Without BPF the agent still wants to know at once that a pod hit its limit, was OOM-killed or lost its
-//! last process.
-//! **Approach.** kernfs marks these two files with POLLPRI when a counter moves
-//! (Documentation/admin-guide/cgroup-v2.rst). The file is opened once; a `pread` from offset 0 gives all counters and
+//! **Problem.** Without BPF the agent still wants to know at once that a pod hit its limit or was OOM-killed.
+//! **Approach.** kernfs marks this file with POLLPRI when a counter moves
+//! (Documentation/admin-guide/cgroup-v2.rst). It is opened once; a `pread` from offset 0 gives all counters and
 //! re-arms the notification. Nothing here allocates after opening.
 //! **Terms.** *delta*: what was counted since the previous read of the same file. Several events within 10 ms come as
 //! one notification (kernel/cgroup/cgroup.c CGROUP_FILE_NOTIFY_MIN_INTV); none is lost, because the file counts.
@@ -143,74 +142,6 @@ impl AsRawFd for MemoryEvents {
     }
 }
 
-/// What `cgroup.events` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CgroupState {
-    /// There is at least one process in the cgroup or below it.
-    pub populated: bool,
-    /// The cgroup is frozen; `false` on kernels before 5.2, which cannot freeze.
-    pub frozen: bool,
-}
-
-/// An open `cgroup.events`.
-#[derive(Debug)]
-pub struct CgroupEvents {
-    file: ControlFile,
-}
-
-impl CgroupEvents {
-    /// Opens `cgroup.events` in the directory of a cgroup. The root cgroup has none.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn open(cgroup: &Path) -> Result<Self, FileError> {
-        Ok(Self {
-            file: ControlFile::open(cgroup.join("cgroup.events"))?,
-        })
-    }
-
-    /// Reads the state and re-arms the notification.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] once the cgroup is removed; [`FileError::Malformed`] without `populated`.
-    pub fn read(&self) -> Result<CgroupState, FileError> {
-        let [populated, frozen] = self.file.read_keyed(&["populated", "frozen"])?;
-        let populated = populated.ok_or_else(|| {
-            self.file
-                .malformed(1, "a line \"populated 0\" or \"populated 1\"")
-        })?;
-        Ok(CgroupState {
-            populated: populated != 0,
-            frozen: frozen.unwrap_or(0) != 0,
-        })
-    }
-
-    /// Waits until the state changed or the cgroup is gone, at most `timeout`; `false` when nothing happened.
-    ///
-    /// # Errors
-    /// The kernel's answer to `poll`.
-    pub fn wait(&self, timeout: Duration) -> std::io::Result<bool> {
-        wait_for_change(&self.file, timeout)
-    }
-
-    /// The file's path.
-    pub fn path(&self) -> &Path {
-        self.file.path()
-    }
-}
-
-impl AsFd for CgroupEvents {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
-impl AsRawFd for CgroupEvents {
-    fn as_raw_fd(&self) -> RawFd {
-        self.file.as_fd().as_raw_fd()
-    }
-}
-
 /// kernfs_generic_poll says POLLERR together with POLLPRI for an ordinary change, so POLLERR means nothing by itself
 /// here.
 fn wait_for_change(file: &ControlFile, timeout: Duration) -> std::io::Result<bool> {
@@ -311,28 +242,5 @@ mod tests {
                 .unwrap_err()
                 .is_vanished()
         );
-        assert!(CgroupEvents::open(dir.path()).unwrap_err().is_vanished());
-    }
-
-    #[test]
-    fn populated_and_frozen() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("cgroup.events");
-        for (text, populated, frozen) in [
-            ("populated 1\nfrozen 0\n", true, false),
-            ("populated 0\nfrozen 1\n", false, true),
-            ("populated 1\n", true, false),
-        ] {
-            std::fs::write(&path, text).unwrap();
-            let events = CgroupEvents::open(dir.path()).unwrap();
-            assert_eq!(
-                events.read().unwrap(),
-                CgroupState { populated, frozen },
-                "{text:?}"
-            );
-        }
-        std::fs::write(&path, "frozen 0\n").unwrap();
-        let error = CgroupEvents::open(dir.path()).unwrap().read().unwrap_err();
-        assert!(matches!(error, FileError::Malformed { .. }), "{error}");
     }
 }

@@ -169,9 +169,6 @@ pub trait NodeReclaim: Send {
     /// Its name, in one word.
     fn name(&self) -> &'static str;
 
-    /// What it frees, for people.
-    fn frees(&self) -> &'static str;
-
     /// Frees, looking at about `entries` files. `is_first`: a new request, so look at everything again.
     ///
     /// # Errors
@@ -191,10 +188,6 @@ pub struct LeftToKubelet;
 impl NodeReclaim for LeftToKubelet {
     fn name(&self) -> &'static str {
         "kubelet"
-    }
-
-    fn frees(&self) -> &'static str {
-        "nothing: a kubelet runs here and frees by itself"
     }
 
     fn reclaim(

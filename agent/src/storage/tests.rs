@@ -295,10 +295,6 @@ impl reclaim::NodeReclaim for Panics {
         "panics"
     }
 
-    fn frees(&self) -> &'static str {
-        "nothing"
-    }
-
     fn reclaim(
         &mut self,
         _: &ReclaimRequest,

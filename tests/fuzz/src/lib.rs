@@ -46,7 +46,7 @@ use plimsoll::serve::control::{Reply, Request, Snapshots, snapshots};
 use plimsoll::serve::http::{Answers, Bounds, Server, address, bind};
 use plimsoll::serve::summary::Statistics;
 use plimsoll::source::cluster::{ClusterEvent, ClusterLink, ClusterSettings};
-use plimsoll::source::memory_events::{CgroupEvents, MemoryEvents};
+use plimsoll::source::memory_events::MemoryEvents;
 use plimsoll::storage::mountinfo;
 use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::engine::{Engine, EngineConfig};
@@ -331,9 +331,6 @@ pub fn cgroup_files(bytes: &[u8]) {
     }
     let directory = folder().join("sys/fs/cgroup/pod");
     MemoryEvents::open(&directory).ok();
-    if let Ok(events) = CgroupEvents::open(&directory) {
-        events.read().ok();
-    }
 }
 
 /// [`read_machine`]: the files below `/sys/devices/system`, in this order, with a zero byte between two.

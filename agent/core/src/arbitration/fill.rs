@@ -246,7 +246,7 @@ impl<'a> Filling<'a> {
         for class in self.classes(claimant) {
             let fraction = x.min(end(class).fraction);
             for (had, sum) in had.iter_mut().zip(self.sums.row(class)) {
-                // Of what no share is counted of, what a group asks for has no bound.
+                // A resource without a share puts no bound on what a group asks for.
                 *had = had.saturating_add(times(*sum, fraction));
             }
         }

@@ -103,7 +103,7 @@ pub(crate) fn give_up_changed(config: &EngineConfig, state: &mut NodeState, even
     };
     if let EventKind::PodApplied { pod } = &event.kind
         && let Some(known) = state.pods.get(&pod.uid())
-        // Of one without a name nothing is known that could differ.
+        // A pod without a name has nothing to compare.
         && !known.pod.is_unnamed()
         && !pod.is_unnamed()
         && !same_resources(&known.pod, pod)
@@ -384,7 +384,7 @@ fn admit(
 
 /// Beside a kubelet: whether a pod that has nothing may get something by what it requests.
 fn may_get_first(placement: &NodePlacement, pod: &PodState) -> bool {
-    // Of one that is shortened it is not known which containers want what.
+    // A shortened pod does not say which containers want what.
     pod.is_admitted()
         && !pod.pod.is_shortened()
         && !pod.pod.awaits_allocation()

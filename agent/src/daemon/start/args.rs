@@ -43,7 +43,7 @@ pub struct RunArgs {
     /// State directory of the agent
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state_dir: PathBuf,
-    /// Socket for `plimsoll explain` and `plimsoll top`
+    /// Socket on which other commands ask the agent: explain, top, web, quota, health and others
     /// [default: control.sock in the state directory, or in DIR-control with --control-group]
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,

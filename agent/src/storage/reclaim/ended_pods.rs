@@ -174,6 +174,7 @@ impl EndedPods {
         let mut beyond = 0;
         self.current = None;
         self.waiting.clear();
+        mountinfo(&self.places, "self").ok_or(ReclaimError::Mounts)?;
         let logs_dir = self.places.host.path(&self.places.logs_dir);
         for (kind, dir) in [
             (Kind::Volumes, self.places.pods_dir()),
@@ -349,10 +350,6 @@ impl EndedPods {
 impl NodeReclaim for EndedPods {
     fn name(&self) -> &'static str {
         "ended-pods"
-    }
-
-    fn frees(&self) -> &'static str {
-        "logs and emptyDir volumes of pods that have ended"
     }
 
     fn reclaim(

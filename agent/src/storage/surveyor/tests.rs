@@ -39,10 +39,6 @@ impl NodeReclaim for Endless {
         "endless"
     }
 
-    fn frees(&self) -> &'static str {
-        "nothing"
-    }
-
     fn reclaim(&mut self, _: &ReclaimRequest, _: bool, _: u32) -> Result<Reclaimed, ReclaimError> {
         Ok(Reclaimed {
             items: 1,
