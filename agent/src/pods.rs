@@ -7,8 +7,8 @@ pub mod kill;
 pub mod memory_reader;
 pub mod names;
 pub mod registry;
+pub mod remedy_files;
 pub mod sandbox;
-pub mod stage_files;
 
 mod paths;
 mod remove_tree;

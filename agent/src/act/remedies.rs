@@ -40,7 +40,7 @@ use crate::host::handover::Handover;
 use crate::host::ledger::{KnobError, Ledger};
 use crate::host::shown::Show as _;
 use crate::host::worker::{End, WorkerThread};
-use crate::pods::stage_files::StageFiles;
+use crate::pods::remedy_files::RemedyFiles;
 
 /// Its ledger, in the state directory.
 pub const REMEDIES_LEDGER: &str = "remedies.jsonl";
@@ -66,7 +66,7 @@ pub struct Report {
     /// Which pod.
     pub uid: PodUid,
     /// Which remedy.
-    pub stage: Remedy,
+    pub remedy: Remedy,
     /// What.
     pub report: RemedyReport,
 }
@@ -83,7 +83,7 @@ pub struct Busy;
 struct Job {
     ticket: u64,
     uid: PodUid,
-    files: Arc<StageFiles>,
+    files: Arc<RemedyFiles>,
     bytes: u64,
     until_ns: u64,
     what: Work,
@@ -102,7 +102,7 @@ enum Work {
 struct Held {
     ticket: u64,
     uid: PodUid,
-    files: Arc<StageFiles>,
+    files: Arc<RemedyFiles>,
 }
 
 /// What the thread is about to write to a `memory.high`, and what is there; [`NO_LIMIT`] for `max`.
@@ -183,7 +183,7 @@ impl Remedies {
     pub fn reclaim(
         &self,
         uid: &PodUid,
-        files: &Arc<StageFiles>,
+        files: &Arc<RemedyFiles>,
         bytes: u64,
         until_ns: u64,
     ) -> Result<(), Busy> {
@@ -203,7 +203,7 @@ impl Remedies {
     pub fn set_high(
         &mut self,
         uid: &PodUid,
-        files: &Arc<StageFiles>,
+        files: &Arc<RemedyFiles>,
         bytes: u64,
         until_ns: u64,
     ) -> Result<(), Busy> {
@@ -220,7 +220,7 @@ impl Remedies {
     fn send(
         &self,
         uid: &PodUid,
-        files: &Arc<StageFiles>,
+        files: &Arc<RemedyFiles>,
         bytes: u64,
         until_ns: u64,
         what: Work,
@@ -287,7 +287,7 @@ impl Drop for Remedies {
     }
 }
 
-fn put_back(files: &StageFiles, old: u64, new: u64) -> Result<(), FileError> {
+fn put_back(files: &RemedyFiles, old: u64, new: u64) -> Result<(), FileError> {
     let Some(file) = &files.high else {
         return Ok(());
     };
@@ -445,10 +445,10 @@ impl Worker {
         }
     }
 
-    fn report(&self, job: &Job, stage: Remedy, report: RemedyReport) {
+    fn report(&self, job: &Job, remedy: Remedy, report: RemedyReport) {
         let report = Report {
             uid: job.uid.clone(),
-            stage,
+            remedy,
             report,
         };
         // The loop has ended, or does not listen: the engine sees from its samples how the remedy goes.

@@ -148,14 +148,14 @@ pub(super) struct OomKill {
     /// named.
     counted: [u32; COUNTED_MAX],
     /// Victims named so far, by cgroup.
-    cgroups: [Option<Victims>; CGROUPS_MAX],
+    cgroups: [Option<CgroupVictims>; CGROUPS_MAX],
     /// Those in further cgroups.
     elsewhere: u64,
 }
 
 /// Victims in one cgroup.
 #[derive(Debug, Clone, Copy)]
-struct Victims {
+struct CgroupVictims {
     cgroup_id: u64,
     count: u64,
     /// Whether it is the pod's. `None`: not looked up yet.
@@ -175,7 +175,7 @@ impl OomKill {
             }
         }
         for slot in &mut self.cgroups {
-            let victims = slot.get_or_insert(Victims {
+            let victims = slot.get_or_insert(CgroupVictims {
                 cgroup_id,
                 count: 0,
                 is_of_pod: None,
@@ -215,7 +215,7 @@ impl OomKill {
 
     /// How many processes went. 1 where no record names the victims of a choice.
     pub(super) fn victims(&self) -> u64 {
-        let of_pod = |victims: &&Victims| victims.is_of_pod != Some(false);
+        let of_pod = |victims: &&CgroupVictims| victims.is_of_pod != Some(false);
         let named: u64 = self
             .cgroups
             .iter()

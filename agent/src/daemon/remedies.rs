@@ -36,7 +36,7 @@ impl Agent {
     /// Has the kernel take memory back from a pod. Allocates only when that fails, as the next three.
     pub(super) fn reclaim(&mut self, uid: &PodUid, bytes: u64, until_ns: u64) {
         let Some(work) = &self.remedies else { return };
-        let files = self.pods.stage_files(uid);
+        let files = self.pods.remedy_files(uid);
         let started = files.map(|files| work.remedies.reclaim(uid, files, bytes, until_ns));
         self.remedy_started(uid, Remedy::Reclaim, started);
     }
@@ -53,7 +53,7 @@ impl Agent {
         let Some(work) = &mut self.remedies else {
             return;
         };
-        let files = self.pods.stage_files(uid);
+        let files = self.pods.remedy_files(uid);
         let started = files.map(|files| work.remedies.set_high(uid, files, bytes, until_ns));
         self.remedy_started(uid, Remedy::Throttle, started);
     }
@@ -80,19 +80,23 @@ impl Agent {
         self.remedy_failed(uid, Remedy::Notify, RemedyReport::Failed { error });
     }
 
-    fn remedy_started(&mut self, uid: &PodUid, stage: Remedy, started: Option<Result<(), Busy>>) {
+    fn remedy_started(&mut self, uid: &PodUid, remedy: Remedy, started: Option<Result<(), Busy>>) {
         let error = match started {
             Some(Ok(())) => return,
             Some(Err(busy)) => busy.to_string(),
             None => "its cgroup is gone".to_owned(),
         };
-        self.remedy_failed(uid, stage, RemedyReport::Failed { error });
+        self.remedy_failed(uid, remedy, RemedyReport::Failed { error });
     }
 
-    fn remedy_failed(&mut self, uid: &PodUid, stage: Remedy, report: RemedyReport) {
+    fn remedy_failed(&mut self, uid: &PodUid, remedy: Remedy, report: RemedyReport) {
         if let Some(work) = &mut self.remedies {
             let uid = uid.clone();
-            work.failed.push(Report { uid, stage, report });
+            work.failed.push(Report {
+                uid,
+                remedy,
+                report,
+            });
         }
     }
 
@@ -113,9 +117,14 @@ impl Agent {
         self.take_in(event_of(report));
     }
 
-    /// Says what went wrong with a stage.
+    /// Says what went wrong with a remedy.
     pub(super) fn report_remedy(&mut self, event: &Event) {
-        let EventKind::Stage { uid, stage, report } = &event.kind else {
+        let EventKind::RemedyReported {
+            uid,
+            remedy,
+            report,
+        } = &event.kind
+        else {
             return;
         };
         let (what, error) = match report {
@@ -127,10 +136,20 @@ impl Agent {
             // The decision says it.
             RemedyReport::Reclaimed { .. } | RemedyReport::Unsupported => return,
         };
-        self.warn_of_pod(uid, format_args!("{}: {what}: {error}", stage.name()));
+        self.warn_of_pod(uid, format_args!("{}: {what}: {error}", remedy.name()));
     }
 }
 
-fn event_of(Report { uid, stage, report }: Report) -> EventKind {
-    EventKind::Stage { uid, stage, report }
+fn event_of(
+    Report {
+        uid,
+        remedy,
+        report,
+    }: Report,
+) -> EventKind {
+    EventKind::RemedyReported {
+        uid,
+        remedy,
+        report,
+    }
 }

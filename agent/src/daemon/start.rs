@@ -732,7 +732,7 @@ impl Start<'_> {
             None => pods,
         };
         match config.engine.options.remedies {
-            Some(_) => pods.with_stage_files(),
+            Some(_) => pods.with_remedy_files(),
             None => pods,
         }
     }

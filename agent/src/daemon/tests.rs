@@ -237,7 +237,7 @@ impl Node {
         let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
             .with_kill_thread(kill_thread)
             .with_stat_thread(stat_thread)
-            .with_stage_files();
+            .with_remedy_files();
         let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
         let (pods, kubelet) = match is_kubelets {
             false => (pods, None),

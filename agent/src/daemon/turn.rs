@@ -619,7 +619,7 @@ impl Agent {
             }),
             // Said, and cleaned up after, when everything urgent is done.
             Decision::Finished { .. }
-            | Decision::StageEnded { .. }
+            | Decision::RemedyEnded { .. }
             | Decision::NoVictim { .. }
             | Decision::EvictionsHeld { .. }
             | Decision::Condition { .. }

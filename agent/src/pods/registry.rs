@@ -31,8 +31,8 @@ use crate::pods::directories::PodDirs;
 use crate::pods::kill::{Ages, KillThread, PodKill, SweepState, WriteTimes};
 use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
+use crate::pods::remedy_files::RemedyFiles;
 use crate::pods::sandbox::sandbox;
-use crate::pods::stage_files::StageFiles;
 
 /// A wanted pod.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct Open {
     said_more_cgroups: bool,
     /// The newest usage; `None`: it was never read.
     usage_bytes: Option<u64>,
-    stage_files: Option<Arc<StageFiles>>,
+    remedy_files: Option<Arc<RemedyFiles>>,
 }
 
 /// A pod got its first process, or lost its last one.
@@ -92,8 +92,8 @@ pub struct Pods {
     memory_hierarchy: u32,
     generation: u64,
     cgroups_generation: u64,
-    /// Whether the files of the stages before an eviction are opened too.
-    with_stage_files: bool,
+    /// Whether the files of the remedies before an eviction are opened too.
+    with_remedy_files: bool,
     /// `None`: cgroups of pods that have left stay.
     worker: Option<CgroupWorker>,
     /// `None`: the caller of a kill waits for it.
@@ -122,7 +122,7 @@ impl Pods {
             memory_hierarchy,
             generation: 0,
             cgroups_generation: 0,
-            with_stage_files: false,
+            with_remedy_files: false,
             worker: None,
             kill_thread: None,
             ages: None,
@@ -246,10 +246,10 @@ impl Pods {
             .collect()
     }
 
-    /// Opens the files of the stages before an eviction too.
+    /// Opens the files of the remedies before an eviction too.
     #[must_use]
-    pub fn with_stage_files(mut self) -> Self {
-        self.with_stage_files = true;
+    pub fn with_remedy_files(mut self) -> Self {
+        self.with_remedy_files = true;
         self
     }
 
@@ -438,7 +438,7 @@ impl Pods {
         let was = entry.open.as_ref().is_some_and(|open| open.populated);
         let before = entry.cgroup_ids();
         let wants = Wants {
-            stage_files: self.with_stage_files,
+            remedy_files: self.with_remedy_files,
             containers: self.kubelet.is_some(),
         };
         let found = open_or_refresh(&self.host, &self.mounts, entry, wants, self.ages.as_ref());
@@ -594,9 +594,9 @@ impl Pods {
         }
     }
 
-    /// The files of the stages before an eviction; `None` for a pod without a cgroup.
-    pub fn stage_files(&self, uid: &PodUid) -> Option<&Arc<StageFiles>> {
-        self.open(uid)?.stage_files.as_ref()
+    /// The files of the remedies before an eviction; `None` for a pod without a cgroup.
+    pub fn remedy_files(&self, uid: &PodUid) -> Option<&Arc<RemedyFiles>> {
+        self.open(uid)?.remedy_files.as_ref()
     }
 
     /// Kills everything in a pod's cgroup. Allocates nothing, and with [`Pods::with_kill_thread`] waits for no lock of
@@ -770,7 +770,7 @@ fn bytes_of(path: &CgroupPath) -> Box<[u8]> {
 /// What is opened of a pod besides.
 #[derive(Debug, Clone, Copy)]
 struct Wants {
-    stage_files: bool,
+    remedy_files: bool,
     /// Each container, and which is the sandbox: a kubelet runs the pod.
     containers: bool,
 }
@@ -829,9 +829,9 @@ fn open_or_refresh(
                 cgroup_id,
                 said_more_cgroups: false,
                 usage_bytes: None,
-                stage_files: wants
-                    .stage_files
-                    .then(|| stage_files(mounts, &entry.path))
+                remedy_files: wants
+                    .remedy_files
+                    .then(|| remedy_files(mounts, &entry.path))
                     .transpose()?
                     .map(Arc::new),
             });
@@ -841,11 +841,11 @@ fn open_or_refresh(
 }
 
 /// None of them without cgroup v2: v1 has neither.
-fn stage_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<StageFiles, CgroupError> {
+fn remedy_files(mounts: &CgroupMounts, path: &CgroupPath) -> Result<RemedyFiles, CgroupError> {
     let memory = mounts.hierarchy_of(Controller::Memory)?;
     Ok(match memory.version {
-        Version::V1 => StageFiles::default(),
-        Version::V2 => StageFiles::open(&memory.dir(path))?,
+        Version::V1 => RemedyFiles::default(),
+        Version::V2 => RemedyFiles::open(&memory.dir(path))?,
     })
 }
 

@@ -264,7 +264,7 @@ fn help(screen: &mut Screen<'_, '_>) {
         "  THR     ms of each second throttled by the CPU limit",
         "  WAIT    ms of each second in which tasks wait for memory",
         "  PSI     % of the last 10 s in which a task waited for memory",
-        "  EVICT   rank: > is next, - is exempt, OUT is terminating",
+        "  EVICT   rank: > is next, - is exempt, OUT is leaving",
     ] {
         screen.line(Look::Plain, text);
     }

@@ -25,7 +25,7 @@ use crate::host::file::{ControlFile, read_text};
 use crate::host::processes::start_ticks;
 
 /// Levels of cgroups below a container's that are searched for a process.
-const CGROUP_DEPTH_MAX: usize = 4;
+const SEARCH_DEPTH_MAX: usize = 4;
 /// Cgroups of one container that are searched. A process of the container may make any number of them.
 const CGROUPS_SEARCHED_MAX: usize = 256;
 /// Processes of one container of which the first is looked for. The kernel lists those that came first before those
@@ -52,7 +52,7 @@ pub enum LayerUnknown {
     NotShown,
     /// It has processes where nobody searches.
     #[error(
-        "it may have processes, and none was found in its cgroup or in the {CGROUPS_SEARCHED_MAX} cgroups, {CGROUP_DEPTH_MAX} levels deep, that are searched"
+        "it may have processes, and none was found in its cgroup or in the {CGROUPS_SEARCHED_MAX} cgroups, {SEARCH_DEPTH_MAX} levels deep, that are searched"
     )]
     NoProcessFound,
     /// Its root is something else than it says.
@@ -280,7 +280,7 @@ impl Search {
             cgroups_left: CGROUPS_SEARCHED_MAX,
             is_cut: false,
         };
-        search.visit(dir, CGROUP_DEPTH_MAX);
+        search.visit(dir, SEARCH_DEPTH_MAX);
         search
     }
 

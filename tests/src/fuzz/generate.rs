@@ -124,9 +124,9 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
         21 => EventKind::BudgetRemoved {
             budget: Arc::from("default/budget"),
         },
-        22 => EventKind::Stage {
+        22 => EventKind::RemedyReported {
             uid: any(random),
-            stage: *random.pick(&Remedy::ALL),
+            remedy: *random.pick(&Remedy::ALL),
             report: random
                 .pick(&[
                     RemedyReport::Reclaimed { bytes: MI },

@@ -28,7 +28,7 @@ use candidates::Candidates;
 use free::{Free, Parts};
 use holes::{Holes, Order, Wanted};
 use kinds::Kinds;
-use search::{Bound, Price, Victims};
+use search::{Bound, Price, VictimSet};
 use turns::Turns;
 use victims::Search;
 use work::{Most, Work};
@@ -519,7 +519,7 @@ impl<'a> Planner<'a> {
         let search = self.victims(entitled, &nodes);
         let is_cut = search.is_cut();
         self.count_work(entitled, &search);
-        let Some((loss, Victims { node, pods })) = search.best else {
+        let Some((loss, VictimSet { node, pods })) = search.best else {
             let least = [search.closest, too_dear.map(|known| known.loss)];
             match least.into_iter().flatten().min() {
                 _ if is_cut => {

@@ -138,16 +138,16 @@ pub enum Decision {
         until_ns: u64,
     },
     /// Something that was tried before an eviction is over, and how it went.
-    StageEnded {
+    RemedyEnded {
         /// Which pod.
         uid: PodUid,
         /// What was tried.
-        stage: Remedy,
+        remedy: Remedy,
         /// How it ended.
         end: RemedyEnd,
         /// How long it took.
         took_ns: u64,
-        /// How long ago the pod would have been evicted without any stage.
+        /// How long ago the pod would have been evicted without any remedy.
         episode_ns: u64,
     },
     /// Apply these assignments: the CPUs and memory nodes of each container.

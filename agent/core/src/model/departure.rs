@@ -52,7 +52,7 @@ impl Decision {
             | Self::SetHigh { .. }
             | Self::ClearHigh { .. }
             | Self::Notify { .. }
-            | Self::StageEnded { .. }
+            | Self::RemedyEnded { .. }
             | Self::Place { .. }
             | Self::PlacementRefused { .. }
             | Self::PlacementLost { .. }

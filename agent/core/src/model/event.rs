@@ -137,12 +137,12 @@ pub enum EventKind {
         /// What was done, and why.
         kill: LastLineKill,
     },
-    /// A stage before an eviction has ended by itself, or could not be done.
-    Stage {
+    /// A remedy before an eviction has ended by itself, or could not be done.
+    RemedyReported {
         /// Which pod it concerned.
         uid: PodUid,
-        /// Which stage.
-        stage: Remedy,
+        /// Which remedy.
+        remedy: Remedy,
         /// What there is to say.
         #[serde(flatten)]
         report: RemedyReport,
@@ -181,7 +181,7 @@ impl EventKind {
             | Self::PodEmpty { .. }
             | Self::FirstProcessesEnded { .. }
             | Self::LastLineKill { .. }
-            | Self::Stage { .. }
+            | Self::RemedyReported { .. }
             | Self::Outcome { .. } => true,
             Self::PodApplied { .. }
             | Self::PodRemoved { .. }
@@ -282,7 +282,7 @@ pub struct PlacementStart {
     pub saved: Option<Assignments>,
 }
 
-/// What an executor says of a stage before an eviction.
+/// What an executor says of a remedy before an eviction.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
 pub enum RemedyReport {

@@ -35,7 +35,7 @@ impl Remedy {
     }
 }
 
-/// How something that was tried before an eviction ended. Unless it is resolved, the next stage follows, and after the
+/// How something that was tried before an eviction ended. Unless it is resolved, the next remedy follows, and after the
 /// last the eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -80,7 +80,7 @@ impl fmt::Display for RemedyEnd {
 pub struct RemedyState {
     /// The shortage that is being worked on.
     pub episode: Option<Episode>,
-    /// Stages, in the order of [`Remedy::ALL`], that this node cannot do.
+    /// Remedies, in the order of [`Remedy::ALL`], that this node cannot do.
     pub unsupported: [bool; Remedy::ALL.len()],
     /// Pods whose `memory.high` could not be put back, and when that is tried again, nanoseconds.
     pub clear_again: BTreeMap<PodUid, u64>,
@@ -109,15 +109,15 @@ pub struct Episode {
     pub threshold: usize,
     /// When it began, nanoseconds.
     pub since_ns: u64,
-    /// The stage that it has come to.
-    pub stage: Remedy,
-    /// When that stage's budget is over, nanoseconds.
+    /// The remedy that it has come to.
+    pub remedy: Remedy,
+    /// When that remedy's budget is over, nanoseconds.
     pub until_ns: u64,
     /// What is being tried; `None` between two attempts.
     pub attempt: Option<Attempt>,
 }
 
-/// A stage at work on a pod.
+/// A remedy at work on a pod.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Attempt {
     /// Which pod.

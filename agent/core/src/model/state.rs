@@ -200,7 +200,7 @@ pub struct PodState {
     /// The signal that its processes asked for when memory is short.
     #[serde(default)]
     pub pressure_signal: Option<PressureSignal>,
-    /// When each stage before an eviction, in the order of [`Remedy::ALL`], was last over for it, nanoseconds.
+    /// When each remedy before an eviction, in the order of [`Remedy::ALL`], was last over for it, nanoseconds.
     #[serde(default)]
     pub remedied_ns: [Option<u64>; Remedy::ALL.len()],
 }
@@ -461,7 +461,7 @@ impl NodeState {
             }
             // Only what is being tried is concerned, see `policy::eviction::remedies`, or what is placed, see
             // `policy::placement`.
-            EventKind::Stage { .. }
+            EventKind::RemedyReported { .. }
             // What it means for the pod is in `policy::eviction::termination`.
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }

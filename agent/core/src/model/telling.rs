@@ -59,7 +59,9 @@ impl Decision {
             Self::SetHigh { uid, .. } => ("set_high", "", Some(uid), Some(Info)),
             Self::ClearHigh { uid } => ("clear_high", "", Some(uid), Some(Info)),
             Self::Notify { uid, .. } => ("notify", "", Some(uid), Some(Info)),
-            Self::StageEnded { uid, end, .. } => ("stage_ended", end.name(), Some(uid), Some(Info)),
+            Self::RemedyEnded { uid, end, .. } => {
+                ("remedy_ended", end.name(), Some(uid), Some(Info))
+            }
             Self::Place { .. } => ("place", "", None, Some(Info)),
             Self::PlacementRefused { uid, .. } => {
                 ("placement_refused", "", Some(uid), Some(Warning))

@@ -182,7 +182,7 @@ pub(crate) fn decide(
         | EventKind::BudgetApplied { .. }
         | EventKind::BudgetRemoved { .. }
         | EventKind::NodeReclaimed { .. }
-        | EventKind::Stage { .. }
+        | EventKind::RemedyReported { .. }
         | EventKind::LastLineKill { .. }
         | EventKind::CpuReading(_)
         | EventKind::CpuNotWritten { .. }

@@ -1,4 +1,4 @@
-//! Stages before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not
+//! Remedies before an eviction, from outside: what is tried in which order, that it ends, and that a pod that must not
 //! wait for it does not.
 
 use std::collections::BTreeMap;
@@ -163,9 +163,13 @@ impl Node {
         self.step(EventKind::Sample(sample))
     }
 
-    fn report(&mut self, uid: &str, stage: Remedy, report: RemedyReport) -> Vec<Decision> {
+    fn report(&mut self, uid: &str, remedy: Remedy, report: RemedyReport) -> Vec<Decision> {
         let uid = uid.into();
-        self.step(EventKind::Stage { uid, stage, report })
+        self.step(EventKind::RemedyReported {
+            uid,
+            remedy,
+            report,
+        })
     }
 
     /// Samples when the engine asks for it until a pod is evicted; returns the decisions with their times.
@@ -199,9 +203,9 @@ fn actions(decisions: &[Decision]) -> Vec<String> {
         Decision::SetHigh { uid, .. } => Some(format!("hold {uid}")),
         Decision::ClearHigh { uid } => Some(format!("clear {uid}")),
         Decision::Notify { uid, signal, .. } => Some(format!("{signal} {uid}")),
-        Decision::StageEnded {
-            uid, stage, end, ..
-        } => Some(format!("{} {uid} {end:?}", stage.name())),
+        Decision::RemedyEnded {
+            uid, remedy, end, ..
+        } => Some(format!("{} {uid} {end:?}", remedy.name())),
         Decision::Evict { uid, .. } => Some(format!("evict {uid}")),
         Decision::End { uid, .. } => Some(format!("end {uid}")),
         _ => None,
@@ -256,8 +260,8 @@ fn a_short_burst_is_no_reason_to_give_up_and_a_long_one_is() {
             node.usage("hog").anon += 10;
             node.sample(10 * MS);
         }
-        let stage = |episode: &Episode| episode.stage;
-        node.engine.state().remedies.episode.as_ref().map(stage)
+        let remedy = |episode: &Episode| episode.remedy;
+        node.engine.state().remedies.episode.as_ref().map(remedy)
     };
     assert_eq!(after(2), Some(Remedy::Reclaim));
     assert_eq!(after(12), None);
@@ -310,7 +314,7 @@ fn page_cache_that_comes_into_use_is_no_ramp() {
 }
 
 #[test]
-fn every_stage_in_its_order_and_then_the_eviction() {
+fn every_remedy_in_its_order_and_then_the_eviction() {
     let usage = Usage {
         anon: 860,
         active: 100,
@@ -341,7 +345,7 @@ fn every_stage_in_its_order_and_then_the_eviction() {
 }
 
 #[test]
-fn with_progress_a_stage_has_its_whole_budget_and_no_more() {
+fn with_progress_a_remedy_has_its_whole_budget_and_no_more() {
     let remedies = Remedies {
         reclaim_budget_ns: 0,
         notify_budget_ns: 0,
@@ -531,7 +535,7 @@ fn a_hard_threshold_tries_something_only_when_it_was_seen_to_have_time() {
 }
 
 #[test]
-fn a_ramp_that_begins_during_a_stage_ends_it() {
+fn a_ramp_that_begins_during_a_remedy_ends_it() {
     let cache = Usage {
         anon: 820,
         active: 80,
@@ -572,9 +576,9 @@ fn a_report_is_an_event_that_a_journal_keeps() {
     ] {
         let event = Event {
             at_ns: 1,
-            kind: EventKind::Stage {
+            kind: EventKind::RemedyReported {
                 uid: "hog".into(),
-                stage: Remedy::Throttle,
+                remedy: Remedy::Throttle,
                 report,
             },
         };
@@ -598,7 +602,7 @@ enum Happens {
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
-    let stage = prop::sample::select(Remedy::ALL.to_vec());
+    let remedy = prop::sample::select(Remedy::ALL.to_vec());
     let report = prop_oneof![
         (0..500 * MI).prop_map(|bytes| RemedyReport::Reclaimed { bytes }),
         Just(RemedyReport::Failed {
@@ -615,7 +619,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         2 => (0..4usize).prop_map(Happens::Runs),
         1 => (0..4usize, any::<bool>()).prop_map(|(pod, wants)| Happens::IsApplied(pod, wants)),
         1 => (0..4usize).prop_map(Happens::IsRemoved),
-        1 => (0..4usize, stage, report).prop_map(|(pod, stage, report)| Happens::Reports(pod, stage, report)),
+        1 => (0..4usize, remedy, report).prop_map(|(pod, remedy, report)| Happens::Reports(pod, remedy, report)),
         12 => Just(Happens::Sample),
     ]
 }
@@ -637,8 +641,8 @@ fn spec_of(pod: usize, wants_signal: bool) -> serde_json::Value {
 struct Watch {
     held: Option<(PodUid, u64)>,
     at_work: Option<(PodUid, Remedy)>,
-    /// The stages of this episode, and when it began.
-    stages: Vec<Remedy>,
+    /// The remedies of this episode, and when it began.
+    remedies: Vec<Remedy>,
     since_ns: Option<u64>,
     /// When the next sample is due.
     sample_by_ns: u64,
@@ -652,7 +656,7 @@ impl Watch {
                 Decision::Reclaim { uid, until_ns, .. }
                 | Decision::SetHigh { uid, until_ns, .. }
                 | Decision::Notify { uid, until_ns, .. } => {
-                    let (stage, budget_ns) = match decision {
+                    let (remedy, budget_ns) = match decision {
                         Decision::Reclaim { .. } => (Remedy::Reclaim, ALL.reclaim_budget_ns),
                         Decision::SetHigh { .. } => (Remedy::Throttle, ALL.throttle_budget_ns),
                         _ => (Remedy::Notify, ALL.notify_budget_ns),
@@ -660,12 +664,12 @@ impl Watch {
                     assert_ne!(uid.as_str(), "critical", "an exempt pod is left alone");
                     assert!(*until_ns > now_ns && *until_ns <= now_ns + budget_ns);
                     assert_eq!(self.at_work, None, "one at a time");
-                    assert!(self.stages.last() <= Some(&stage), "{:?}", self.stages);
-                    assert!(stage == Remedy::Reclaim || !self.stages.contains(&stage));
-                    self.stages.push(stage);
+                    assert!(self.remedies.last() <= Some(&remedy), "{:?}", self.remedies);
+                    assert!(remedy == Remedy::Reclaim || !self.remedies.contains(&remedy));
+                    self.remedies.push(remedy);
                     self.since_ns.get_or_insert(now_ns);
-                    self.at_work = Some((uid.clone(), stage));
-                    if stage == Remedy::Throttle {
+                    self.at_work = Some((uid.clone(), remedy));
+                    if remedy == Remedy::Throttle {
                         assert_eq!(self.held, None, "two pods are held");
                         self.held = Some((uid.clone(), *until_ns));
                     }
@@ -675,11 +679,11 @@ impl Watch {
                 {
                     self.held = None;
                 }
-                Decision::StageEnded { uid, stage, .. } => {
-                    assert_eq!(self.at_work.take(), Some((uid.clone(), *stage)));
+                Decision::RemedyEnded { uid, remedy, .. } => {
+                    assert_eq!(self.at_work.take(), Some((uid.clone(), *remedy)));
                 }
                 Decision::Evict { uid, .. } => {
-                    assert_eq!(self.at_work, None, "{uid} goes with a stage under way");
+                    assert_eq!(self.at_work, None, "{uid} goes with a remedy under way");
                     assert_eq!(self.held, None, "{uid} goes and somebody is held");
                     let since_ns = self.since_ns.unwrap_or(now_ns);
                     assert!(now_ns - since_ns <= BUDGETS_NS, "{uid} was waited for");
@@ -694,7 +698,7 @@ impl Watch {
         }
         if node.engine.state().remedies.episode.is_none() {
             assert_eq!(self.at_work, None, "forgotten");
-            self.stages.clear();
+            self.remedies.clear();
             self.since_ns = None;
         }
         if let Some((uid, until_ns)) = &self.held {
@@ -725,7 +729,7 @@ fn do_it(node: &mut Node, what: &Happens, after_ns: u64) -> Vec<Decision> {
         Happens::Runs(pod) => node.step(EventKind::PodRunning { uid: uid(pod) }),
         Happens::IsApplied(pod, wants) => node.apply(NAMES[*pod], &spec_of(*pod, *wants)),
         Happens::IsRemoved(pod) => node.step(EventKind::PodRemoved { uid: uid(pod) }),
-        Happens::Reports(pod, stage, report) => node.report(NAMES[*pod], *stage, report.clone()),
+        Happens::Reports(pod, remedy, report) => node.report(NAMES[*pod], *remedy, report.clone()),
         Happens::Sample => node.sample(after_ns),
     }
 }
@@ -744,7 +748,7 @@ proptest! {
     /// Whatever happens: one pod at a time, in order, within budgets, never an exempt one, and every held pod is
     /// released.
     #[test]
-    fn stages_end(
+    fn remedies_end(
         events in prop::collection::vec((happens(), 0..400 * MS), 1..120),
         hard_mi in 1u64..300,
         soft_mi in 300u64..900,
@@ -798,7 +802,7 @@ proptest! {
             node.pod("hog", anon(100), &wants_usr1());
             log.extend(node.sample(calm_ms * MS));
             for (after_ms, more) in &steps {
-                // At least 6 GiB/s: 2000 Mi last less than the shortest stage.
+                // At least 6 GiB/s: 2000 Mi last less than the shortest remedy.
                 node.usage("hog").anon += after_ms * 6 + more;
                 log.extend(node.sample(after_ms * MS));
                 if log.iter().any(|decision| matches!(decision, Decision::Evict { .. })) {

@@ -15,7 +15,7 @@ struct Cgroup {
     reclaim: PathBuf,
     ledger: PathBuf,
     uid: PodUid,
-    files: Arc<StageFiles>,
+    files: Arc<RemedyFiles>,
     remedies: Remedies,
     reports: Reports,
 }
@@ -32,7 +32,7 @@ fn cgroup() -> Cgroup {
     let host = HostRoot::new(dir.path());
     let (remedies, reports) = Remedies::start(Ledger::open(&host, &ledger).unwrap()).unwrap();
     Cgroup {
-        files: Arc::new(StageFiles::open(dir.path()).unwrap()),
+        files: Arc::new(RemedyFiles::open(dir.path()).unwrap()),
         _dir: dir,
         high,
         reclaim,
@@ -190,18 +190,18 @@ fn reclaim_goes_in_chunks_and_says_what_came() {
 #[test]
 fn what_this_kernel_does_not_have_is_said() {
     let mut cgroup = cgroup();
-    let none = Arc::new(StageFiles::default());
-    for stage in [Remedy::Reclaim, Remedy::Throttle] {
+    let none = Arc::new(RemedyFiles::default());
+    for remedy in [Remedy::Reclaim, Remedy::Throttle] {
         let until_ns = u64::MAX;
-        match stage {
+        match remedy {
             Remedy::Reclaim => cgroup.remedies.reclaim(&cgroup.uid, &none, 1, until_ns),
             _ => cgroup.remedies.set_high(&cgroup.uid, &none, 1, until_ns),
         }
         .unwrap();
         let outcome = cgroup.reports.blocking_recv().unwrap();
         assert_eq!(
-            (outcome.stage, outcome.report),
-            (stage, RemedyReport::Unsupported)
+            (outcome.remedy, outcome.report),
+            (remedy, RemedyReport::Unsupported)
         );
     }
 }

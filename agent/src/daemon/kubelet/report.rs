@@ -88,7 +88,7 @@ impl Agent {
             | Decision::SetHigh { .. }
             | Decision::ClearHigh { .. }
             | Decision::Notify { .. }
-            | Decision::StageEnded { .. }
+            | Decision::RemedyEnded { .. }
             | Decision::Place { .. }
             | Decision::PlacementRefused { .. }
             | Decision::PlacementLost { .. }

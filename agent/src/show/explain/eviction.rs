@@ -248,7 +248,7 @@ fn leaving(pod: &LeavingPod) -> String {
         (false, true) => "by its kubelet",
         (false, false) => "manifest removed",
     };
-    let stage = match (pod.empty, pod.kill_in_ns) {
+    let phase = match (pod.empty, pod.kill_in_ns) {
         (false, None) if pod.ended_by_kubelet => {
             "a threshold that is met waits for it for 2 s at most, of a disk for 30 s".to_owned()
         }
@@ -256,7 +256,7 @@ fn leaving(pod: &LeavingPod) -> String {
         (false, Some(ns)) => format!("killed in {} if processes are left", span(ns)),
         (false, None) => "killed".to_owned(),
     };
-    format!("{} is terminating ({why}): {stage}\n", pod.pod)
+    format!("{} is leaving ({why}): {phase}\n", pod.pod)
 }
 
 fn ranking(explained: &EvictionExplanation) -> Table {

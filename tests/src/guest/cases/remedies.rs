@@ -71,7 +71,7 @@ fn decided(agent: &mut Agent, kind: &str, pod: &Pod) -> anyhow::Result<Decision>
         .with_context(|| format!("waiting for {kind} of {name}"))
 }
 
-/// The decisions so far that are about stages and evictions, in their order.
+/// The decisions so far that are about remedies and evictions, in their order.
 fn story(agent: &Agent) -> Vec<String> {
     let words = agent.events.iter().filter_map(|(_, event)| {
         let Event::Decision(decision) = event else {
@@ -81,11 +81,11 @@ fn story(agent: &Agent) -> Vec<String> {
         let kind = value["decision"].as_str()?;
         match kind {
             "reclaim" | "set_high" | "clear_high" | "notify" | "evict" => Some(kind.to_owned()),
-            "stage_ended" => {
+            "remedy_ended" => {
                 let word = |field: &str| value[field].as_str().unwrap_or_default();
                 let took_ms = value["took_ns"].as_u64().unwrap_or_default() / 1_000_000;
-                eprintln!("{} {} after {took_ms} ms", word("stage"), word("end"));
-                Some(format!("{} {}", word("stage"), word("end")))
+                eprintln!("{} {} after {took_ms} ms", word("remedy"), word("end"));
+                Some(format!("{} {}", word("remedy"), word("end")))
             }
             _ => None,
         }
@@ -126,9 +126,9 @@ fn page_cache_on_lists() -> Outcome {
     let mut running = node.hog(&reader, &arguments)?;
     wait_log(&running.log, "full", EVICTION_TIMEOUT).context("it has not read twice")?;
     let mut agent = node.agent(&short(&node, 96, "{reclaim: 5s}")?)?;
-    let ended = decided(&mut agent, "stage_ended", &reader)?;
+    let ended = decided(&mut agent, "remedy_ended", &reader)?;
     ensure!(
-        ended.decision["stage"] == "reclaim" && ended.decision["end"] == "resolved",
+        ended.decision["remedy"] == "reclaim" && ended.decision["end"] == "resolved",
         "{}",
         ended.text
     );
@@ -145,9 +145,9 @@ fn gives_back() -> Outcome {
         .annotation("plimsoll.dev/memory-pressure-signal", "SIGUSR1");
     let mut running = node.hog(&cache, "give-back --mb 200 --keep-mb 16")?;
     let mut agent = node.agent(&short(&node, 96, "{notify: 10s}")?)?;
-    let ended = decided(&mut agent, "stage_ended", &cache)?;
+    let ended = decided(&mut agent, "remedy_ended", &cache)?;
     ensure!(
-        ended.decision["stage"] == "notify" && ended.decision["end"] == "resolved",
+        ended.decision["remedy"] == "notify" && ended.decision["end"] == "resolved",
         "{}",
         ended.text
     );

@@ -6,7 +6,7 @@ use crate::arbitration::amounts::ResourceSet;
 
 /// Pods of one node that leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Victims {
+pub(super) struct VictimSet {
     pub(super) node: usize,
     /// In the order in which they go: lower priority first, then younger, then lesser UID.
     pub(super) pods: Vec<usize>,
@@ -34,7 +34,7 @@ pub(super) struct Best<'a> {
     pub(super) worth: Worth,
     /// Sorted: of sets that are worth the same the least ones.
     pub(super) uids: Vec<&'a str>,
-    pub(super) victims: Victims,
+    pub(super) victims: VictimSet,
 }
 
 /// The priority and the excess that a single pod of a node can have at best.

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::search::{Best, Bound, Effort, Found, Need, Price, Victims, Worth, missing};
+use super::search::{Best, Bound, Effort, Found, Need, Price, VictimSet, Worth, missing};
 use super::sets::Site;
 use super::{Enough, Planner, part_of};
 use crate::arbitration::amounts::ResourceSet;
@@ -24,7 +24,7 @@ const LEFT_OUT_MAX: usize = 16;
 /// What a search came to.
 pub(super) struct Search {
     /// With what their namespaces lose.
-    pub(super) best: Option<(i128, Victims)>,
+    pub(super) best: Option<(i128, VictimSet)>,
     /// Of sets that were refused by so little that another pod with the same requests could have them: the least loss.
     pub(super) closest: Option<i128>,
     /// Sets that were tried, and pods that were looked at.
@@ -292,7 +292,7 @@ impl Planner<'_> {
                 count,
                 worth,
                 uids,
-                victims: Victims { node, pods },
+                victims: VictimSet { node, pods },
             });
         }
     }

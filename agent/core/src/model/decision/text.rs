@@ -236,16 +236,16 @@ impl fmt::Display for Decision {
                 "signal {uid} with {signal}: {} short",
                 Human(*shortfall_bytes)
             ),
-            Self::StageEnded {
+            Self::RemedyEnded {
                 uid,
-                stage,
+                remedy,
                 end,
                 took_ns,
                 ..
             } => write!(
                 f,
                 "{} of {uid} ended after {} ms: {end}",
-                stage.name(),
+                remedy.name(),
                 took_ns / 1_000_000
             ),
             Self::SetCpu {

@@ -4,11 +4,11 @@
 //! been enough. But each of these takes time, and while it is tried the node may run out; and a cgroup that is held at
 //! `memory.high` with nothing to reclaim stands still for as long as the limit stays there.
 //!
-//! Approach: an *episode* begins when a memory threshold asks for a victim and goes through the *stages* in their
-//! order, each at most once and each within its *budget*. A stage is over at once when the threshold is satisfied with
+//! Approach: an *episode* begins when a memory threshold asks for a victim and goes through the *remedies* in their
+//! order, each at most once and each within its *budget*. A remedy is over at once when the threshold is satisfied with
 //! its minimum reclaim, when it makes no *progress* for a quarter of its budget, when its pod is leaving, or when there
 //! is no time: less than half of any hard memory threshold is left, or what the kernel has left would, at the rate at
-//! which it shrinks, be gone before the budget. Then, and when no stage is left, the pod is evicted as without
+//! which it shrinks, be gone before the budget. Then, and when no remedy is left, the pod is evicted as without
 //! remedies. At most one pod is worked on at a time.
 //!
 //! 1. *Reclaim*: `memory.reclaim` on the first in the ranking that has something which would count, then on the next
@@ -19,13 +19,13 @@
 //! 3. *Notify*: the signal that the pod that is to go has asked for in its annotation
 //!    [`PRESSURE_SIGNAL_ANNOTATION`](crate::kube::pod::PRESSURE_SIGNAL_ANNOTATION).
 //!
-//! A hard threshold gets stages only if the node was looked at a moment ago and was seen to shrink slowly: without that
-//! evidence, as after a sudden ramp, it evicts at once, with the decisions that it takes without remedies. Thresholds
-//! on stalls get none: what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA node, whose
-//! pods these means do not single out. Nor does an end of memory that is foreseen
+//! A hard threshold gets remedies only if the node was looked at a moment ago and was seen to shrink slowly: without
+//! that evidence, as after a sudden ramp, it evicts at once, with the decisions that it takes without remedies.
+//! Thresholds on stalls get none: what they lack is not counted in bytes, and reclaim makes stalls; nor does one NUMA
+//! node, whose pods these means do not single out. Nor does an end of memory that is foreseen
 //! ([`foresight`](crate::policy::eviction::foresight)).
 //!
-//! The kubelet has no such stages: it evicts as soon as a threshold is met.
+//! The kubelet has no such remedies: it evicts as soon as a threshold is met.
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
@@ -47,11 +47,11 @@ use crate::policy::eviction::view::View;
 pub const THROTTLE_MAX_NS: u64 = 10_000_000_000;
 /// Shortest pause between two holds of one pod, nanoseconds.
 pub const THROTTLE_COOL_DOWN_NS: u64 = 60_000_000_000;
-/// How long a pod is spared the same other stage again, nanoseconds: cache that is back so soon is in use.
+/// How long a pod is spared the same other remedy again, nanoseconds: cache that is back so soon is in use.
 pub const COOL_DOWN_NS: u64 = 30_000_000_000;
-/// Less than this is no progress, and not worth a stage: the kernel charges in batches of 64 pages per CPU.
+/// Less than this is no progress, and not worth a remedy: the kernel charges in batches of 64 pages per CPU.
 pub const PROGRESS_BYTES: u64 = 1 << 20;
-/// How often a running stage is checked, nanoseconds.
+/// How often a running remedy is checked, nanoseconds.
 pub const LOOK_EVERY_NS: u64 = 10_000_000;
 /// A hard threshold trusts the rate at which memory shrinks only if the reading before is not older than this,
 /// nanoseconds.
@@ -65,7 +65,7 @@ pub const LOSS_PART: u64 = 16;
 pub const CLEAR_RETRY_NS: u64 = 100_000_000;
 /// `memory.high` is set in steps of this: a multiple of every page size, so that the kernel takes it as it is.
 const HIGH_STEP_BYTES: u64 = 64 << 10;
-/// A stage may continue for this part of its budget without progress.
+/// A remedy may continue for this part of its budget without progress.
 const PATIENCE_PART: u64 = 4;
 
 impl Remedy {
@@ -88,7 +88,7 @@ impl Remedy {
     }
 }
 
-/// Takes in what an event says about a running stage, and ends one that must not go on.
+/// Takes in what an event says about a running remedy, and ends one that must not go on.
 pub(crate) fn follow(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -98,8 +98,13 @@ pub(crate) fn follow(
     if let (EventKind::Sample(sample), Some(_)) = (&event.kind, &config.options.remedies) {
         observe_loss(state, &sample.node);
     }
-    if let EventKind::Stage { uid, stage, report } = &event.kind {
-        take_report(state, uid, *stage, report);
+    if let EventKind::RemedyReported {
+        uid,
+        remedy,
+        report,
+    } = &event.kind
+    {
+        take_report(state, uid, *remedy, report);
     }
     let now_ns = state.now_ns;
     if let Some(Episode {
@@ -154,11 +159,11 @@ fn observe_loss(state: &mut NodeState, node: &NodeMemory) {
     }
 }
 
-fn take_report(state: &mut NodeState, uid: &PodUid, stage: Remedy, report: &RemedyReport) {
+fn take_report(state: &mut NodeState, uid: &PodUid, remedy: Remedy, report: &RemedyReport) {
     let ended = match report {
         RemedyReport::Reclaimed { .. } => RemedyEnd::Exhausted,
         RemedyReport::Unsupported => {
-            state.remedies.unsupported[stage as usize] = true;
+            state.remedies.unsupported[remedy as usize] = true;
             RemedyEnd::Unsupported
         }
         RemedyReport::Failed { .. } => RemedyEnd::Failed,
@@ -169,7 +174,7 @@ fn take_report(state: &mut NodeState, uid: &PodUid, stage: Remedy, report: &Reme
         }
     };
     if let Some(episode) = &mut state.remedies.episode
-        && episode.stage == stage
+        && episode.remedy == remedy
         && let Some(attempt) = &mut episode.attempt
         && attempt.uid == *uid
     {
@@ -213,7 +218,7 @@ pub(crate) fn end(state: &mut NodeState, decisions: &mut Vec<Decision>) {
     state.remedies.episode = None;
 }
 
-/// Whether the eviction that a met threshold asks for can wait for a stage.
+/// Whether the eviction that a met threshold asks for can wait for a remedy.
 pub(crate) fn before_eviction(
     config: &EngineConfig,
     state: &mut NodeState,
@@ -302,7 +307,7 @@ fn judge(
         attempt.shortfall_bytes = attempt.shortfall_bytes.min(shortfall_bytes);
         attempt.usage_bytes = attempt.usage_bytes.min(usage_bytes);
     }
-    let patience_ns = episode.stage.budget_ns(remedies) / PATIENCE_PART;
+    let patience_ns = episode.remedy.budget_ns(remedies) / PATIENCE_PART;
     let idle_ns = now_ns.saturating_sub(attempt.progress_ns);
     (idle_ns >= patience_ns).then_some(RemedyEnd::NoProgress)
 }
@@ -345,7 +350,7 @@ fn time_left_ns(
     }
 }
 
-/// What a stage is chosen by.
+/// What a remedy is chosen by.
 struct Situation<'a> {
     remedies: &'a Remedies,
     met: &'a Met,
@@ -366,33 +371,33 @@ fn begin_next(
     candidates::rows(&View::now(config, state), Resource::Memory, rows);
     rows.retain(|row| state.pods.get(&row.uid).is_some_and(may_be_treated));
     Ranking::Memory.rank(rows, &mut scratch.sort_keys);
-    for stage in Remedy::ALL {
-        let budget_ns = stage.budget_ns(situation.remedies);
+    for remedy in Remedy::ALL {
+        let budget_ns = remedy.budget_ns(situation.remedies);
         let (since_ns, until_ns) = match &state.remedies.episode {
             // Not again, except that what is left of the time for reclaim is for the next pod.
-            Some(episode) if episode.stage > stage => continue,
-            Some(episode) if episode.stage == stage && stage != Remedy::Reclaim => continue,
-            Some(episode) if episode.stage == stage => (episode.since_ns, episode.until_ns),
+            Some(episode) if episode.remedy > remedy => continue,
+            Some(episode) if episode.remedy == remedy && remedy != Remedy::Reclaim => continue,
+            Some(episode) if episode.remedy == remedy => (episode.since_ns, episode.until_ns),
             Some(episode) => (episode.since_ns, now_ns.saturating_add(budget_ns)),
             None => (now_ns, now_ns.saturating_add(budget_ns)),
         };
         let wanted = budget_ns > 0 && now_ns < until_ns;
-        if !wanted || state.remedies.unsupported[stage as usize] {
+        if !wanted || state.remedies.unsupported[remedy as usize] {
             continue;
         }
         let mut pods = rows.iter().filter_map(|row| state.pods.get(&row.uid));
-        let decision = match stage {
+        let decision = match remedy {
             Remedy::Reclaim => pods
-                .filter(|pod| is_rested(pod, stage, now_ns))
+                .filter(|pod| is_rested(pod, remedy, now_ns))
                 .find_map(|pod| reclaim(config, state, pod, situation, until_ns)),
             Remedy::Throttle if !state.remedies.clear_again.is_empty() => None,
             Remedy::Throttle => pods
                 .next()
-                .filter(|pod| is_rested(pod, stage, now_ns))
+                .filter(|pod| is_rested(pod, remedy, now_ns))
                 .and_then(|pod| set_high(pod, until_ns)),
             Remedy::Notify => pods
                 .next()
-                .filter(|pod| is_rested(pod, stage, now_ns))
+                .filter(|pod| is_rested(pod, remedy, now_ns))
                 .and_then(|pod| notify(pod, situation, until_ns)),
         };
         let Some((decision, uid)) = decision else {
@@ -407,7 +412,7 @@ fn begin_next(
         state.remedies.episode = Some(Episode {
             threshold: situation.met.index,
             since_ns,
-            stage,
+            remedy,
             until_ns,
             attempt: Some(Attempt {
                 uid,
@@ -418,17 +423,17 @@ fn begin_next(
                 ended: None,
             }),
         });
-        pod.remedied_ns[stage as usize] = Some(until_ns);
+        pod.remedied_ns[remedy as usize] = Some(until_ns);
         decisions.push(decision);
         return true;
     }
     false
 }
 
-/// Whether the same stage may be tried on it again.
-fn is_rested(pod: &PodState, stage: Remedy, now_ns: u64) -> bool {
-    pod.remedied_ns[stage as usize]
-        .is_none_or(|ended_ns| now_ns >= ended_ns.saturating_add(stage.cool_down_ns()))
+/// Whether the same remedy may be tried on it again.
+fn is_rested(pod: &PodState, remedy: Remedy, now_ns: u64) -> bool {
+    pod.remedied_ns[remedy as usize]
+        .is_none_or(|ended_ns| now_ns >= ended_ns.saturating_add(remedy.cool_down_ns()))
 }
 
 fn reclaim(
@@ -494,7 +499,7 @@ fn notify(pod: &PodState, situation: &Situation<'_>, until_ns: u64) -> Option<(D
     Some((decision, pod.row.uid.clone()))
 }
 
-/// Ends the running stage, if any; the episode continues.
+/// Ends the running remedy, if any; the episode continues.
 fn end_attempt(state: &mut NodeState, end: RemedyEnd, decisions: &mut Vec<Decision>) {
     let now_ns = state.now_ns;
     let Some(episode) = &mut state.remedies.episode else {
@@ -504,7 +509,7 @@ fn end_attempt(state: &mut NodeState, end: RemedyEnd, decisions: &mut Vec<Decisi
         return;
     };
     let Attempt { uid, since_ns, .. } = attempt;
-    match episode.stage {
+    match episode.remedy {
         // It has come to its end by itself.
         Remedy::Reclaim if attempt.ended.is_some() => {}
         Remedy::Reclaim => decisions.push(Decision::StopReclaim { uid: uid.clone() }),
@@ -512,11 +517,11 @@ fn end_attempt(state: &mut NodeState, end: RemedyEnd, decisions: &mut Vec<Decisi
         Remedy::Notify => {}
     }
     if let Some(pod) = state.pods.get_mut(&uid) {
-        pod.remedied_ns[episode.stage as usize] = Some(now_ns);
+        pod.remedied_ns[episode.remedy as usize] = Some(now_ns);
     }
-    decisions.push(Decision::StageEnded {
+    decisions.push(Decision::RemedyEnded {
         uid,
-        stage: episode.stage,
+        remedy: episode.remedy,
         end,
         took_ns: now_ns.saturating_sub(since_ns),
         episode_ns: now_ns.saturating_sub(episode.since_ns),

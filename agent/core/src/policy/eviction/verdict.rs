@@ -6,7 +6,7 @@
 //!
 //! 1. [`asked`]: the threshold, met or foreseen, that asks for a victim.
 //! 2. [`next`]: whether a pod is evicted for it now, or the engine has to wait or free space first.
-//! 3. [`victims`]: which pods. Its [`Victims::rests_on`] says how far down the ranking figures matter: the pods ranked
+//! 3. [`victims`]: which pods. Its [`Choice::rests_on`] says how far down the ranking figures matter: the pods ranked
 //!    after that may use less than is known, and the same pods go.
 
 use crate::model::config::EngineConfig;
@@ -248,7 +248,7 @@ pub(crate) fn takes_the_first(config: &EngineConfig, met: &Met) -> bool {
 
 /// Which pods go: rows of [`Scratch::chosen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Victims {
+pub(crate) struct Choice {
     /// How many pods were candidates. [`Scratch::rows`] has all of them, or the
     /// [head](crate::policy::eviction::ranking_head) of their ranking.
     pub(crate) ranked: usize,
@@ -283,7 +283,7 @@ pub(crate) fn first_known<'scratch>(
 }
 
 /// Ranks the candidates and chooses the victims.
-pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Victims {
+pub(crate) fn victims(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> Choice {
     let ranked = rank(view, met, scratch);
     let Scratch { rows, chosen, .. } = scratch;
     chosen.clear();
@@ -317,7 +317,7 @@ fn rank(view: &View<'_>, met: &Met, scratch: &mut Scratch) -> usize {
 }
 
 /// Keeps in [`Scratch::chosen`], which has the candidates that may go, those that go.
-fn choose(view: &View<'_>, met: &Met, ranked: usize, scratch: &mut Scratch) -> Victims {
+fn choose(view: &View<'_>, met: &Met, ranked: usize, scratch: &mut Scratch) -> Choice {
     let Scratch {
         rows,
         chosen,
@@ -360,7 +360,7 @@ fn choose(view: &View<'_>, met: &Met, ranked: usize, scratch: &mut Scratch) -> V
     } else {
         chosen.truncate(1);
     }
-    Victims {
+    Choice {
         ranked,
         rests_on,
         need: need.filter(|_| several || preference != Preference::None),

@@ -4,16 +4,16 @@ use std::path::Path;
 
 use crate::host::file::{ControlFile, FileError};
 
-/// The control files of a pod's cgroup that stages need; `None` where the kernel or the hierarchy does not have one.
+/// The control files of a pod's cgroup that remedies need; `None` where the kernel or the hierarchy does not have one.
 #[derive(Debug, Default)]
-pub struct StageFiles {
+pub struct RemedyFiles {
     /// `memory.reclaim`, write-only.
     pub reclaim: Option<ControlFile>,
     /// `memory.high`.
     pub high: Option<ControlFile>,
 }
 
-impl StageFiles {
+impl RemedyFiles {
     /// Opens them in the directory of a v2 cgroup.
     ///
     /// # Errors
