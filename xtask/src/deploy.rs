@@ -76,6 +76,15 @@ resources: [../base]
 configMapGenerator:
   - {name: plimsoll, namespace: plimsoll, behavior: merge, files: [config.yaml]}
 ";
+/// A second installation, for some of the nodes, as docs/guide/cluster.md has it.
+const SECOND: &str = "\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: plimsoll-two
+namePrefix: two-
+resources: [../base]
+components: [../components/openshift]
+";
 /// The tests of the alerts take the groups of the rules from here.
 const GROUPS: &str = "groups.yaml";
 
@@ -105,6 +114,9 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
         suits_older_servers(tools, &deploy, &chart, components)?;
     }
     a_change_rolls_out(tools, &deploy, &chart)?;
+    let second = Folder::inside(&deploy)?;
+    fs::write(second.path().join("kustomization.yaml"), SECOND)?;
+    build(tools, second.path())?;
     build(tools, &deploy.join("uninstall"))?;
     let uninstalled = kustomized(tools, &deploy, "uninstall", &[OLDER])?;
     knows_nothing_newer(&uninstalled, "deploy/uninstall")?;
@@ -317,15 +329,39 @@ fn build(tools: &Tools, folder: &Path) -> Result<Objects> {
     let mut kubectl = Command::new(&tools.kubectl);
     kubectl.arg("kustomize").arg(folder);
     let text = output_of(&mut kubectl, "mend the kustomization")?;
-    have_namespaces(&text).with_context(|| folder.display().to_string())?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(&text).context("what was rendered is no YAML")?;
+    have_namespaces(&documents).with_context(|| folder.display().to_string())?;
+    have_accounts(&documents).with_context(|| folder.display().to_string())?;
     objects(&text)
+}
+
+/// A binding for an account that is not there gives the pods no right, and the API server takes it.
+fn have_accounts(documents: &[Value]) -> Result<()> {
+    let accounts = documents
+        .iter()
+        .filter(|object| object["kind"] == "ServiceAccount");
+    let accounts: Vec<[&Value; 2]> = accounts
+        .map(|account| ["namespace", "name"].map(|key| &account["metadata"][key]))
+        .collect();
+    for object in documents {
+        let subjects = object["subjects"].as_array().into_iter().flatten();
+        for subject in subjects.filter(|subject| subject["kind"] == "ServiceAccount") {
+            let account = ["namespace", "name"].map(|key| &subject[key]);
+            ensure!(
+                accounts.contains(&account),
+                "{} {} is for the account {account:?}, and the accounts are {accounts:?}: leave the namespace of a subject to Kustomize where its account names none",
+                object["kind"],
+                object["metadata"]["name"]
+            );
+        }
+    }
+    Ok(())
 }
 
 /// What names no namespace is made in the one that `kubectl` happens to use. A namespace of the base does not reach
 /// components.
-fn have_namespaces(text: &str) -> Result<()> {
-    let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).context("what was rendered is no YAML")?;
+fn have_namespaces(documents: &[Value]) -> Result<()> {
     for object in documents {
         let kind = object["kind"].as_str().unwrap_or_default();
         ensure!(

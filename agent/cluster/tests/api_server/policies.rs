@@ -215,6 +215,8 @@ async fn install(server: &Server) -> bool {
             "clusterroles"
         } else {
             object["roleRef"]["name"] = json!("plimsoll-base");
+            // Which Kustomize writes.
+            object["subjects"][0]["namespace"] = json!("plimsoll");
             "clusterrolebindings"
         };
         server

@@ -78,6 +78,8 @@ async fn install(machine: &Machine) -> Value {
                 "ClusterRoleBinding" => {
                     object["metadata"]["name"] = json!("plimsoll-node");
                     object["roleRef"]["name"] = json!("plimsoll-node");
+                    // Which Kustomize writes.
+                    object["subjects"][0]["namespace"] = json!("plimsoll");
                 }
                 _ => {}
             }
