@@ -36,15 +36,21 @@ fn the_agent_takes_the_arguments_of_the_daemonset_and_of_the_components() {
         .collect();
     assert!(args.iter().any(|arg| arg == "--kubernetes"), "{args:?}");
     is_accepted(&args);
-    let component = yaml("components/prometheus/kustomization.yaml");
-    let patch = component["patches"][0]["patch"].as_str().unwrap();
-    let patch: Value = serde_saphyr::from_str(patch).unwrap();
-    let added = patch.as_array().unwrap().iter();
-    let added = added.filter(|it| it["path"].as_str().unwrap().ends_with("/args/-"));
-    for arg in added {
-        let arg = arg["value"].as_str().unwrap();
-        args.push(arg.replace("$(HOST_IP)", "192.0.2.1"));
+    for component in ["budgets", "prometheus"] {
+        let component = yaml(&format!("components/{component}/kustomization.yaml"));
+        let patch = component["patches"][0]["patch"].as_str().unwrap();
+        let patch: Value = serde_saphyr::from_str(patch).unwrap();
+        let added = patch.as_array().unwrap().iter();
+        let added = added.filter(|it| {
+            let path = it["path"].as_str().unwrap();
+            path.ends_with("/containers/0/args/-")
+        });
+        for arg in added {
+            let arg = arg["value"].as_str().unwrap();
+            args.push(arg.replace("$(HOST_IP)", "192.0.2.1"));
+        }
     }
+    assert!(args.iter().any(|arg| arg == "--respect-disruption-budgets"));
     assert!(args.iter().any(|arg| arg.starts_with("--listen=")));
     is_accepted(&args);
 }

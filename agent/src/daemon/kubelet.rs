@@ -93,6 +93,7 @@ pub struct KubeletWork {
     withheld: (u64, u64),
     is_unheld_said: bool,
     is_tree_said: bool,
+    is_unused_budgets_said: bool,
     /// When holds that could not be lifted are lifted again, nanoseconds; `None`: there are none.
     lift_again_ns: Option<u64>,
 }
@@ -136,6 +137,7 @@ impl KubeletWork {
             withheld: (0, 0),
             is_unheld_said: false,
             is_tree_said: false,
+            is_unused_budgets_said: false,
         }
     }
 

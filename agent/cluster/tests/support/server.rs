@@ -699,7 +699,7 @@ pub(crate) const RIGHTS: [(&str, &str, &[&str]); 8] = [
     ("", "nodes", &["get", "list", "watch", "patch"]),
     ("", "nodes/status", &["patch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
-    ("policy", "poddisruptionbudgets", &["get", "list", "watch"]),
+    ("policy", "poddisruptionbudgets", &["list", "watch"]),
     (
         "topology.node.k8s.io",
         "noderesourcetopologies",

@@ -71,6 +71,17 @@ impl Agent {
         Ok(())
     }
 
+    /// Once: `plimsoll-cluster` watches disruption budgets, and the engine does not go by them.
+    fn warn_of_unused_budgets(&mut self) {
+        if self.engine.config().options.disruption_budgets {
+            return;
+        }
+        let work = self.kubelet.as_mut();
+        if work.is_some_and(|work| !std::mem::replace(&mut work.is_unused_budgets_said, true)) {
+            self.warn("plimsoll-cluster watches disruption budgets, and this agent does not go by them: give it --respect-disruption-budgets as well (components/budgets gives it to both), or set plimsoll.respectDisruptionBudgets: true in its configuration".to_owned());
+        }
+    }
+
     /// The kubelet ends the pod: no SIGTERM of ours.
     fn acknowledged(&mut self, uid: &PodUid) {
         let work = self.kubelet.as_mut();
@@ -108,6 +119,9 @@ impl Agent {
                 self.take_in(EventKind::PodEnding { uid });
             }
             self.interrupt_if_listed()?;
+        }
+        if !budgets.is_empty() {
+            self.warn_of_unused_budgets();
         }
         for budget in budgets {
             self.take_in(EventKind::BudgetApplied { budget });

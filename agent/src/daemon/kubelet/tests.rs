@@ -1,5 +1,8 @@
 use std::fs;
+use std::sync::Arc;
 
+use plimsoll_core::engine::Engine;
+use plimsoll_core::kube::budget::DisruptionBudget;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::{Event, EventKind};
@@ -144,6 +147,29 @@ fn a_refused_eviction_is_not_begun_for_want_of_an_answer() {
         .insert(uid.clone(), Evicted::default());
     node.agent.cluster_event(refused).unwrap();
     assert!(node.agent.hurry, "another pod may have to go");
+}
+
+/// What `plimsoll-cluster` alone was told to do.
+#[test]
+fn budgets_that_the_engine_does_not_go_by_are_said_once() {
+    let mut node = Node::with(Cgroup::V2, true);
+    let lists = |budgets| {
+        ClusterEvent::Change(ClusterChange {
+            budgets,
+            ..ClusterChange::default()
+        })
+    };
+    node.agent.cluster_event(lists(Vec::new())).unwrap();
+    assert!(!work(&mut node).is_unused_budgets_said);
+    let budget = || vec![Arc::new(DisruptionBudget::default())];
+    node.agent.cluster_event(lists(budget())).unwrap();
+    assert!(work(&mut node).is_unused_budgets_said);
+    let mut config = node.agent.engine.config().clone();
+    config.options.disruption_budgets = true;
+    node.agent.engine = Engine::new(config);
+    work(&mut node).is_unused_budgets_said = false;
+    node.agent.cluster_event(lists(budget())).unwrap();
+    assert!(!work(&mut node).is_unused_budgets_said);
 }
 
 #[test]

@@ -55,6 +55,10 @@ pub struct KubeletArgs {
     /// plimsoll-cluster with the same option writes this node's NodeResourceTopology (with --kubernetes)
     #[arg(long, requires = "kubernetes")]
     pub node_resource_topology: bool,
+    /// Pass over a pod whose disruption budget is used up, if evicting other pods is enough: plimsoll-cluster with the
+    /// same option watches the budgets (plimsoll.respectDisruptionBudgets of the configuration; with --kubernetes)
+    #[arg(long, requires = "kubernetes")]
+    pub respect_disruption_budgets: bool,
     /// Socket on which the kubelet lists what it has given to containers (with --node-resource-topology, or a
     /// topologyManagerPolicy) [default: pod-resources/kubelet.sock in --kubelet-dir]
     #[arg(long, value_name = "PATH", requires = "kubernetes")]

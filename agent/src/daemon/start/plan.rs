@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use plimsoll_core::model::options::EvictionOptions;
 use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
@@ -52,13 +53,7 @@ impl<'a> Plan<'a> {
         let effective = Effective::new(file.unwrap_or_default(), &args.eviction)?;
         let remarks = effective.remarks();
         let mut config = effective.config;
-        if args.last_line {
-            config
-                .engine
-                .options
-                .last_line
-                .get_or_insert_with(Default::default);
-        }
+        set_options(args, &mut config.engine.options);
         let cgroup_root = match &args.cgroup_root {
             Some(path) => CgroupPath::new(path).context("--cgroup-root")?,
             None => CgroupPath::new(&config.cgroups.root).context("cgroupRoot")?,
@@ -119,6 +114,14 @@ impl<'a> Plan<'a> {
             None => Ledger::open(&self.host, path),
         }
     }
+}
+
+/// What arguments turn on that the configuration may have, too.
+fn set_options(args: &RunArgs, options: &mut EvictionOptions) {
+    if args.last_line {
+        options.last_line.get_or_insert_with(Default::default);
+    }
+    options.disruption_budgets |= args.kubelet.respect_disruption_budgets;
 }
 
 /// Where the node's disks are, and how often they are read.
@@ -209,4 +212,36 @@ pub(super) fn nri_settings(plan: &Plan<'_>) -> Option<NriSettings> {
 fn runtime_program() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     program.with_file_name("plimsoll-runtime")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    #[test]
+    fn arguments_turn_options_on_and_none_off() {
+        let options = |arguments: &[&str], disruption_budgets| {
+            let arguments = ["plimsoll-agent", "--kubernetes"].iter().chain(arguments);
+            let mut options = EvictionOptions {
+                disruption_budgets,
+                ..EvictionOptions::default()
+            };
+            set_options(&Line::parse_from(arguments).run, &mut options);
+            (options.disruption_budgets, options.last_line.is_some())
+        };
+        assert_eq!(options(&[], false), (false, false));
+        assert_eq!(options(&[], true), (true, false));
+        let on = ["--respect-disruption-budgets", "--last-line"];
+        assert_eq!(options(&on, false), (true, true));
+        let alone = ["plimsoll-agent", "--respect-disruption-budgets"];
+        assert!(Line::try_parse_from(alone).is_err(), "without a kubelet");
+    }
 }

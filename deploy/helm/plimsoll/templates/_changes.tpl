@@ -3,7 +3,7 @@
 {{- define "plimsoll.role" -}}
 {{- $values := .root.Values -}}
 {{- $rules := .object.rules -}}
-{{- if $values.budgets }}{{ $rules = append $rules (dict "apiGroups" (list "policy") "resources" (list "poddisruptionbudgets") "verbs" (list "get" "list" "watch")) }}{{ end -}}
+{{- if $values.budgets }}{{ $rules = append $rules (dict "apiGroups" (list "policy") "resources" (list "poddisruptionbudgets") "verbs" (list "list" "watch")) }}{{ end -}}
 {{- if $values.deleteEvicted.enabled }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "delete")) }}{{ end -}}
 {{- if $values.evictionAPI }}{{ $rules = append $rules (dict "apiGroups" (list "") "resources" (list "pods/eviction") "verbs" (list "create")) }}{{ end -}}
 {{- if $values.nodeResourceTopology }}{{ $rules = append $rules (dict "apiGroups" (list "topology.node.k8s.io") "resources" (list "noderesourcetopologies") "verbs" (list "create" "patch")) }}{{ end -}}
@@ -77,6 +77,7 @@
   {{- $args = without $args "--keep-on-exit" -}}
   {{- $_ := set .object.spec.updateStrategy.rollingUpdate "maxUnavailable" "100%" -}}
 {{- end -}}
+{{- if $values.budgets }}{{ $args = append $args "--respect-disruption-budgets" }}{{ end -}}
 {{- with $values.kubeletDir }}{{ $args = append $args (printf "--kubelet-dir=%s" .) }}{{ end -}}
 {{- if $values.nodeResourceTopology }}{{ $args = append $args "--node-resource-topology" }}{{ end -}}
 {{- if $values.prometheus -}}
