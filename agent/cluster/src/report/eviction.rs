@@ -73,7 +73,7 @@ pub enum Effect {
     None,
     /// The API server took the report: the agent and the Event may say so.
     Reported,
-    /// A disruption budget refuses: the agent may choose another pod.
+    /// A disruption budget, or what judges evictions as one, refuses for now: the agent may choose another pod.
     RefusedByBudget,
 }
 
@@ -455,7 +455,7 @@ impl Eviction {
                     self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
                 }
             }
-            _ if purpose == Purpose::Evict && is_budget(refusal) => {
+            _ if purpose == Purpose::Evict && is_for_now(refusal) => {
                 self.not_before_ms = (now.mono_ms + BUDGET_EVERY_MS).min(self.grace_ends_ms);
                 return Effect::RefusedByBudget;
             }
@@ -466,7 +466,7 @@ impl Eviction {
                     self.not_before_ms = self.not_before_ms.min(self.grace_ends_ms);
                 }
             }
-            // The status says the same, and needs another right.
+            // There is no such API (405): the status says the same.
             _ if purpose == Purpose::Evict => self.no_eviction_api = true,
             // Once: something else may refuse by that name.
             422 if purpose == Purpose::Report
@@ -497,14 +497,18 @@ fn wait_or(until_ms: u64, step: Step, now: Now) -> Step {
     }
 }
 
-/// A budget's refusal: 429 with its cause, or 500 where two budgets select the pod. 429 without the cause is flow
-/// control.
-fn is_budget(refusal: &Refusal) -> bool {
-    (refusal.code == 429 && refusal.has_cause("DisruptionBudget"))
-        || (refusal.code == 500
-            && refusal
-                .message
-                .contains("more than one PodDisruptionBudget"))
+/// Whether an eviction is refused by who judges evictions. A budget does it by its cause, as a rule with 429, or by 500
+/// where two select the pod. A webhook or an admission policy on `pods/eviction` does it by 400, 403 or 422, and the
+/// API server by 403 where what a budget allows cannot be counted (`checkAndDecrement` in
+/// `pkg/registry/core/pod/storage/eviction.go`): a status that is written at once would go past all of them. 403 for
+/// want of the right looks the same. 429 without the cause is flow control.
+fn is_for_now(refusal: &Refusal) -> bool {
+    let is_of_two = refusal.code == 500
+        && refusal
+            .message
+            .contains("more than one PodDisruptionBudget");
+    let is_judged = !refusal.is_foreign && matches!(refusal.code, 400 | 403 | 422);
+    refusal.has_cause("DisruptionBudget") || is_of_two || is_judged
 }
 
 #[cfg(test)]

@@ -104,8 +104,9 @@ pub enum ToAgent {
         /// Of which pod.
         uid: PodUid,
     },
-    /// A disruption budget refuses the eviction for now (`evictBy: EvictionAPI`, soft thresholds): another pod may go
-    /// instead, with [`ToCluster::Withdrawn`] for this one. Else it is reported all the same when its grace is over.
+    /// The eviction is refused for now (`--evict-by EvictionAPI`, soft thresholds), by a disruption budget or by what
+    /// judges evictions as one: another pod may go instead, with [`ToCluster::Withdrawn`] for this one. Else it is
+    /// reported all the same when its grace is over.
     Refused {
         /// Of which pod.
         uid: PodUid,

@@ -676,6 +676,13 @@ fn the_eviction_api_is_asked_at_soft_thresholds_only() {
         retry_after_ms: Some(2_000),
         ..Refusal::default()
     });
+    let with_cause = |code| {
+        Answer::Refused(Refusal {
+            code,
+            causes: vec![("DisruptionBudget".to_owned(), String::new())],
+            ..Refusal::default()
+        })
+    };
     let cases = [
         with("hard", 0, vec![(0, Call(Report, done(), Reported))]),
         with(
@@ -719,10 +726,39 @@ fn the_eviction_api_is_asked_at_soft_thresholds_only() {
             ],
         ),
         with(
-            "no right to it: the status says the same",
+            "a policy, a webhook or a budget that cannot be counted: it has the grace, too",
+            12,
+            vec![
+                (0, Call(Evict, refused(403), RefusedByBudget)),
+                (1, wait(5_000)),
+                (5_000, Call(Evict, refused(400), RefusedByBudget)),
+                (10_000, Call(Evict, refused(422), RefusedByBudget)),
+                (10_001, wait(12_000)),
+                (12_000, Call(Report, done(), Reported)),
+            ],
+        ),
+        with(
+            "the cause of a budget with another code",
             30,
             vec![
-                (0, Call(Evict, refused(403), NoEffect)),
+                (0, Call(Evict, with_cause(403), RefusedByBudget)),
+                (5_000, Call(Evict, with_cause(503), RefusedByBudget)),
+                (10_000, Call(Evict, done(), Reported)),
+            ],
+        ),
+        with(
+            "a login page in the way is waited out",
+            30,
+            vec![
+                (0, Call(Evict, foreign(403), NoEffect)),
+                (20_000, Call(Evict, done(), Reported)),
+            ],
+        ),
+        with(
+            "no such API: the status says the same",
+            30,
+            vec![
+                (0, Call(Evict, refused(405), NoEffect)),
                 (1, Call(Report, done(), Reported)),
             ],
         ),
