@@ -70,8 +70,8 @@ struct Node {
     /// of pods but for Keep)
     #[arg(long, value_name = "WHAT", default_value = "Keep")]
     evicted_pods: EvictedPods,
-    /// The call that ends a pod; EvictionAPI heeds disruption budgets at soft thresholds and needs `create` of
-    /// pods/eviction
+    /// The call that ends a pod; EvictionAPI heeds disruption budgets at soft thresholds, if the agent's configuration
+    /// has evictionMaxPodGracePeriod above 0, and needs `create` of pods/eviction
     #[arg(long, value_name = "CALL", value_enum, default_value = "Status")]
     evict_by: EvictBy,
     /// Keep new pods off the node while a memory threshold is met: the taint plimsoll.dev/memory-pressure:NoSchedule

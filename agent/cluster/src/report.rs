@@ -317,13 +317,18 @@ impl Reporter {
         self.evictions.retain(|_, eviction| !eviction.is_dropped());
     }
 
-    /// Soft thresholds give pods this time: the status does not wait for it, the Eviction API does.
+    /// Soft thresholds give pods this time: the status does not wait for it, the Eviction API does. Without any there
+    /// is no time in which that could be asked.
     fn note_soft_grace(&mut self, grace_s: u32) {
-        let is_shown_early = self.policy.evict_by == EvictBy::Status;
-        if is_shown_early && !std::mem::replace(&mut self.is_soft_grace_said, true) {
-            self.words.push(format!(
+        let text = match (self.policy.evict_by, grace_s) {
+            (EvictBy::EvictionApi, 0) => "--evict-by EvictionAPI has no effect: soft thresholds give pods no grace, and the Eviction API is asked within it alone; set evictionMaxPodGracePeriod in the agent's configuration".to_owned(),
+            (EvictBy::EvictionApi, _) | (EvictBy::Status, 0) => return,
+            (EvictBy::Status, grace_s) => format!(
                 "soft thresholds give a pod up to {grace_s} s (evictionMaxPodGracePeriod), and its status says Failed when they begin: a StatefulSet or a Job may start another pod while its containers still run; give --evict-by EvictionAPI (components/eviction-api), which shows the end when they have ended"
-            ));
+            ),
+        };
+        if !std::mem::replace(&mut self.is_soft_grace_said, true) {
+            self.words.push(text);
         }
     }
 

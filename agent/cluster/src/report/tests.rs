@@ -466,7 +466,7 @@ fn what_an_agent_withheld_ends_with_it() {
 
 /// A controller that keeps to one pod at a time goes by the phase.
 #[test]
-fn a_grace_that_the_status_does_not_wait_for_is_said_once() {
+fn a_grace_that_the_status_does_not_wait_for_is_said_once_and_so_is_one_that_is_not_there() {
     let said = |evict_by, soft_grace_s| {
         let mut reporter = reporter(Policy {
             evict_by,
@@ -491,5 +491,11 @@ fn a_grace_that_the_status_does_not_wait_for_is_said_once() {
         assert!(words[0].contains(part), "{words:?}");
     }
     assert!(said(EvictBy::Status, None).is_empty());
+    assert!(said(EvictBy::Status, Some(0)).is_empty());
     assert!(said(EvictBy::EvictionApi, Some(60)).is_empty());
+    // No budget would ever be asked.
+    let words = said(EvictBy::EvictionApi, Some(0));
+    assert_eq!(words.len(), 1, "{words:?}");
+    assert!(words[0].contains("set evictionMaxPodGracePeriod"));
+    assert!(said(EvictBy::EvictionApi, None).is_empty());
 }

@@ -157,8 +157,8 @@ pub enum ToCluster {
         protocol: u32,
         /// Evictions that were never reported, because more than [`INTENTS_MAX`] waited.
         unreported: u64,
-        /// For how long a pod that is evicted for a soft threshold may run on at most, seconds. `None`: there is no
-        /// such threshold, or it gives no time.
+        /// For how long a pod that is evicted for a soft threshold may run on at most, seconds; 0: it is given no time.
+        /// `None`: there is no such threshold.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         soft_grace_s: Option<u32>,
     },

@@ -279,11 +279,10 @@ pub(super) fn conflicts(
     lines
 }
 
-/// How much time a soft threshold gives a pod at most, seconds; `None`: none does.
+/// How much time soft thresholds give a pod at most, seconds; `None`: there are none.
 pub(super) fn soft_grace_s(config: &EngineConfig) -> Option<u32> {
     let has_soft = config.thresholds.iter().any(|one| !one.is_hard());
-    let grace_s = u32::try_from(config.max_pod_grace_period_s).ok();
-    grace_s.filter(|grace_s| has_soft && *grace_s > 0)
+    has_soft.then(|| u32::try_from(config.max_pod_grace_period_s).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -325,11 +324,11 @@ mod tests {
         let soft = "evictionSoft: {memory.available: 1Gi}\nevictionSoftGracePeriod: {memory.available: 30s}\n";
         let limit = "evictionMaxPodGracePeriod: 60\n";
         assert_eq!(grace(&format!("{soft}{limit}")), Some(60));
-        assert_eq!(grace(soft), None);
+        assert_eq!(grace(soft), Some(0));
         assert_eq!(grace(limit), None);
         assert_eq!(
             grace(&format!("{soft}evictionMaxPodGracePeriod: -1\n")),
-            None
+            Some(0)
         );
     }
 
