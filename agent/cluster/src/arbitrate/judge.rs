@@ -4,6 +4,7 @@
 //! Only a namespace with a Consumer is arbitrated. Pods of the others count, as they use the cluster, but none of them
 //! is evicted and none is evicted for them.
 
+mod closed_nodes;
 mod nodes;
 mod objects;
 mod pressure;
@@ -25,6 +26,8 @@ use super::seen::consumer::ConsumerSpec;
 use super::seen::pod::SeenPod;
 use super::store::Store;
 use crate::clock::Now;
+#[cfg(test)]
+pub(super) use closed_nodes::closed_with;
 #[cfg(test)]
 pub(super) use nodes::refused_with;
 

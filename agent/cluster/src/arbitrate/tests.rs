@@ -266,6 +266,7 @@ fn what_comes_back_to_lend_no_more_is_given_by_its_share() {
     assert_eq!((row.deserved["cpu"], row.used["cpu"]), (4000, 4000));
 }
 
+mod closed_nodes;
 mod doubts;
 mod figures;
 mod holes;

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::arbitration::cluster::Options;
+use plimsoll_core::arbitration::cluster::{NodeState, Options};
 use plimsoll_core::arbitration::leaving::{GRACE_MAX_S, Leaving};
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::is_of_limits;
 
+use super::closed_nodes::{self, closed_nodes};
 use super::{
     ALL_LONG_NOTICES_MAX, LONG_NOTICES_MAX, Memory, NOTICES_MAX, OfNamespaces, Times,
     has_long_grace,
@@ -87,6 +88,7 @@ pub(super) fn objects(
     times: Times,
     now: Now,
 ) -> Objects {
+    let closed = closed_nodes(store, consumers, closed_nodes::WORK_MAX);
     let nodes = store.nodes.iter().map(|(name, node)| NamedNode {
         name: name.clone(),
         allocatable: node.allocatable.clone(),
@@ -98,7 +100,10 @@ pub(super) fn objects(
         } else {
             Named::new()
         },
-        state: node.state(now),
+        state: match node.state(now) {
+            NodeState::Ready if closed.contains(name.as_str()) => NodeState::Cordoned,
+            state => state,
+        },
     });
     // What only pods and quotas name bounds no pod that could run, and any tenant can make such names up.
     let known = known_resources(store);

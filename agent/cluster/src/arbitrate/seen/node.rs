@@ -16,7 +16,7 @@ use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
 const PRESSED_FOR_MS: u64 = 1_800_000;
 
 /// A taint of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
 #[serde(default)]
 pub struct Taint {
     pub(in crate::arbitrate) key: String,

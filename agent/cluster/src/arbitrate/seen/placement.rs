@@ -18,9 +18,10 @@ const BYTES_MAX: usize = 4096;
 /// Why a pod with more has no room made for it.
 pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
 
+/// A toleration of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
 #[serde(default)]
-struct Toleration {
+pub struct Toleration {
     key: Option<String>,
     operator: Option<String>,
     value: Option<String>,
@@ -78,7 +79,10 @@ impl Expression {
     }
 }
 
-/// Where a pod may start.
+/// Keys of taints by which Kubernetes says how a node is, not for whom it is.
+const OF_NODE_STATE: &str = "node.kubernetes.io/";
+
+/// Where a pod may start; of one on a node its tolerations are kept and nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Placement {
     selector: Texts,
@@ -88,6 +92,11 @@ pub struct Placement {
     /// What else binds it to nodes, in words.
     pub unknown: Option<&'static str>,
 }
+
+/// `spec.tolerations`.
+#[derive(Deserialize, Default)]
+#[serde(transparent)]
+pub struct Tolerations(Vec<Toleration>);
 
 /// The fields of a pod's `spec`.
 #[derive(Deserialize, Default)]
@@ -233,6 +242,38 @@ impl Placement {
         placement
     }
 
+    /// Of a pod that is on a node: the taints that it tolerates. Not those of a node's state, which nearly every pod
+    /// tolerates for some minutes.
+    #[must_use]
+    pub fn of_bound(tolerations: Tolerations) -> Self {
+        let tolerations = tolerations.0.into_iter();
+        let of_state = |it: &Toleration| {
+            let key = it.key.as_deref();
+            key.is_some_and(|key| key.starts_with(OF_NODE_STATE))
+        };
+        let placement = Self {
+            tolerations: tolerations.filter(|it| !of_state(it)).collect(),
+            ..Self::default()
+        };
+        if placement.bytes() > BYTES_MAX {
+            return Self::default();
+        }
+        placement
+    }
+
+    /// What it tolerates.
+    #[must_use]
+    pub fn tolerations(&self) -> &[Toleration] {
+        &self.tolerations
+    }
+
+    /// Whether none of these taints keeps the pod away.
+    #[must_use]
+    pub fn tolerates(&self, taints: &[Taint]) -> bool {
+        let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|it| it.tolerates(taint));
+        taints.iter().all(is_tolerated)
+    }
+
     /// The bytes that it is kept in, about.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -288,7 +329,6 @@ impl Placement {
                     .all(|it| it.holds(label(&it.key)))
                 && term.match_fields.iter().all(|it| it.holds(field(&it.key)))
         };
-        let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|it| it.tolerates(taint));
         self.selector
             .iter()
             .all(|(key, value)| label(key) == Some(value))
@@ -296,7 +336,7 @@ impl Placement {
                 .terms
                 .as_ref()
                 .is_none_or(|terms| terms.iter().any(holds))
-            && node.taints.iter().all(is_tolerated)
+            && self.tolerates(&node.taints)
     }
 }
 

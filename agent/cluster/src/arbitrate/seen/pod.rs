@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::counted::CountedPod;
-use super::placement::{ApiPlacement, Placement};
+use super::placement::{ApiPlacement, Placement, Tolerations};
 use super::{Meta, Texts, read};
 use crate::clock::unix_ms_of;
 
@@ -85,7 +85,7 @@ pub struct SeenPod {
     pub is_daemon: bool,
     /// Labels, by which budgets select it.
     pub labels: Texts,
-    /// Where a pending pod may go.
+    /// Where a pending pod may go, and which taints one on a node tolerates.
     pub placement: Placement,
     /// It waits for another scheduler than the usual one.
     pub has_own_scheduler: bool,
@@ -159,8 +159,20 @@ struct Spec {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct ApiBound {
+struct ApiPending {
     spec: ApiPlacement,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ApiBound {
+    spec: Tolerated,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Tolerated {
+    tolerations: Option<Tolerations>,
 }
 
 #[derive(Deserialize, Default)]
@@ -214,12 +226,14 @@ impl SeenPod {
         let owners = metadata.owner_references.unwrap_or_default();
         let is_daemon = core.is_mirror() || owners.iter().any(OwnerReference::is_daemon_set);
         // Read by itself: beside other fields of the same object all of them would be held at once.
-        let bound_by = match node {
-            None => read::<ApiBound>(object)?.spec,
-            Some(_) => ApiPlacement::default(),
+        let (has_own_scheduler, mut placement) = if node.is_none() {
+            let bound_by = read::<ApiPending>(object)?.spec;
+            (bound_by.has_own_scheduler(), Placement::of(bound_by))
+        } else {
+            let tolerations = read::<ApiBound>(object)?.spec.tolerations;
+            let placement = Placement::of_bound(tolerations.unwrap_or_default());
+            (false, placement)
         };
-        let has_own_scheduler = bound_by.has_own_scheduler();
-        let mut placement = Placement::of(bound_by);
         if requests.len() > REQUESTS_MAX || name_bytes(&requests) > REQUEST_BYTES_MAX {
             requests.retain(|name, _| usual.contains(&name.as_str()));
             placement.unknown = Some(TOO_MANY_RESOURCES);
