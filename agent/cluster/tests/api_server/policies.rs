@@ -1,5 +1,5 @@
 //! What the token of a node may change: the policies of `deploy/base/admission-policy.yaml`, asked with a token as the
-//! pod of the DaemonSet has it, which names its node.
+//! pod of the DaemonSet has it, which names its node; and what that of the arbitrator may change.
 //!
 //! A call that is to be refused is first made by the administrator, as a dry run: one that the API server takes for no
 //! change, or refuses by itself, would show nothing.
@@ -12,6 +12,9 @@ use super::*;
 
 const POLICIES: &str = include_str!("../../../../deploy/base/admission-policy.yaml");
 const ROLE: &str = include_str!("../../../../deploy/base/rbac.yaml");
+const ARBITRATORS_POLICIES: &str =
+    include_str!("../../../../deploy/components/arbitrator/admission-policy.yaml");
+const ARBITRATORS_RIGHTS: &str = include_str!("../../../../deploy/components/arbitrator/rbac.yaml");
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const NODE: &str = "bound";
 /// What components add to the role: the taint, and the retention of evicted pods.
@@ -223,14 +226,20 @@ async fn install(server: &Server) -> bool {
             .create(&format!("{rbac}/{collection}"), &object)
             .await;
     }
-    for object in serde_saphyr::from_multiple::<Value>(POLICIES).unwrap() {
-        let collection = match object["kind"].as_str() {
-            Some("ValidatingAdmissionPolicy") => policies.clone(),
-            _ => format!("{GROUP}/validatingadmissionpolicybindings"),
-        };
-        server.create(&collection, &object).await;
-    }
+    make_policies(server, POLICIES).await;
     true
+}
+
+async fn make_policies(server: &Server, text: &str) {
+    for object in serde_saphyr::from_multiple::<Value>(text).unwrap() {
+        let collection = match object["kind"].as_str() {
+            Some("ValidatingAdmissionPolicy") => "validatingadmissionpolicies",
+            _ => "validatingadmissionpolicybindings",
+        };
+        server
+            .create(&format!("{GROUP}/{collection}"), &object)
+            .await;
+    }
 }
 
 /// The token of a pod of the account, on this node.
@@ -400,6 +409,155 @@ fn the_token_of_a_node_changes_what_an_eviction_needs_and_nothing_else() {
         // That annotations are full is heard from the first try.
         let refused = program.metric("api_calls_total", "code=\"422\"").await;
         assert!(refused == 1.0, "{}", program.page("/metrics").await);
+    });
+}
+
+/// The account of `deploy/components/arbitrator`, its rights of the cluster, and its policies. Returns a token of it.
+async fn install_arbitrator(server: &Server) -> String {
+    let namespace = json!({"metadata": {"name": "plimsoll"}});
+    server.create("/api/v1/namespaces", &namespace).await;
+    for object in serde_saphyr::from_multiple::<Value>(ARBITRATORS_RIGHTS).unwrap() {
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        let path = match object["kind"].as_str() {
+            Some("ServiceAccount") => "/api/v1/namespaces/plimsoll/serviceaccounts".to_owned(),
+            Some("ClusterRole") => format!("{rbac}/clusterroles"),
+            Some("ClusterRoleBinding") => format!("{rbac}/clusterrolebindings"),
+            _ => continue,
+        };
+        server.create(&path, &object).await;
+    }
+    make_policies(server, ARBITRATORS_POLICIES).await;
+    let path = "/api/v1/namespaces/plimsoll/serviceaccounts/plimsoll-arbitrator/token";
+    let request = json!({"spec": {"expirationSeconds": 36_000}});
+    let answer = server.create(path, &request).await;
+    answer["status"]["token"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_token_of_the_arbitrator_changes_what_it_writes_and_nothing_else() {
+    run(async {
+        let Some(server) = Server::start().await else {
+            return;
+        };
+        let policies = format!("{GROUP}/validatingadmissionpolicies");
+        if server.get(&policies).await.is_none() {
+            return support::notes::left_out("policies of admission: Kubernetes 1.30 and later");
+        }
+        server.node(NODE, "v1.36.2").await;
+        server.pod(NODE, "bound-0").await;
+        fill(&server, NODE, &["bound-0"]).await;
+        let token = install_arbitrator(&server).await;
+        let source = Source::Kubeconfig(server.kubeconfig_of("arbitrator.conf", &token));
+        let api = Api::new(source, Metrics::new().into()).await.unwrap();
+        let (pod, node) = (
+            path_of_status("bound-0"),
+            format!("/api/v1/nodes/{NODE}/status"),
+        );
+        for (policy, path, patch) in [
+            (
+                "plimsoll-arbitrator-pods",
+                &pod,
+                json!({"status": {"reason": "Evicted"}}),
+            ),
+            (
+                "plimsoll-arbitrator-nodes",
+                &node,
+                json!({"status": {"phase": "Terminated"}}),
+            ),
+        ] {
+            until("the policies to be in force", async || {
+                match api.call(&dry(path, Content::Merge, &patch)).await {
+                    Answer::Refused(refusal) => refusal.message.contains(policy).then_some(()),
+                    _ => None,
+                }
+            })
+            .await;
+        }
+
+        // What no eviction by its node makes is no write of the arbitrator either, but for the notice; nor is what that
+        // makes.
+        let is_notice =
+            |patch: &Value| !patch["metadata"]["annotations"]["plimsoll.dev/evict-after"].is_null();
+        let mut of_a_pod = of_a_pods_status();
+        of_a_pod.retain(|(_, patch)| !is_notice(patch));
+        of_a_pod.extend([
+            ("status", json!({"status": {"phase": "Failed"}})),
+            (
+                "status",
+                json!({"status": {"reason": "Evicted", "message": "m"}}),
+            ),
+            (
+                "status",
+                json!({"status": {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}}),
+            ),
+            (
+                "annotation",
+                json!({"metadata": {"annotations": {"plimsoll.dev/evicted": "x"}}}),
+            ),
+            (
+                "metadata",
+                json!({"metadata": {"labels": {"plimsoll.dev/evict-after": "x"}}}),
+            ),
+        ]);
+        let is_list =
+            |patch: &Value| !patch["metadata"]["annotations"]["plimsoll.dev/overused"].is_null();
+        let mut of_a_node = of_a_nodes_status();
+        of_a_node.retain(|(_, patch)| !is_list(patch));
+        of_a_node.extend([
+            (
+                "status",
+                json!({"status": {"conditions": [{"type": "plimsoll.dev/Stalled", "status": "True"}]}}),
+            ),
+            (
+                "annotation",
+                json!({"metadata": {"annotations": {"plimsoll.dev/withheld": "{}"}}}),
+            ),
+        ]);
+        let mut refused = 0;
+        for (policy, path, patches) in [
+            ("plimsoll-arbitrator-pods", &pod, of_a_pod),
+            ("plimsoll-arbitrator-nodes", &node, of_a_node),
+        ] {
+            for (_, patch) in patches {
+                is_refused(&server, &api, (policy, "may be changed"), path, &patch).await;
+                refused += 1;
+            }
+        }
+        support::notes::note(format_args!("{refused} changes are refused"));
+
+        // What it writes, each after the other, as bodies of `arbitrate/writes.rs`. Only a pod that waits has a hole.
+        let waiting = json!({"metadata": {"name": "waits-0", "annotations": {"example.com/owner": "b"}},
+            "spec": {"containers": [{"name": "app", "image": "i"}]}});
+        let waiting = server
+            .create("/api/v1/namespaces/shop/pods", &waiting)
+            .await;
+        let waits = path_of_status("waits-0");
+        let of_pod = |annotation: &str, value: Value| json!({"metadata": {"annotations": {annotation: value}}});
+        let overused =
+            |value: Value| json!({"metadata": {"annotations": {"plimsoll.dev/overused": value}}});
+        let mut hole = of_pod("plimsoll.dev/room-on", json!(NODE));
+        hole["metadata"]["uid"] = waiting["metadata"]["uid"].clone();
+        hole["status"] = json!({"nominatedNodeName": NODE});
+        let mut no_hole = of_pod("plimsoll.dev/room-on", Value::Null);
+        no_hole["status"] = json!({"nominatedNodeName": null});
+        for (path, patch) in [
+            (
+                &pod,
+                of_pod("plimsoll.dev/evict-after", json!("2026-11-22T10:00:00Z")),
+            ),
+            (&waits, hole),
+            (&waits, no_hole),
+            (&pod, of_pod("plimsoll.dev/evict-after", Value::Null)),
+            (&node, overused(json!("{}"))),
+            (&node, overused(Value::Null)),
+        ] {
+            let before = compared(server.get(path.trim_end_matches("/status")).await.unwrap());
+            let call = Call::write(Verb::Patch, "test", path, Content::Merge, &patch, false);
+            let answer = said(&api, &call).await;
+            assert!(matches!(answer, Answer::Done(_)), "{patch}: {answer:?}");
+            let after = compared(server.get(path.trim_end_matches("/status")).await.unwrap());
+            assert_ne!(before, after, "{patch}: changes nothing");
+        }
     });
 }
 
