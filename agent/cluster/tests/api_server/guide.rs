@@ -191,6 +191,14 @@ fn the_guides_commands_take_off_what_was_left_behind() {
         let conditions = json!({"status": {"conditions": [
             {"type": "plimsoll.dev/MemoryPressure", "status": "True"}, {"type": "plimsoll.dev/Degraded", "status": "True"}]}});
         server.patch(&format!("{left}/status"), &conditions).await;
+        // What the arbitrator has written.
+        let list = json!({"metadata": {"annotations": {"plimsoll.dev/overused": "{}"}}});
+        server.merge(left, &list).await;
+        server.pod("left", "left-0").await;
+        server.pod("clean", "clean-0").await;
+        let notice = json!({"metadata": {"annotations": {"plimsoll.dev/evict-after": "2026-11-22T10:00:00Z",
+            "plimsoll.dev/room-on": "left", "example.com/kept": "a"}}});
+        server.merge(&pod_path("left-0"), &notice).await;
         let scratch = tempfile::tempdir().unwrap();
         put(
             scratch.path(),
@@ -212,7 +220,11 @@ fn the_guides_commands_take_off_what_was_left_behind() {
             )
         });
         let blocks = session.await.unwrap();
-        assert_eq!(blocks.unwrap_or_else(|error| panic!("{error}")), 1);
+        assert_eq!(blocks.unwrap_or_else(|error| panic!("{error}")), 2);
+        let annotations = &server.seen("left-0").await["metadata"]["annotations"];
+        assert_eq!(annotations["example.com/kept"], "a");
+        let text = annotations.to_string();
+        assert!(!text.contains("\"plimsoll.dev/"), "{text}");
         for node in ["left", "clean"] {
             let mut node = server.get(&format!("/api/v1/nodes/{node}")).await.unwrap();
             node["metadata"]["managedFields"] = json!(null);
