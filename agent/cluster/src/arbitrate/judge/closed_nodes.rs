@@ -4,13 +4,14 @@
 //! no tenant's pod tolerates. Counted as what there is, they let each namespace deserve what nobody can have: the
 //! cluster is full, and none of them is above its share. **Approach.** A node whose taints no pod of a namespace with a
 //! Consumer tolerates, pending or running, counts as a cordoned one: it has what runs there. Pods of DaemonSets do not
-//! open a node: they follow the nodes, and those of monitoring tolerate everything.
+//! open a node: they follow the nodes, and those of monitoring tolerate everything. A taint of the node's state, such as
+//! that of a full disk, closes none: what there is would come and go with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::OfNamespaces;
 use crate::arbitrate::seen::node::Taint;
-use crate::arbitrate::seen::placement::Toleration;
+use crate::arbitrate::seen::placement::{OF_NODE_STATE, Toleration};
 use crate::arbitrate::store::Store;
 
 /// Comparisons of tolerations with taints in a cycle, about. Tenants write as many tolerations as they like: beyond,
@@ -24,13 +25,15 @@ pub(super) fn closed_nodes<'a>(
     mut work_left: usize,
 ) -> BTreeSet<&'a str> {
     // Nodes with the same taints are alike.
-    let mut closed: BTreeMap<&[Taint], Vec<&str>> = BTreeMap::new();
-    for (name, node) in store
-        .nodes
-        .iter()
-        .filter(|(_, node)| !node.taints.is_empty())
-    {
-        closed.entry(&node.taints).or_default().push(name);
+    let mut closed: BTreeMap<Vec<&Taint>, Vec<&str>> = BTreeMap::new();
+    for (name, node) in store.nodes.iter() {
+        let taints = node.taints.iter();
+        let taints: Vec<_> = taints
+            .filter(|taint| !taint.key.starts_with(OF_NODE_STATE))
+            .collect();
+        if !taints.is_empty() {
+            closed.entry(taints).or_default().push(name);
+        }
     }
     if closed.is_empty() {
         return BTreeSet::new();
@@ -48,7 +51,7 @@ pub(super) fn closed_nodes<'a>(
             return BTreeSet::new();
         };
         work_left = left;
-        closed.retain(|taints, _| !placement.tolerates(taints));
+        closed.retain(|taints, _| !placement.tolerates(taints.iter().copied()));
     }
     closed.into_values().flatten().collect()
 }

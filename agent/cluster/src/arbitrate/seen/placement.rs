@@ -79,8 +79,8 @@ impl Expression {
     }
 }
 
-/// Keys of taints by which Kubernetes says how a node is, not for whom it is.
-const OF_NODE_STATE: &str = "node.kubernetes.io/";
+/// Keys of taints by which Kubernetes says how a node is, not for whom it is, begin so.
+pub const OF_NODE_STATE: &str = "node.kubernetes.io/";
 
 /// Where a pod may start; of one on a node its tolerations are kept and nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -269,9 +269,9 @@ impl Placement {
 
     /// Whether none of these taints keeps the pod away.
     #[must_use]
-    pub fn tolerates(&self, taints: &[Taint]) -> bool {
+    pub fn tolerates<'taint>(&self, taints: impl IntoIterator<Item = &'taint Taint>) -> bool {
         let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|it| it.tolerates(taint));
-        taints.iter().all(is_tolerated)
+        taints.into_iter().all(is_tolerated)
     }
 
     /// The bytes that it is kept in, about.

@@ -61,12 +61,17 @@ fn no_other_pod_does() {
         world.see_pod(pod);
         assert_eq!(outcome(world), (10_000, true), "{namespace}");
     }
-    // Of two taints one is not enough, and the tolerations of a node's state are none.
-    let taints = [
-        json!([{"key": TAINT, "effect": "NoSchedule"}, {"key": "example.com/other", "effect": "NoExecute"}]),
-        json!([{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]),
-    ];
-    for taints in taints {
+    // Of two taints one is not enough. That of a node's state closes none.
+    let full = json!({"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"});
+    let other = json!({"key": "example.com/other", "effect": "NoExecute"});
+    for (taints, expected) in [
+        (
+            json!([{"key": TAINT, "effect": "NoSchedule"}, other]),
+            (10_000, true),
+        ),
+        (json!([full, other]), (10_000, true)),
+        (json!([full]), (20_000, false)),
+    ] {
         let mut world = beside_a_control_plane();
         let pod = tolerant(&mut world, "a", Some("n"));
         world.see_pod(pod);
@@ -75,7 +80,7 @@ fn no_other_pod_does() {
             &json!({"metadata": {"name": "cp"}, "spec": {"taints": taints},
                 "status": {"allocatable": {"cpu": "10", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]}}),
         );
-        assert_eq!(outcome(world), (10_000, true));
+        assert_eq!(outcome(world), expected);
     }
 }
 
