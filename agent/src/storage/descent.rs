@@ -122,6 +122,7 @@ pub(super) struct Descent {
     /// Names that were read.
     names: u32,
     names_max: u32,
+    depth_max: usize,
 }
 
 /// Directories between here and the next one that is open were given up.
@@ -135,6 +136,7 @@ impl Descent {
             pending: 0,
             names: 0,
             names_max: NAMES_MAX,
+            depth_max: DEPTH_MAX,
         };
         descent.push(root, identity, CString::default(), Entry::default());
         descent
@@ -159,8 +161,34 @@ impl Descent {
         !self.is_done() && self.names >= self.names_max
     }
 
+    #[cfg(test)]
     pub(super) fn depth(&self) -> usize {
         self.levels.len()
+    }
+
+    /// Whether no level may be added.
+    pub(super) fn is_deepest(&self) -> bool {
+        self.levels.len() >= self.depth_max
+    }
+
+    #[cfg(test)]
+    pub(super) fn bound_depth(&mut self, levels: usize) {
+        self.depth_max = levels;
+    }
+
+    /// The directory where it began.
+    pub(super) fn root(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.levels.first()?.fd.as_ref()?.as_fd())
+    }
+
+    /// Has what was put into the root under this name entered later, if there is room for the name.
+    pub(super) fn add_to_root(&mut self, name: CString) {
+        if self.pending < PENDING_MAX
+            && let Some(root) = self.levels.first_mut()
+        {
+            root.pending.push(name);
+            self.pending += 1;
+        }
     }
 
     #[cfg(test)]

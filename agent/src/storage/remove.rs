@@ -7,22 +7,26 @@
 //! leads out; and `unlinkat(2)` takes a link away, not what it points to. What cannot be deleted (a mount point, an
 //! immutable file) is counted and left with the directories above it. If directories are moved while they are deleted,
 //! the removal ends ([`Removed::moved`]); the next one starts at the top again. It ends, too, where somebody who still
-//! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]).
+//! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]). A directory that is deeper than
+//! we go is moved up to the root of the removal, and deleted from there.
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, ResolveFlags, Statx, openat2, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, RenameFlags, ResolveFlags, Statx, openat2, renameat_with, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::descent::{
-    BUFFER_BYTES, DEPTH_MAX, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, status_at,
-    status_of,
+    BUFFER_BYTES, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, status_at, status_of,
 };
 
 /// Times that a directory is read for what was made in it meanwhile.
 const PASSES_MAX: u8 = 3;
+/// Names that are tried for a directory that is moved up. The pod may have taken some.
+const LIFT_NAMES: u32 = 16;
 
 /// What was deleted so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,6 +78,8 @@ pub struct Removal {
     descent: Descent,
     root: Identity,
     removed: Removed,
+    /// Names that were tried for directories that were moved up.
+    lift_names: u32,
     buffer: Box<[MaybeUninit<u8>]>,
 }
 
@@ -93,6 +99,7 @@ impl Removal {
             descent: Descent::new(fd, root),
             root,
             removed: Removed::default(),
+            lift_names: 0,
             buffer: vec![MaybeUninit::uninit(); BUFFER_BYTES].into_boxed_slice(),
         })
     }
@@ -142,9 +149,10 @@ impl Removal {
         let opened =
             open_beneath(dir, &name).and_then(|fd| Ok((Identity::of(&status_of(fd.as_fd())?), fd)));
         match opened {
-            Ok((identity, fd))
-                if identity.is_beside(&self.root) && self.descent.depth() < DEPTH_MAX =>
-            {
+            Ok((identity, _)) if identity.is_beside(&self.root) && self.descent.is_deepest() => {
+                self.lift(&name);
+            }
+            Ok((identity, fd)) if identity.is_beside(&self.root) => {
                 let entry = Entry {
                     passes,
                     failed: self.removed.failed,
@@ -156,6 +164,35 @@ impl Removal {
             Err(Errno::NOTDIR | Errno::LOOP) => unlink(dir, &name, &mut self.removed),
             Ok(_) | Err(_) => self.removed.failed += 1,
         }
+    }
+
+    /// Moves a directory up to the root of the removal, where it is entered later. Most that are met here are empty, and
+    /// are deleted at once.
+    fn lift(&mut self, name: &CStr) {
+        let (Some((dir, _)), Some(root)) = (self.descent.top(), self.descent.root()) else {
+            return;
+        };
+        let status = status_at(dir, name).ok();
+        if unlinkat(dir, name, AtFlags::REMOVEDIR).is_ok() {
+            return self.removed.count(status.as_ref());
+        }
+        for _ in 0..LIFT_NAMES {
+            self.lift_names = self.lift_names.saturating_add(1);
+            let Ok(lifted) = CString::new(format!(".plimsoll-removal-{}", self.lift_names)) else {
+                break; // it has no NUL
+            };
+            match renameat_with(dir, name, root, &lifted, RenameFlags::NOREPLACE) {
+                Ok(()) => {
+                    // Without room it stays in the root, which is then not gone: the next removal begins with it.
+                    self.descent.add_to_root(lifted);
+                    return;
+                }
+                Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => return,
+                Err(_) => break,
+            }
+        }
+        self.removed.failed += 1;
     }
 
     fn read(&mut self, budget: &mut u32) {

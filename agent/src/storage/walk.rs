@@ -20,8 +20,8 @@ use rustix::fs::{CWD, FileType, Mode, Statx, openat};
 use rustix::io::Errno;
 
 use super::descent::{
-    BUFFER_BYTES, DEPTH_MAX, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, open_on_this_mount,
-    status_at, status_of,
+    BUFFER_BYTES, Descent, Entry, GivenUp, Identity, OPEN_DIRECTORY, open_on_this_mount, status_at,
+    status_of,
 };
 
 /// Files with several names that one walk remembers.
@@ -109,6 +109,11 @@ impl Walk {
         self
     }
 
+    #[cfg(test)]
+    pub(super) fn bound_depth(&mut self, levels: usize) {
+        self.descent.bound_depth(levels);
+    }
+
     /// How many names were read so far.
     pub fn names(&self) -> u32 {
         self.descent.names()
@@ -152,7 +157,7 @@ impl Walk {
                     return;
                 }
                 self.walked.count(&status);
-                if self.descent.depth() >= DEPTH_MAX {
+                if self.descent.is_deepest() {
                     self.walked.too_deep += 1;
                 } else {
                     self.descent.push(fd, identity, name, Entry::default());

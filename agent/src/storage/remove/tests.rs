@@ -204,3 +204,56 @@ fn a_mount_below_is_left_with_what_is_in_it() {
     assert_eq!((removed.failed, removed.is_gone), (3, false), "{removed:?}");
     assert!(!at("t/f").exists());
 }
+
+#[test]
+fn a_tree_deeper_than_we_go_is_removed_all_the_same() {
+    for entries in [1, 7, 1_000_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let chain = |levels: usize| vec!["d"; levels].join("/");
+        for wide in ["a", "b", "c"] {
+            make(dir.path(), &[&format!("t/{}/{wide}/x/y/f", chain(30))]);
+        }
+        make(
+            dir.path(),
+            &[&format!("t/{}/f", chain(100)), "t/g", "beside/f"],
+        );
+        std::fs::create_dir(dir.path().join("t").join(chain(19)).join("empty")).unwrap();
+        // The pod has made what the first two would be called.
+        make(
+            dir.path(),
+            &["t/.plimsoll-removal-1", "t/.plimsoll-removal-2/f"],
+        );
+        let mut removal = start(dir.path(), c"t").unwrap();
+        removal.descent.bound_depth(20);
+        let removed = finish(removal, entries);
+        assert!(removed.is_gone && removed.failed == 0, "{removed:?}");
+        // t, 100 of the chain with f, three of a/x/y/f, empty, g, and the pod's three.
+        assert_eq!(removed.inodes, 1 + 101 + 12 + 1 + 1 + 3);
+        let left: Vec<_> = paths(dir.path()).into_iter().collect();
+        assert_eq!(
+            left,
+            [dir.path().join("beside"), dir.path().join("beside/f")]
+        );
+    }
+}
+
+/// More directories at the bound than names are kept: each removal leaves less.
+#[test]
+fn a_tree_wide_where_it_is_too_deep_goes_in_a_few_removals() {
+    let in_memory = Path::new("/dev/shm");
+    let dir = match in_memory.is_dir() {
+        true => tempfile::tempdir_in(in_memory),
+        false => tempfile::tempdir(),
+    }
+    .unwrap();
+    let deepest = dir.path().join("t/a/b");
+    for index in 0..5_000 {
+        std::fs::create_dir_all(deepest.join(index.to_string()).join("x")).unwrap();
+    }
+    let removals = (1..10).find(|_| {
+        let mut removal = start(dir.path(), c"t").unwrap();
+        removal.descent.bound_depth(3);
+        finish(removal, 1_000).is_gone
+    });
+    assert_eq!(removals, Some(2));
+}

@@ -44,7 +44,7 @@ fn model(path: &Path) -> (u64, u64) {
 }
 
 /// A chain of `depth` directories with a file of a block in each, and one in the last.
-fn deep(root: &Path, depth: usize, name: &str) {
+pub(in crate::storage) fn deep(root: &Path, depth: usize, name: &str) {
     let name = CString::new(name).unwrap();
     let mut dir: OwnedFd = open(root, OFlags::DIRECTORY, Mode::empty()).unwrap();
     for _ in 0..depth {
@@ -144,6 +144,7 @@ fn remove_deep(root: &Path) {
         let mut removal =
             crate::storage::remove::Removal::start(parent.as_fd(), name.as_c_str()).unwrap();
         while removal.advance(10_000).is_none() {}
+        assert!(removal.so_far().is_gone, "{:?}", removal.so_far());
     }
 }
 
