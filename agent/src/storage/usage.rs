@@ -18,9 +18,10 @@
 //! is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file below has grown, so no
 //! figure is kept because a directory looks unchanged.
 //!
-//! **Bounds.** A pod may make or move names faster than they are read. A walk ends after so many names ([`NAMES_MAX`]),
-//! and those of one pod share a bound, too ([`FULL_WALKS`]): the pods after it get their figures. The figure is then
-//! what was counted, and is said to be short; in the rankings the pod has none ([`PodStorage::is_cut`]).
+//! **Bounds.** A pod may make or move names faster than they are read, and trees deeper than we go. A walk ends after so
+//! many names ([`NAMES_MAX`]), and those of one pod share a bound, too ([`FULL_WALKS`]): the pods after it get their
+//! figures. A directory in which directories were moved during the count is counted again ([`MOVED_WALKS`]). The figure
+//! is then what was counted, and is said to be short; in the rankings the pod has none ([`PodStorage::is_cut`]).
 //!
 //! **Terms.** *survey*: one measurement of a list of pods, a slice at a time.
 
@@ -51,6 +52,11 @@ use crate::pods::directories::PodDirs;
 const FULL_WALKS: u32 = 4;
 /// Which part of the longest a short walk is. It sees a few large files wherever they are.
 const SHORT_WALK_PART: u32 = 40;
+/// How many times in a row a directory is walked in which directories were moved meanwhile. A walk loses its way only if
+/// one leaves its parent while we are more than [`OPEN_MAX`](super::descent::OPEN_MAX) levels below that. A pod may do that once by chance. One
+/// that does it during three walks in a row does it because of them: it counts as one whose count ended early. No figure
+/// of an earlier survey takes part, so that nothing a pod once had is held against it.
+const MOVED_WALKS: u8 = 3;
 
 /// Which part of a pod a directory is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,9 +108,12 @@ pub struct DirectoryReport {
 }
 
 impl DirectoryReport {
-    /// Whether its count ended before it did.
+    /// Whether its count ended before it did, for something that its pod can bring about. What was moved in the last of
+    /// its walks was moved in all ([`MOVED_WALKS`]).
     fn is_cut(&self) -> bool {
-        matches!(&self.way, MeasuredBy::Walked(walked) if walked.cut_at.is_some())
+        let is_short =
+            |walked: &Walked| walked.cut_at.is_some() || (walked.too_deep, walked.moved) != (0, 0);
+        matches!(&self.way, MeasuredBy::Walked(walked) if is_short(walked))
     }
 
     /// Why the figures are less than what is there, if they are.
@@ -219,6 +228,14 @@ fn served(places: &Places, kinds: &mut MountKinds, path: &Path) -> Option<&'stat
     kinds.served(status.stx_mnt_id)?
 }
 
+/// Walks of one directory in which directories were moved.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moved {
+    walks: u8,
+    /// The most that any of them has counted.
+    most: Walked,
+}
+
 /// A survey under way.
 #[derive(Debug)]
 pub struct Survey {
@@ -231,6 +248,8 @@ pub struct Survey {
     pod: usize,
     reports: Vec<DirectoryReport>,
     walk: Option<Walk>,
+    /// Walks of the current directory that lost their way.
+    moved: Moved,
     /// Names that one walk reads at most.
     pub(super) names_max: u32,
     /// Names that were read in directories of this pod that are finished.
@@ -254,6 +273,7 @@ impl Survey {
             pod: 0,
             reports: Vec::new(),
             walk: None,
+            moved: Moved::default(),
             names_max: NAMES_MAX,
             names: 0,
             host_layer: None,
@@ -338,6 +358,7 @@ impl Survey {
             Begun::Measured(way, used) => (way, used),
             Begun::Walk(walk) => self.walk_on(walk, left)?,
         };
+        self.moved = Moved::default();
         let planned = &self.plans[self.pod][self.reports.len()];
         Some(DirectoryReport {
             uid: self.pods[self.pod].uid.clone(),
@@ -384,7 +405,22 @@ impl Survey {
         // Not inodes: a file may have many names.
         *left = left.saturating_sub(walk.names() - before);
         self.names = self.names.saturating_add(walk.names());
-        Some(by_walk(walked))
+        let Moved { walks, most } = &mut self.moved;
+        most.bytes = most.bytes.max(walked.bytes);
+        most.inodes = most.inodes.max(walked.inodes);
+        if walked.moved == 0 && walked.cut_at.is_none() {
+            return Some(by_walk(walked));
+        }
+        *walks += 1;
+        if *walks < MOVED_WALKS && walked.cut_at.is_none() {
+            // Without a walk the next slice begins with the same directory.
+            return None;
+        }
+        Some(by_walk(Walked {
+            bytes: most.bytes,
+            inodes: most.inodes,
+            ..walked
+        }))
     }
 }
 

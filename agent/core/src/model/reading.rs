@@ -49,7 +49,8 @@ pub struct PodStorage {
     /// Its volumes, as far as they have a directory here.
     pub volumes: Vec<VolumeStorage>,
     /// Whether a count ended before the directory did: it has more than the figures say. In the rankings of disks it is
-    /// a pod without statistics, so that nobody hides what he has behind too many names; at limits the figures count.
+    /// a pod without statistics, so that nobody hides what he has behind too many names, too deep down, or by moving it
+    /// while it is counted; at limits the figures count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
 }

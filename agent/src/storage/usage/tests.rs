@@ -518,6 +518,73 @@ fn a_pod_whose_count_ended_early_says_so() {
     }
 }
 
+#[test]
+fn a_pod_with_a_tree_that_is_too_deep_has_more_than_is_counted() {
+    let machine = Machine::new();
+    machine.write(&format!("{}/1/2/3/4/f", data("u")), 1);
+    // With the root.
+    for (levels, is_cut) in [(5, false), (4, true)] {
+        let mut survey = Survey::of([pod(WEB)].into());
+        let mut finished = Vec::new();
+        let is_done = (0..100).any(|_| {
+            if let Some(walk) = &mut survey.walk {
+                walk.bound_depth(levels);
+            }
+            survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+                finished.push(pod);
+            })
+        });
+        assert!(is_done, "a survey without end");
+        assert_eq!(finished[0].storage.is_cut, is_cut);
+        let shortfall = finished[0].directories[0].shortfall();
+        assert_eq!(shortfall.is_some(), is_cut, "{shortfall:?}");
+        if let Some(shortfall) = shortfall {
+            assert!(shortfall.contains(" 1 too deep"), "{shortfall}");
+        }
+    }
+}
+
+#[test]
+fn what_is_moved_while_it_is_counted_is_counted_again_and_thrice_is_no_chance() {
+    use crate::storage::walk::tests::deep;
+    for (times, walks, is_cut) in [(0, 1, false), (1, 2, false), (2, 3, false), (9, 3, true)] {
+        let machine = Machine::new();
+        let volume = machine.places.host.path(data("u"));
+        for home in ["0", "1"] {
+            std::fs::create_dir_all(volume.join(home)).unwrap();
+        }
+        deep(&volume.join("0"), 100, "d");
+        let mut survey = Survey::of([pod(WEB)].into());
+        let mut finished = Vec::new();
+        let (mut moved, mut seen, mut begun) = (0, 0, 0);
+        let is_done = (0..10_000).any(|_| {
+            let names = survey.walk.as_ref().map_or(0, Walk::names);
+            begun += u32::from(seen == 0 && names > 0);
+            // It is in the 80th level or below: the first ones are not open any more.
+            if seen < 170 && names >= 170 && moved < times {
+                let at = |home: i32| volume.join((home % 2).to_string()).join("d");
+                std::fs::rename(at(moved), at(moved + 1)).unwrap();
+                moved += 1;
+            }
+            seen = names;
+            survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+                finished.push(pod);
+            })
+        });
+        assert!(is_done, "a survey without end");
+        assert_eq!((begun, finished[0].storage.is_cut), (walks, is_cut));
+        let inodes = finished[0].storage.volumes[0].used.inodes.unwrap();
+        let shortfall = finished[0].directories[0].shortfall();
+        if is_cut {
+            assert!(shortfall.unwrap().contains(" 1 moved during the count"));
+            // What was moved on in time is counted where it went, too.
+            assert!(inodes >= 100, "{inodes}");
+        } else {
+            assert_eq!((inodes, shortfall), (203, None));
+        }
+    }
+}
+
 /// One pod in the machine's user namespace can put its files into the projects of all.
 #[test]
 fn quotas_are_believed_only_if_no_pod_can_change_projects() {
