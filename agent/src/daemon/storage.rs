@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind};
-use plimsoll_core::model::reading::StorageReading;
+use plimsoll_core::model::reading::{PodStorage, StorageReading};
 use plimsoll_core::policy::disk::node_reclaim::Targets;
 
 use super::Agent;
 use super::findings::Findings;
 use crate::host::shown::Show as _;
+use crate::pods::registry::Pods;
 use crate::record::lines::Line;
 use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
 use crate::storage::{Busy, StorageEvent, StorageHandle, runtime};
@@ -53,6 +54,8 @@ pub struct StorageWork {
     handle: StorageHandle,
     /// For the next sample.
     reading: Option<Arc<StorageReading>>,
+    /// All pods have been measured for a ranking.
+    has_ranked: bool,
     /// [`Pods::generation`](crate::pods::registry::Pods::generation) of the pods that the threads know.
     known_generation: Option<u64>,
     /// Evicted or not wanted any more. What is theirs may go, unless they run again.
@@ -81,6 +84,7 @@ impl StorageWork {
         Self {
             handle,
             reading: None,
+            has_ranked: false,
             known_generation: None,
             ended: BTreeSet::new(),
             order: None,
@@ -106,8 +110,26 @@ impl StorageWork {
     }
 
     /// The newest reading that no sample has carried yet.
-    pub(super) fn take_reading(&mut self) -> Option<Arc<StorageReading>> {
-        self.reading.take()
+    ///
+    /// A pod without figures is the first to go. That is right for one whose figures cannot be known, and until all pods
+    /// that were there have been measured. From then on one that has none has come since, while another pod, however
+    /// long that made it take, was counted: it has nothing until it is measured.
+    pub(super) fn take_reading(&mut self, pods: &Pods) -> Option<Arc<StorageReading>> {
+        let mut reading = self.reading.take()?;
+        let all = &reading.pods;
+        let is_new = |uid: &&PodUid| all.binary_search_by(|entry| entry.uid.cmp(uid)).is_err();
+        let new = pods.with_directories().filter(|_| self.has_ranked);
+        let new: Vec<PodStorage> = new
+            .filter(is_new)
+            .cloned()
+            .map(PodStorage::nothing)
+            .collect();
+        if !new.is_empty() {
+            let all = &mut Arc::make_mut(&mut reading).pods;
+            all.extend(new);
+            all.sort_by(|a, b| a.uid.cmp(&b.uid));
+        }
+        Some(reading)
     }
 
     /// What is a pod's on disk may go from now on, unless it runs again.
@@ -145,6 +167,7 @@ impl Agent {
             }
             StorageEvent::Ranked(reading) => {
                 storage.reading = Some(reading);
+                storage.has_ranked = true;
                 if storage.freeing == Freeing::Surveyed {
                     storage.freeing = Freeing::Idle;
                     found.add_cause(Cause::NodeReclaimed);

@@ -24,7 +24,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::ReclaimSource;
 use plimsoll_core::model::event::{Cause, EventKind, PlacementStart, PodsRead};
 use plimsoll_core::model::options;
-use plimsoll_core::model::reading::{FileSystemReading, StorageReading};
+use plimsoll_core::model::reading::{FileSystemReading, PodStorage, StorageReading};
 use zerocopy::IntoBytes as _;
 
 use super::findings::Findings;
@@ -1005,4 +1005,37 @@ fn node_reclaim_that_frees_nothing_is_tried_again_after_ten_seconds() {
     storage.note_ended(&PodUid::new("uid-1"));
     agent.order_storage_work();
     assert_eq!(agent.storage.as_ref().unwrap().order_at_ns(), None);
+}
+
+/// Who makes a ranking long does not choose thereby who goes: the pods that came meanwhile.
+#[test]
+fn a_pod_that_came_during_a_ranking_has_nothing_on_disk_until_it_is_measured() {
+    let mut node = Node::new(Cgroup::V2);
+    let reading = Arc::new(StorageReading {
+        nodefs: None,
+        imagefs: None,
+        containerfs: None,
+        pods: vec![PodStorage {
+            is_cut: true,
+            ..PodStorage::nothing(PodUid::new("uid-1"))
+        }],
+    });
+    let agent = &mut node.agent;
+    let mut taken = |event| {
+        agent.storage_event(event, &mut Findings::default());
+        let reading = agent.storage.as_mut().unwrap().take_reading(&agent.pods);
+        reading.unwrap().pods.clone()
+    };
+    // Until all were measured, it may be the one that fills the disk.
+    assert_eq!(
+        taken(StorageEvent::Reading(Arc::clone(&reading))),
+        reading.pods
+    );
+    for event in [StorageEvent::Ranked, StorageEvent::Reading] {
+        let pods = taken(event(Arc::clone(&reading)));
+        assert_eq!(pods.len(), PODS);
+        assert!(pods.is_sorted_by(|a, b| a.uid < b.uid));
+        let cut: Vec<_> = pods.iter().filter(|pod| pod.is_cut).collect();
+        assert_eq!(cut, [&reading.pods[0]]);
+    }
 }

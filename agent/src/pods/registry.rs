@@ -246,6 +246,14 @@ impl Pods {
             .collect()
     }
 
+    /// The pods of which [`Self::directories`] are known.
+    pub fn with_directories(&self) -> impl Iterator<Item = &PodUid> {
+        let entries = self.entries.iter();
+        entries
+            .filter(|(_, entry)| !entry.pod.is_shortened())
+            .map(|(uid, _)| uid)
+    }
+
     /// Opens the files of the remedies before an eviction too.
     #[must_use]
     pub fn with_remedy_files(mut self) -> Self {

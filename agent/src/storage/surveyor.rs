@@ -29,6 +29,8 @@ pub(super) const FIGURES_MAX: usize = 4;
 const HAND_ON: Duration = Duration::from_secs(1);
 /// Events that wait until the loop's queue has room.
 const UNSENT_MAX: usize = 64;
+/// How many times a ranking goes on with pods that have come while it was made.
+const LATE_ROUNDS: u8 = 2;
 /// Directories whose shortfall was said and is not said again.
 const SAID_MAX: usize = 4096;
 
@@ -61,6 +63,8 @@ pub(super) struct Surveyor {
     survey: Option<Survey>,
     /// The survey under way answers a ranking.
     is_ranking: bool,
+    /// How many times it has gone on with pods that came meanwhile.
+    late_rounds: u8,
     /// A ranking was asked for since.
     rank_next: bool,
     /// When the last full cycle started.
@@ -101,6 +105,7 @@ impl Surveyor {
             surveyed: BTreeMap::new(),
             survey: None,
             is_ranking: false,
+            late_rounds: 0,
             rank_next: false,
             cycle_start: None,
             reclaim: None,
@@ -320,6 +325,7 @@ impl Surveyor {
             self.survey = Some(self.survey_of(Arc::clone(&self.pods)));
             self.cycle_start = Some(now);
             self.is_ranking = true;
+            self.late_rounds = 0;
             self.rank_next = false;
         }
         if self.survey.is_none() {
@@ -339,12 +345,32 @@ impl Surveyor {
             self.keep(pod);
         }
         if is_done {
-            self.survey = None;
             self.is_changed = true;
-            self.is_ranked |= self.is_ranking;
-            self.is_ranking = false;
+            self.survey = self.late_survey();
+            if self.survey.is_none() {
+                self.is_ranked |= self.is_ranking;
+                self.is_ranking = false;
+            }
         }
         true
+    }
+
+    /// A ranking goes on with the pods that came while it was made: one of the others may have made it long. Not for
+    /// ever, as pods may come all the time.
+    fn late_survey(&mut self) -> Option<Survey> {
+        let may_go_on = self.is_ranking && self.late_rounds < LATE_ROUNDS;
+        let late = may_go_on
+            .then(|| self.unsurveyed())
+            .filter(|late| !late.is_empty())?;
+        self.late_rounds += 1;
+        Some(self.survey_of(late.into()))
+    }
+
+    fn unsurveyed(&self) -> Vec<PodDirs> {
+        let pods = self.pods.iter();
+        pods.filter(|pod| !self.surveyed.contains_key(&pod.uid))
+            .cloned()
+            .collect()
     }
 
     fn next_survey(&mut self, now: Instant) -> Option<Survey> {
@@ -358,12 +384,7 @@ impl Surveyor {
             self.cycle_start = Some(now);
             return Some(self.survey_of(Arc::clone(&self.pods)));
         }
-        let new: Vec<PodDirs> = self
-            .pods
-            .iter()
-            .filter(|pod| !self.surveyed.contains_key(&pod.uid))
-            .cloned()
-            .collect();
+        let new = self.unsurveyed();
         (!new.is_empty()).then(|| self.survey_of(new.into()))
     }
 

@@ -238,6 +238,7 @@ mod tests {
             threshold,
             capacity: 16 << 30,
             usage: 3 << 30,
+            is_usage_unknown: false,
             request: 320 << 20,
             priority: 0,
             rank: 1,

@@ -285,8 +285,11 @@ pub struct ThresholdReason {
     pub threshold: u64,
     /// What a percentage would be a percentage of.
     pub capacity: u64,
-    /// What the victim uses.
+    /// What the victim uses, by what is known.
     pub usage: u64,
+    /// There are no statistics of it, or they are short of what it uses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_usage_unknown: bool,
     /// Its request.
     pub request: u64,
     /// Its priority.

@@ -20,7 +20,8 @@ pub struct StorageReading {
     pub imagefs: Option<FileSystemReading>,
     /// The file system of writable layers.
     pub containerfs: Option<FileSystemReading>,
-    /// What pods use, by ascending UID. A pod that has not been measured yet is missing.
+    /// What pods use, by ascending UID. A pod that cannot be measured is missing, and so is one that has not been
+    /// measured yet, unless all others have been for a ranking.
     pub pods: Vec<PodStorage>,
 }
 
@@ -53,6 +54,18 @@ pub struct PodStorage {
     /// while it is counted; at limits the figures count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_cut: bool,
+}
+
+impl PodStorage {
+    /// A pod of which nothing was found.
+    pub fn nothing(uid: PodUid) -> Self {
+        Self {
+            uid,
+            containers: Vec::new(),
+            volumes: Vec::new(),
+            is_cut: false,
+        }
+    }
 }
 
 /// What one container has.

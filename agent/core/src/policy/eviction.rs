@@ -198,6 +198,7 @@ fn choose(
             threshold: met.threshold.amount(met.observation.capacity),
             capacity: met.observation.capacity,
             usage: row.usage,
+            is_usage_unknown: !row.stats_known,
             request: row.request.units_up(),
             priority: row.priority,
             rank: count(at + 1),

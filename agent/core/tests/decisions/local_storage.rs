@@ -122,10 +122,13 @@ fn a_pod_whose_count_ended_early_goes_first_for_the_disk() {
             let used = [("hider", 1, 0, 0), ("large", 1, 0, 0)];
             let decisions = node.sample_after(1_000_000_000, &used, sample);
             evicted.extend(decisions.into_iter().filter_map(|decision| match decision {
-                Decision::Evict { uid, .. } => Some(uid.to_string()),
+                Decision::Evict { uid, reason, .. } => Some((uid.to_string(), reason.to_string())),
                 _ => None,
             }));
         }
-        assert_eq!(evicted.first().map(String::as_str), Some(first));
+        let (uid, reason) = &evicted[0];
+        assert_eq!(uid, first);
+        let is_unknown = reason.contains("how much it uses is unknown, priority 0, rank 1 of 2");
+        assert_eq!(is_unknown, is_cut, "{reason}");
     }
 }

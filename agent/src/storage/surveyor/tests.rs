@@ -107,3 +107,32 @@ fn quotas_are_doubted_from_the_first_pod_on_that_could_change_projects() {
     surveyor.set_pods([namespaced("a")].into());
     assert!(!believes(&survey(&surveyor)));
 }
+
+#[test]
+fn a_ranking_goes_on_with_pods_that_came_meanwhile_but_not_for_ever() {
+    let machine = Machine::new();
+    let mut surveyor = surveyor(&machine, Vec::new());
+    let pods = |count: usize| {
+        ["a", "b", "c", "d"][..count]
+            .iter()
+            .map(|uid| pod(uid))
+            .collect()
+    };
+    surveyor.set_pods(pods(1));
+    surveyor.survey = Some(surveyor.survey_of(Arc::clone(&surveyor.pods)));
+    surveyor.is_ranking = true;
+    for (known, measured, is_ranked) in [(2, 1, false), (3, 2, false), (4, 3, true)] {
+        surveyor.set_pods(pods(known));
+        assert!(!surveyor.is_ranked);
+        assert!(surveyor.slice(Instant::now()));
+        assert_eq!(
+            (surveyor.surveyed.len(), surveyor.is_ranked),
+            (measured, is_ranked)
+        );
+    }
+    // The next ranking has as many rounds.
+    surveyor.take(Order::Rank);
+    surveyor.is_ranked = false;
+    assert!(surveyor.slice(Instant::now()));
+    assert!(surveyor.is_ranked && surveyor.late_rounds == 0);
+}

@@ -74,12 +74,17 @@ impl fmt::Display for ThresholdReason {
                 foreseen.horizon_ns / 1_000_000
             )?;
         }
-        write!(f, "; it uses {}", In(unit, self.usage))?;
+        if self.is_usage_unknown {
+            write!(f, "; how much it uses is unknown")?;
+        } else {
+            write!(f, "; it uses {}", In(unit, self.usage))?;
+        }
         if let Some(node) = self.numa_node {
             write!(f, " on NUMA node {node}")?;
         }
         write!(f, ", ")?;
         match self.usage.checked_sub(self.request) {
+            _ if self.is_usage_unknown => {}
             _ if !matches!(unit, Unit::Bytes | Unit::MilliCpus) => {}
             Some(over) if over > 0 => write!(
                 f,
