@@ -500,6 +500,7 @@ fn node() -> (tempfile::TempDir, HostRoot, Engine) {
                 name: "cache".to_owned(),
                 used: used(5, 1),
             }],
+            files: Used::default(),
             is_cut: false,
         }],
     };

@@ -427,11 +427,11 @@ impl Request<'_> {
     }
 }
 
-/// Writable layers, logs and volumes of a pod; `None` for what none of them shows.
+/// Writable layers, logs, volumes and the kubelet's files of a pod; `None` for what none of them shows.
 fn sum(pod: &PodStorage) -> Used {
     let containers = pod.containers.iter().flat_map(|it| [it.rootfs, it.logs]);
     let volumes = pod.volumes.iter().map(|it| it.used);
-    let all: Vec<Used> = containers.chain(volumes).collect();
+    let all: Vec<Used> = containers.chain(volumes).chain([pod.files]).collect();
     let total = |of: fn(&Used) -> Option<u64>| {
         all.iter()
             .filter_map(of)

@@ -37,11 +37,16 @@ impl Places {
         self.host.path(&self.kubelet_dir).join("pods")
     }
 
+    /// A pod's directory; `None` if its UID cannot name one.
+    pub fn pod_dir(&self, uid: &PodUid) -> Option<PathBuf> {
+        Some(self.pods_dir().join(component(uid.as_str())?))
+    }
+
     /// A pod's volume; `None` if a name cannot name a directory.
     pub fn volume_dir(&self, uid: &PodUid, plugin: VolumePlugin, volume: &str) -> Option<PathBuf> {
-        let dir = self.pods_dir().join(component(uid.as_str())?);
         Some(
-            dir.join("volumes")
+            self.pod_dir(uid)?
+                .join("volumes")
                 .join(plugin.directory())
                 .join(component(volume)?),
         )

@@ -7,6 +7,9 @@
 //!   summary, and its ranking, know nothing of it.
 //! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in
 //!   `pkg/kubelet/kuberuntime/helpers.go`).
+//! - *Files that the kubelet makes for the pod* and that its containers may write: `<kubelet-dir>/pods/<UID>/etc-hosts`
+//!   (`getEtcHostsPath` in pkg/kubelet/kubelet_pods.go), and in `<kubelet-dir>/pods/<UID>/containers/<container>` a file
+//!   for each termination message, which the kubelet does not count. Pods can make no names there.
 //! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process
 //!   ([`super::layer`]).
 //!
@@ -67,6 +70,10 @@ pub enum Part {
     Logs(String),
     /// The volume of this name.
     Volume(String),
+    /// Its `/etc/hosts`.
+    EtcHosts,
+    /// Its termination messages.
+    TerminationMessages,
 }
 
 /// How a directory was measured.
@@ -181,6 +188,8 @@ struct Planned {
 enum Place {
     /// On a path that is not the pod's.
     Path(PathBuf),
+    /// A single file, on a path that is not the pod's.
+    File(PathBuf),
     /// A layer.
     Layer(RuntimePath),
     /// A layer that the runtime has measured; the container's cgroup.
@@ -192,7 +201,10 @@ enum Place {
 impl Place {
     fn path(&self, places: &Places) -> PathBuf {
         match self {
-            Self::Path(path) | Self::Runtime(path, _) | Self::Unknown(path, _) => path.clone(),
+            Self::Path(path)
+            | Self::File(path)
+            | Self::Runtime(path, _)
+            | Self::Unknown(path, _) => path.clone(),
             Self::Layer(layer) => layer.path(places),
         }
     }
@@ -207,6 +219,10 @@ impl Place {
                 }
             },
             Self::Layer(layer) => layer.open(places).map_err(MeasuredBy::Failed),
+            Self::File(path) => Err(match status_at(CWD, path) {
+                Ok(status) => MeasuredBy::Walked(Walked::of_file(&status)),
+                Err(error) => MeasuredBy::Failed(error),
+            }),
             Self::Runtime(..) => Err(MeasuredBy::Runtime),
             Self::Unknown(_, why) => Err(MeasuredBy::Unknown(*why)),
         }
@@ -377,11 +393,12 @@ impl Survey {
         let fd = match planned.place.open(places, &mut self.mount_kinds) {
             Ok(fd) => fd,
             Err(way) => {
-                let reported = match planned.place {
-                    Place::Runtime(_, used) => used,
+                let used = match (way, &planned.place) {
+                    (MeasuredBy::Walked(walked), _) => by_walk(walked).1,
+                    (_, Place::Runtime(_, used)) => *used,
                     _ => Used::default(),
                 };
-                return Begun::Measured(way, reported);
+                return Begun::Measured(way, used);
             }
         };
         let alone = planned
@@ -489,6 +506,13 @@ fn plan(
             add(Part::Volume(volume.name.clone()), Place::Path(path));
         }
     }
+    if let Some(dir) = places.pod_dir(&pod.uid) {
+        add(Part::EtcHosts, Place::File(dir.join("etc-hosts")));
+        add(
+            Part::TerminationMessages,
+            Place::Path(dir.join("containers")),
+        );
+    }
     plan
 }
 
@@ -540,10 +564,20 @@ fn assemble(pod: &PodDirs, reports: &[DirectoryReport]) -> PodStorage {
             used: used(Part::Volume(volume.name.clone()))?,
         })
     });
+    let files =
+        [Part::EtcHosts, Part::TerminationMessages].map(|part| used(part).unwrap_or_default());
+    let sum = |figure: fn(Used) -> Option<u64>| {
+        let known = files.into_iter().filter_map(figure);
+        known.reduce(u64::saturating_add)
+    };
     PodStorage {
         uid: pod.uid.clone(),
         containers: containers.collect(),
         volumes: volumes.collect(),
+        files: Used {
+            bytes: sum(|used| used.bytes),
+            inodes: sum(|used| used.inodes),
+        },
         is_cut: reports.iter().any(DirectoryReport::is_cut),
     }
 }

@@ -54,6 +54,13 @@ impl Walked {
             && (self.too_deep, self.links_untracked) == (0, 0)
     }
 
+    /// A single file.
+    pub(super) fn of_file(status: &Statx) -> Self {
+        let mut walked = Self::default();
+        walked.count(status);
+        walked
+    }
+
     fn count(&mut self, status: &Statx) {
         self.bytes = self
             .bytes

@@ -62,6 +62,7 @@ impl Stats {
             uid: pod.uid(),
             containers: containers.collect(),
             volumes: volumes.collect(),
+            files: Used::default(),
             is_cut: false,
         }
     }

@@ -366,6 +366,7 @@ fn storage(random: &mut Random, at_ns: u64) -> StorageReading {
             name: "v".to_owned(),
             used: used(),
         }],
+        files: used(),
         is_cut,
     });
     StorageReading {

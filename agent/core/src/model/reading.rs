@@ -49,6 +49,10 @@ pub struct PodStorage {
     pub containers: Vec<ContainerStorage>,
     /// Its volumes, as far as they have a directory here.
     pub volumes: Vec<VolumeStorage>,
+    /// Files that the kubelet makes beside its volumes and that its containers may write: `/etc/hosts` and termination
+    /// messages.
+    #[serde(default, skip_serializing_if = "Used::is_unknown")]
+    pub files: Used,
     /// Whether a count ended before the directory did: it has more than the figures say. In the rankings of disks it is
     /// a pod without statistics, so that nobody hides what he has behind too many names, too deep down, or by moving it
     /// while it is counted; at limits the figures count.
@@ -63,6 +67,7 @@ impl PodStorage {
             uid,
             containers: Vec::new(),
             volumes: Vec::new(),
+            files: Used::default(),
             is_cut: false,
         }
     }
@@ -95,6 +100,13 @@ pub struct Used {
     pub bytes: Option<u64>,
     /// Files, directories and links; a file with several names counts once.
     pub inodes: Option<u64>,
+}
+
+impl Used {
+    /// Whether neither is known.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The node's processes and threads: both take a PID.

@@ -217,6 +217,7 @@ fn a_limit_of_local_storage_waits_for_nobody_and_evicts_no_pod_that_is_killed() 
                 name: "scratch".to_owned(),
                 used,
             }],
+            files: Used::default(),
             is_cut: false,
         });
         let decisions = node.sample(&[("d", 1, 0, 0)], sample);

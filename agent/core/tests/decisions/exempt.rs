@@ -121,6 +121,7 @@ fn storage(at_ns: u64, available_mi: u64) -> StorageReading {
                     inodes: None,
                 },
             }],
+            files: Used::default(),
             is_cut: false,
         })
         .collect();

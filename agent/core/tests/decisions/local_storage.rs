@@ -17,7 +17,7 @@ use crate::node::{Node, hard, with_storage};
 /// `podEphemeralStorageLimitEviction` and `containerEphemeralStorageLimitEviction` of Kubernetes 1.36.
 #[test]
 fn a_pod_over_its_limit_of_local_storage_goes() {
-    let goes = |layout: ImageFsLayout, limit: &str, layer: u64, logs: u64| {
+    let goes = |layout: ImageFsLayout, limit: &str, layer: u64, logs: u64, files: u64| {
         let mut node = Node::with(EngineConfig {
             layout,
             ..EngineConfig::default()
@@ -44,6 +44,7 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
                 logs: used(logs),
             }],
             volumes: Vec::new(),
+            files: used(files),
             // What was counted counts, however much more there is.
             is_cut: logs == 24,
         });
@@ -59,14 +60,16 @@ fn a_pod_over_its_limit_of_local_storage_goes() {
     let (shared, dedicated) = (ImageFsLayout::Shared, ImageFsLayout::Dedicated);
     let of_pod = Some(Limited::Pod);
     for layout in [shared, dedicated] {
-        assert_eq!(goes(layout, "1Ki", 1000, 24), None);
+        assert_eq!(goes(layout, "1Ki", 1000, 24, 0), None);
+        // And the files that the kubelet makes for it.
+        assert_eq!(goes(layout, "1Ki", 1000, 24, 1), of_pod);
         // Its writable layers count in the sum wherever they are.
-        assert_eq!(goes(layout, "1Ki", 1000, 25), of_pod);
+        assert_eq!(goes(layout, "1Ki", 1000, 25, 0), of_pod);
         // A limit of nothing is one for a pod, and none for a container.
-        assert_eq!(goes(layout, "0", 0, 1), of_pod);
+        assert_eq!(goes(layout, "0", 0, 1, 0), of_pod);
         // As it is, not rounded.
-        assert_eq!(goes(layout, "100500m", 0, 101), of_pod);
-        assert_eq!(goes(layout, "100500m", 0, 100), None);
+        assert_eq!(goes(layout, "100500m", 0, 101, 0), of_pod);
+        assert_eq!(goes(layout, "100500m", 0, 100, 0), None);
     }
 }
 
@@ -95,6 +98,7 @@ fn a_pod_whose_count_ended_early_goes_first_for_the_disk() {
                 logs: Used::default(),
             }],
             volumes: Vec::new(),
+            files: Used::default(),
             is_cut,
         });
         let reading = StorageReading {

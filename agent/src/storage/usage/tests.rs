@@ -169,6 +169,31 @@ fn a_pods_directories_are_where_the_kubelet_has_them() {
     }
 }
 
+/// On the node's disk and writable from the pod, though in none of its volumes.
+#[test]
+fn files_that_the_kubelet_makes_for_a_pod_count() {
+    let machine = Machine::new();
+    let files = |machine: &Machine| {
+        let surveyed = machine.survey(vec![pod(WEB)], 1);
+        let said = surveyed[0].directories.iter();
+        let said: Vec<_> = said.filter_map(DirectoryReport::shortfall).collect();
+        assert!(said.is_empty(), "{said:?}");
+        surveyed[0].storage.files
+    };
+    assert_eq!(files(&machine), Used::default());
+    let dir = "/var/lib/kubelet/pods/u";
+    machine.write(&format!("{dir}/etc-hosts"), 300_000);
+    let hosts = files(&machine);
+    assert!(hosts.bytes >= Some(300_000), "{hosts:?}");
+    assert_eq!(hosts.inodes, Some(1));
+    // Each start of a container has a file of its own.
+    machine.write(&format!("{dir}/containers/app/0a1b"), 500_000);
+    machine.write(&format!("{dir}/containers/app/2c3d"), 500_000);
+    let both = files(&machine);
+    assert!(both.bytes >= Some(1_300_000), "{both:?}");
+    assert_eq!(both.inodes, Some(5));
+}
+
 #[test]
 fn a_command_in_the_root_of_the_machine_has_no_layer_of_its_own() {
     let machine = Machine::new();

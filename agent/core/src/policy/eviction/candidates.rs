@@ -69,20 +69,12 @@ pub(crate) fn row(
         Resource::Memory => pod.row.clone(),
         Resource::DiskBytes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage().map(|usage| {
-                scope.used(&pod.pod, &usage.containers, &usage.volumes, |used| {
-                    used.bytes
-                })
-            });
+            let used = storage().map(|usage| scope.used_by(&pod.pod, usage, |used| used.bytes));
             RankRow::disk_bytes(&pod.pod, used)
         }
         Resource::DiskInodes(file_system) => {
             let scope = DiskScope::of(file_system, config.layout);
-            let used = storage().map(|usage| {
-                scope.used(&pod.pod, &usage.containers, &usage.volumes, |used| {
-                    used.inodes
-                })
-            });
+            let used = storage().map(|usage| scope.used_by(&pod.pod, usage, |used| used.inodes));
             RankRow::disk_inodes(&pod.pod, used)
         }
         Resource::Io => RankRow::io(

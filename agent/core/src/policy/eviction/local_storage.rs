@@ -93,7 +93,7 @@ fn whole_pod(pod: &PodState, used: &PodStorage) -> Option<LocalStorageReason> {
         logs: true,
         local_volumes: true,
     };
-    let usage = scope.used(&pod.pod, &used.containers, &used.volumes, |used| used.bytes);
+    let usage = scope.used_by(&pod.pod, used, |used| used.bytes);
     exceeded(Limited::Pod, usage, limit)
 }
 

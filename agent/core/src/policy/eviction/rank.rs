@@ -31,7 +31,7 @@ use crate::kube::pod::{Pod, Volume};
 use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::rank_row::Comparator;
 pub use crate::model::rank_row::{Nanos, RankRow};
-use crate::model::reading::{ContainerStorage, Used, VolumeStorage};
+use crate::model::reading::{ContainerStorage, PodStorage, Used, VolumeStorage};
 
 pub use sort_keys::SortKey;
 
@@ -206,6 +206,15 @@ impl DiskScope {
                 local_volumes: false,
             },
         }
+    }
+
+    /// A pod's usage in this scope, with the files that the kubelet makes for it: they lie where logs do. The kubelet
+    /// counts `/etc/hosts` at the pod's limit (`calcEphemeralStorage` in pkg/kubelet/stats/helper.go), in its ranking
+    /// none of them. A pod may write them as long as there is room, so here they count in both.
+    pub fn used_by(self, pod: &Pod, storage: &PodStorage, figure: fn(Used) -> Option<u64>) -> u64 {
+        let files = figure(storage.files).filter(|_| self.logs).unwrap_or(0);
+        self.used(pod, &storage.containers, &storage.volumes, figure)
+            .saturating_add(files)
     }
 
     /// A pod's usage in this scope (`podDiskUsage`): bytes or inodes, as `figure` says. A missing figure counts as
