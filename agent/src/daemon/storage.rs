@@ -109,13 +109,12 @@ impl StorageWork {
         Some(super::now_ns().saturating_add(wait_ns))
     }
 
-    /// The newest reading that no sample has carried yet.
+    /// Keeps a reading for the next sample.
     ///
-    /// A pod without figures is the first to go. That is right for one whose figures cannot be known, and until all pods
-    /// that were there have been measured. From then on one that has none has come since, while another pod, however
-    /// long that made it take, was counted: it has nothing until it is measured.
-    pub(super) fn take_reading(&mut self, pods: &Pods) -> Option<Arc<StorageReading>> {
-        let mut reading = self.reading.take()?;
+    /// A pod without figures is the first to go. That is right for one whose figures cannot be known, and until all
+    /// pods that were there have been measured. From then on one that has none has come since, while another pod,
+    /// however long that made it take, was counted: it has nothing until it is measured.
+    fn keep(&mut self, mut reading: Arc<StorageReading>, pods: &Pods) {
         let all = &reading.pods;
         let is_new = |uid: &&PodUid| all.binary_search_by(|entry| entry.uid.cmp(uid)).is_err();
         let new = pods.with_directories().filter(|_| self.has_ranked);
@@ -129,7 +128,12 @@ impl StorageWork {
             all.extend(new);
             all.sort_by(|a, b| a.uid.cmp(&b.uid));
         }
-        Some(reading)
+        self.reading = Some(reading);
+    }
+
+    /// The newest reading that no sample has carried yet.
+    pub(super) fn take_reading(&mut self) -> Option<Arc<StorageReading>> {
+        self.reading.take()
     }
 
     /// What is a pod's on disk may go from now on, unless it runs again.
@@ -162,12 +166,12 @@ impl Agent {
         };
         match event {
             StorageEvent::Reading(reading) => {
-                storage.reading = Some(reading);
+                storage.keep(reading, &self.pods);
                 found.add_cause(Cause::Storage);
             }
             StorageEvent::Ranked(reading) => {
-                storage.reading = Some(reading);
                 storage.has_ranked = true;
+                storage.keep(reading, &self.pods);
                 if storage.freeing == Freeing::Surveyed {
                     storage.freeing = Freeing::Idle;
                     found.add_cause(Cause::NodeReclaimed);

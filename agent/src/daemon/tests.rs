@@ -1023,7 +1023,7 @@ fn a_pod_that_came_during_a_ranking_has_nothing_on_disk_until_it_is_measured() {
     let agent = &mut node.agent;
     let mut taken = |event| {
         agent.storage_event(event, &mut Findings::default());
-        let reading = agent.storage.as_mut().unwrap().take_reading(&agent.pods);
+        let reading = agent.storage.as_mut().unwrap().take_reading();
         reading.unwrap().pods.clone()
     };
     // Until all were measured, it may be the one that fills the disk.

@@ -34,6 +34,7 @@ use super::findings::{Crossing, Findings};
 use super::last_line::LastLine;
 use super::oom_kills::OomKills;
 use super::sampler::skips_slow_reads;
+use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
 use super::watchdog::Part;
 use super::{Agent, now_ns};
@@ -337,8 +338,7 @@ impl Agent {
         };
         let counted = crossing.filter(is_new).and_then(|crossing| crossing.node);
         let mut sample = std::mem::take(&mut self.sample);
-        let storage = self.storage.as_mut();
-        let reading = storage.and_then(|storage| storage.take_reading(&self.pods));
+        let reading = self.storage.as_mut().and_then(StorageWork::take_reading);
         sample.storage = reading.or_else(|| self.unanswered.storage.take());
         let (unsettled, engine) = (&mut self.unsettled, &mut self.engine);
         let taken = self.sampler.take(

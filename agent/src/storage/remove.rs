@@ -7,8 +7,8 @@
 //! leads out; and `unlinkat(2)` takes a link away, not what it points to. What cannot be deleted (a mount point, an
 //! immutable file) is counted and left with the directories above it. If directories are moved while they are deleted,
 //! the removal ends ([`Removed::moved`]); the next one starts at the top again. It ends, too, where somebody who still
-//! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]). A directory that is deeper than
-//! we go is moved up to the root of the removal, and deleted from there.
+//! has the tree open fills it again and again: after so many names ([`Removed::cut_at`]). A directory that is deeper
+//! than we go is moved up to the root of the removal, and deleted from there.
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
@@ -166,8 +166,8 @@ impl Removal {
         }
     }
 
-    /// Moves a directory up to the root of the removal, where it is entered later. Most that are met here are empty, and
-    /// are deleted at once.
+    /// Moves a directory up to the root of the removal, where it is entered later. Most that are met here are empty,
+    /// and are deleted at once.
     fn lift(&mut self, name: &CStr) {
         let (Some((dir, _)), Some(root)) = (self.descent.top(), self.descent.root()) else {
             return;

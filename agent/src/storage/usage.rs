@@ -8,8 +8,8 @@
 //! - *Logs*: `<logs-dir>/<namespace>_<name>_<UID>/<container>` (`BuildContainerLogsDirectory` in
 //!   `pkg/kubelet/kuberuntime/helpers.go`).
 //! - *Files that the kubelet makes for the pod* and that its containers may write: `<kubelet-dir>/pods/<UID>/etc-hosts`
-//!   (`getEtcHostsPath` in pkg/kubelet/kubelet_pods.go), and in `<kubelet-dir>/pods/<UID>/containers/<container>` a file
-//!   for each termination message, which the kubelet does not count. Pods can make no names there.
+//!   (`getEtcHostsPath` in pkg/kubelet/kubelet_pods.go), and in `<kubelet-dir>/pods/<UID>/containers/<container>` a
+//!   file for each termination message, which the kubelet does not count. Pods can make no names there.
 //! - *Writable layers*: the upper directory of the overlay that is the root of the container's first process
 //!   ([`super::layer`]).
 //!
@@ -21,8 +21,8 @@
 //! is walked ([`super::walk`]). Each time anew: nothing a directory shows tells that no file below has grown, so no
 //! figure is kept because a directory looks unchanged.
 //!
-//! **Bounds.** A pod may make or move names faster than they are read, and trees deeper than we go. A walk ends after so
-//! many names ([`NAMES_MAX`]), and those of one pod share a bound, too ([`FULL_WALKS`]): the pods after it get their
+//! **Bounds.** A pod may make or move names faster than they are read, and trees deeper than we go. A walk ends after
+//! so many names ([`NAMES_MAX`]), and those of one pod share a bound, too ([`FULL_WALKS`]): the pods after it get their
 //! figures. A directory in which directories were moved during the count is counted again ([`MOVED_WALKS`]). The figure
 //! is then what was counted, and is said to be short; in the rankings the pod has none ([`PodStorage::is_cut`]).
 //!
@@ -55,10 +55,10 @@ use crate::pods::directories::PodDirs;
 const FULL_WALKS: u32 = 4;
 /// Which part of the longest a short walk is. It sees a few large files wherever they are.
 const SHORT_WALK_PART: u32 = 40;
-/// How many times in a row a directory is walked in which directories were moved meanwhile. A walk loses its way only if
-/// one leaves its parent while we are more than [`OPEN_MAX`](super::descent::OPEN_MAX) levels below that. A pod may do that once by chance. One
-/// that does it during three walks in a row does it because of them: it counts as one whose count ended early. No figure
-/// of an earlier survey takes part, so that nothing a pod once had is held against it.
+/// How many times in a row a directory is walked in which directories were moved meanwhile. A walk loses its way only
+/// if one leaves its parent while we are more than [`OPEN_MAX`](super::descent::OPEN_MAX) levels below that. A pod may
+/// do that once by chance. One that does it during three walks in a row does it because of them: it counts as one whose
+/// count ended early. No figure of an earlier survey takes part, so that nothing a pod once had is held against it.
 const MOVED_WALKS: u8 = 3;
 
 /// Which part of a pod a directory is.

@@ -4,8 +4,8 @@
 //! no tenant's pod tolerates. Counted as what there is, they let each namespace deserve what nobody can have: the
 //! cluster is full, and none of them is above its share. **Approach.** A node whose taints no pod of a namespace with a
 //! Consumer tolerates, pending or running, counts as a cordoned one: it has what runs there. Pods of DaemonSets do not
-//! open a node: they follow the nodes, and those of monitoring tolerate everything. A taint of the node's state, such as
-//! that of a full disk, closes none: what there is would come and go with it.
+//! open a node: they follow the nodes, and those of monitoring tolerate everything. A taint of the node's state, such
+//! as that of a full disk, closes none: what there is would come and go with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
