@@ -57,9 +57,13 @@ impl Identity {
         }
     }
 
-    /// Neither another file system nor another mount of the same one.
+    /// Neither another file system nor another mount of the same one. Where the mount is known it alone decides: on one
+    /// mount of btrfs each subvolume has a device number of its own, and whoever may write to a directory may make one.
     pub(super) fn is_beside(&self, other: &Self) -> bool {
-        self.device == other.device && self.mount == other.mount
+        match (self.mount, other.mount) {
+            (Some(mount), Some(other)) => mount == other,
+            _ => self.device == other.device,
+        }
     }
 }
 
@@ -332,4 +336,30 @@ fn reopen(below: BorrowedFd<'_>, wanted: &Level) -> Result<OwnedFd, Errno> {
     }
     seek(&fd, SeekFrom::Start(wanted.cookie))?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A subvolume of btrfs is on its parent's mount and has another device number.
+    #[test]
+    fn the_mount_says_what_lies_beside_and_without_it_the_device() {
+        let identity = |mount, minor| Identity {
+            device: (0, minor),
+            mount,
+            inode: 256,
+        };
+        for (mount, minor, is_beside) in [
+            ((Some(1), Some(1)), (40, 40), true),
+            ((Some(1), Some(1)), (40, 41), true),
+            ((Some(1), Some(2)), (40, 40), false),
+            ((Some(1), Some(2)), (40, 41), false),
+            ((None, None), (40, 40), true),
+            ((None, None), (40, 41), false),
+        ] {
+            let (this, other) = (identity(mount.0, minor.0), identity(mount.1, minor.1));
+            assert_eq!(this.is_beside(&other), is_beside, "{this:?} {other:?}");
+        }
+    }
 }

@@ -5,7 +5,7 @@
 //! any number of entries and go on later. **What counts**, as `du -x` and the kubelet count (`DiskUsage` in
 //! `pkg/volume/util/fs/fs.go`): blocks times 512 and one inode for each file, directory and link, the root included; a
 //! file with several names once; nothing beyond a mount point, here also not beyond a bind mount of the same file
-//! system; no symbolic link is followed. A file that vanishes is not counted and no error.
+//! system, but subvolumes of btrfs on the same mount, which a pod may make; no symbolic link is followed. A file that vanishes is not counted and no error.
 //!
 //! Memory is bounded: hard-linked files are remembered up to [`LINKS_MAX`]; beyond, each name counts, and [`Walked`]
 //! says how many. So is the time, whatever the pod does meanwhile: after so many names the walk ends, and
@@ -69,12 +69,16 @@ impl Walked {
     }
 }
 
+/// A file with several names.
+type Link = ((u32, u32), u64);
+
 /// A walk under way.
 #[derive(Debug)]
 pub struct Walk {
     descent: Descent,
     root: Identity,
-    links: HashSet<u64>,
+    /// By device and inode: subvolumes of btrfs number theirs anew.
+    links: HashSet<Link>,
     walked: Walked,
     buffer: Box<[MaybeUninit<u8>]>,
 }
@@ -203,7 +207,9 @@ impl Walk {
                 }
                 Ok(status) if !Identity::of(&status).is_beside(root) => {}
                 Ok(status) => {
-                    if status.stx_nlink < 2 || is_new(links, status.stx_ino, walked) {
+                    let device = (status.stx_dev_major, status.stx_dev_minor);
+                    let link = (device, status.stx_ino);
+                    if status.stx_nlink < 2 || is_new(links, link, walked) {
                         walked.count(&status);
                     }
                 }
@@ -228,12 +234,12 @@ impl Walk {
     }
 }
 
-fn is_new(links: &mut HashSet<u64>, inode: u64, walked: &mut Walked) -> bool {
-    if links.contains(&inode) {
+fn is_new(links: &mut HashSet<Link>, link: Link, walked: &mut Walked) -> bool {
+    if links.contains(&link) {
         return false;
     }
     if links.len() < LINKS_MAX {
-        links.insert(inode);
+        links.insert(link);
     } else {
         walked.links_untracked += 1;
     }

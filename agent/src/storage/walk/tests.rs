@@ -353,6 +353,36 @@ fn a_dead_fuse_server_is_not_asked() {
     assert_eq!((walked.inodes, walked.is_complete()), (2, true));
 }
 
+/// Needs a btrfs, and `btrfs`: `mkfs.btrfs IMAGE; mount -o loop IMAGE /mnt`, then
+/// `PLIMSOLL_BTRFS_DIR=/mnt cargo test -p plimsoll --lib subvolume -- --ignored`.
+#[test]
+#[ignore = "needs a btrfs"]
+fn a_subvolume_is_counted_and_removed() {
+    let root = std::env::var("PLIMSOLL_BTRFS_DIR").expect("PLIMSOLL_BTRFS_DIR names a directory");
+    let dir = tempfile::tempdir_in(root).unwrap();
+    let tree = dir.path().join("tree");
+    let hidden = tree.join("hidden");
+    std::fs::create_dir(&tree).unwrap();
+    let made = std::process::Command::new("btrfs")
+        .args(["subvolume", "create"])
+        .arg(&hidden)
+        .status();
+    assert!(made.unwrap().success());
+    std::fs::write(hidden.join("f"), vec![1; 1 << 20]).unwrap();
+    for (in_tree, number) in [(&tree, 0), (&hidden, 1)] {
+        let file = in_tree.join("link");
+        std::fs::write(&file, number.to_string()).unwrap();
+        std::fs::hard_link(&file, in_tree.join("again")).unwrap();
+    }
+    rustix::fs::syncfs(std::fs::File::open(&tree).unwrap()).unwrap();
+    let walked = walk(&tree);
+    // Both directories, f, and two files with two names each.
+    assert_eq!((walked.inodes, walked.is_complete()), (5, true));
+    assert!(walked.bytes >= 1 << 20, "{walked:?}");
+    remove_deep(dir.path());
+    assert!(!tree.exists());
+}
+
 /// `cargo test --release -p plimsoll --lib walk_cost -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement, for people"]
