@@ -5,7 +5,8 @@
 //! any number of entries and go on later. **What counts**, as `du -x` and the kubelet count (`DiskUsage` in
 //! `pkg/volume/util/fs/fs.go`): blocks times 512 and one inode for each file, directory and link, the root included; a
 //! file with several names once; nothing beyond a mount point, here also not beyond a bind mount of the same file
-//! system, but subvolumes of btrfs on the same mount, which a pod may make; no symbolic link is followed. A file that vanishes is not counted and no error.
+//! system, but subvolumes of btrfs on the same mount, which a pod may make; no symbolic link is followed. A file that
+//! vanishes is not counted and no error.
 //!
 //! Memory is bounded: hard-linked files are remembered up to [`LINKS_MAX`]; beyond, each name counts, and [`Walked`]
 //! says how many. So is the time, whatever the pod does meanwhile: after so many names the walk ends, and
