@@ -66,7 +66,7 @@ pub enum KubepodsError {
         source: ApplyError,
     },
     /// More is reserved than there is.
-    #[error("{}", lines(.0))]
+    #[error("{}", crate::input::error::lines(.0))]
     OverReserved(Vec<OverReserved>),
     /// The cgroup that a reservation is to be enforced on is not there.
     #[error(
@@ -107,11 +107,6 @@ pub enum KubepodsError {
         /// The value of `enforceNodeAllocatable` that asks for it.
         enforcement: String,
     },
-}
-
-fn lines(errors: &[OverReserved]) -> String {
-    let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    lines.join("\n")
 }
 
 /// Something that cannot be enforced on this machine.

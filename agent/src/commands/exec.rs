@@ -404,10 +404,7 @@ fn select_pod<'pods>(
         ([], Some(wanted)) => format!("no pod {wanted}"),
         (_, Some(wanted)) => format!("several pods {wanted}; use --pod NAMESPACE/NAME"),
     };
-    let names: Vec<_> = pods
-        .iter()
-        .map(|pod| format!("{}/{}", pod.pod.namespace(), pod.pod.metadata.name))
-        .collect();
+    let names: Vec<_> = pods.iter().map(|pod| pod.pod.full_name()).collect();
     let names = if names.is_empty() {
         "none".to_owned()
     } else {

@@ -206,7 +206,7 @@ fn answer(
     let candidates = pods
         .iter()
         .map(|(uid, pod)| Candidate {
-            pod: format!("{}/{}", pod.namespace(), pod.metadata.name),
+            pod: pod.full_name(),
             qos_class: pod.qos_class(),
             exempt: pod.exemption(),
             row: resource.row(pod, usages.pods.get(uid), layout),

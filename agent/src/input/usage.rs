@@ -102,7 +102,7 @@ pub fn parse(
         names: pods
             .iter()
             .map(|(uid, pod)| {
-                let name = format!("{}/{}", pod.namespace(), pod.metadata.name);
+                let name = pod.full_name();
                 (name, uid.clone())
             })
             .collect(),

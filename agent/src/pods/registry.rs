@@ -284,7 +284,7 @@ impl Pods {
     /// `namespace/name` of a pod, its identity if it is not known any more.
     pub fn name(&self, uid: &PodUid) -> String {
         match self.entries.get(uid) {
-            Some(Entry { pod, .. }) => format!("{}/{}", pod.namespace(), pod.metadata.name),
+            Some(Entry { pod, .. }) => pod.full_name(),
             None => uid.to_string(),
         }
     }

@@ -9,6 +9,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::model::reading::PodStorage;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 
@@ -254,7 +255,9 @@ impl Surveyor {
                     reclaimed: Reclaimed::default(),
                 });
             }
-            self.survey = None;
+            if self.survey.take().is_some() {
+                self.keep_unknown();
+            }
             self.is_ranked |= self.is_ranking;
             self.is_ranking = false;
             self.is_changed = true;
@@ -417,6 +420,22 @@ impl Surveyor {
         if self.pods.iter().any(|known| known.uid == uid) {
             self.surveyed.insert(uid, pod);
             self.is_changed = true;
+        }
+    }
+
+    /// A survey has ended early: what those have that it had not come to is unknown, and not nothing.
+    fn keep_unknown(&mut self) {
+        for pod in self.unsurveyed() {
+            let storage = PodStorage {
+                is_cut: true,
+                ..PodStorage::nothing(pod.uid.clone())
+            };
+            let directories = Vec::new();
+            let unknown = PodSurvey {
+                storage,
+                directories,
+            };
+            self.surveyed.insert(pod.uid, unknown);
         }
     }
 

@@ -225,7 +225,7 @@ fn of_pod(placement: &NodePlacement, assignments: &Assignments, pod: &Pod) -> Po
         }
     };
     PodPlacement {
-        pod: format!("{}/{}", pod.namespace(), pod.metadata.name),
+        pod: pod.full_name(),
         qos: pod.qos_class(),
         containers: containers.iter().map(of_container).collect(),
         alignments: placement.reasons(&uid).iter().map(alignment).collect(),

@@ -381,6 +381,20 @@ impl Pod {
         }
     }
 
+    /// `namespace/name`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace(), self.metadata.name)
+    }
+
+    /// How an error calls it: [`Self::full_name`], or its UID where it has no name.
+    pub fn label(&self) -> String {
+        if self.metadata.name.is_empty() {
+            self.uid().to_string()
+        } else {
+            self.full_name()
+        }
+    }
+
     /// `metadata.namespace`, else [`DEFAULT_NAMESPACE`].
     pub fn namespace(&self) -> &str {
         self.metadata

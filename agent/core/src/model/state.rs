@@ -490,7 +490,7 @@ impl NodeState {
         self.pods.insert(
             pod.uid(),
             PodState {
-                name: format!("{}/{}", pod.namespace(), pod.metadata.name),
+                name: pod.full_name(),
                 pod: Arc::clone(pod),
                 row,
                 swap_request_bytes: swap_request_bytes(pod),

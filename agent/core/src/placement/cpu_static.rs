@@ -239,7 +239,7 @@ impl StaticCpus {
         let cpus = self
             .choose(pod, &container.name, wanted, hint)
             .map_err(|refusal| CpuAllocateError {
-                pod: label(pod),
+                pod: pod.label(),
                 container: container.name.clone(),
                 refusal,
             })?;
@@ -428,15 +428,6 @@ impl StaticCpus {
     #[must_use]
     pub fn policy(&self) -> &StaticCpuPolicy {
         &self.policy
-    }
-}
-
-/// How an error calls a pod.
-fn label(pod: &Pod) -> String {
-    if pod.metadata.name.is_empty() {
-        pod.uid().to_string()
-    } else {
-        format!("{}/{}", pod.namespace(), pod.metadata.name)
     }
 }
 

@@ -120,11 +120,7 @@ impl Devices {
         let uid = pod.uid();
         self.reusable.take_if(|(owner, _)| *owner != uid);
         let error = |reason| DeviceError {
-            pod: if pod.metadata.name.is_empty() {
-                uid.to_string()
-            } else {
-                format!("{}/{}", pod.namespace(), pod.metadata.name)
-            },
+            pod: pod.label(),
             container: container.name.clone(),
             reason: Box::new(reason),
         };

@@ -354,7 +354,7 @@ impl StaticMemory {
             demand,
             candidates: &candidates,
         };
-        let refuse = |kind, nodes| view.refuse(kind, demand::label(pod), &container.name, nodes);
+        let refuse = |kind, nodes| view.refuse(kind, pod.label(), &container.name, nodes);
         let mut preferred = hint.preferred;
         let mut nodes = match hint.mask {
             Some(mask) => mask,
@@ -373,7 +373,7 @@ impl StaticMemory {
         let unknown = nodes - self.books.mask();
         if !unknown.is_empty() {
             return Err(AllocateError::UnknownNodes {
-                pod: demand::label(pod),
+                pod: pod.label(),
                 container: container.name.clone(),
                 nodes: unknown,
             });

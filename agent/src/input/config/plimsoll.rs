@@ -14,8 +14,9 @@ use plimsoll_core::policy::cpu::suppress::GIVE_UP_NS;
 use plimsoll_core::policy::eviction::remedies::THROTTLE_MAX_NS;
 use plimsoll_core::policy::eviction::share::NAMESPACE_SHARES_MAX;
 
-use super::document::{Entry, Node, Origin, Value};
+use super::document::{Entry, Node, Value};
 use super::problem::Problem;
+use super::resolve::default_entry;
 use super::schema::{Class::Used, Field, Shape, field, int};
 use super::tree::Tree;
 
@@ -329,7 +330,7 @@ impl PlimsollOptions {
             Value::Map(
                 pairs
                     .iter()
-                    .map(|(name, ns)| entry(name, Value::Text(duration_text(*ns))))
+                    .map(|(name, ns)| default_entry(name, Value::Text(duration_text(*ns))))
                     .collect(),
             )
         };
@@ -386,9 +387,9 @@ fn last_line(configured: Option<LastLine>) -> Value {
     } = configured.unwrap_or_default();
     let duration = |ns| Value::Text(duration_text(ns));
     Value::Map(vec![
-        entry("enabled", Value::Bool(enabled)),
-        entry("acknowledgeWithin", duration(acknowledge_within_ns)),
-        entry("expiresAfter", duration(expires_after_ns)),
+        default_entry("enabled", Value::Bool(enabled)),
+        default_entry("acknowledgeWithin", duration(acknowledge_within_ns)),
+        default_entry("expiresAfter", duration(expires_after_ns)),
     ])
 }
 
@@ -440,31 +441,23 @@ fn burst_entries(configured: Option<CpuBurst>) -> Value {
     let burst = configured.unwrap_or_default();
     let number = |value: u32| Value::Integer(value.into());
     Value::Map(vec![
-        entry("enabled", Value::Bool(configured.is_some())),
-        entry("burstPercent", number(burst.burst_percent)),
-        entry("quotaPercent", number(burst.quota_percent)),
-        entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
-        entry("nodeUsePercent", number(burst.node_use_percent)),
-        entry("waitPercent", number(burst.wait_percent)),
+        default_entry("enabled", Value::Bool(configured.is_some())),
+        default_entry("burstPercent", number(burst.burst_percent)),
+        default_entry("quotaPercent", number(burst.quota_percent)),
+        default_entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
+        default_entry("nodeUsePercent", number(burst.node_use_percent)),
+        default_entry("waitPercent", number(burst.wait_percent)),
     ])
 }
 
 fn suppress_entries(configured: Option<CpuSuppress>) -> Value {
     let suppress = configured.unwrap_or_default();
     Value::Map(vec![
-        entry("enabled", Value::Bool(configured.is_some())),
-        entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
-        entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
-        entry("budget", Value::Text(duration_text(suppress.budget_ns))),
+        default_entry("enabled", Value::Bool(configured.is_some())),
+        default_entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
+        default_entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
+        default_entry("budget", Value::Text(duration_text(suppress.budget_ns))),
     ])
-}
-
-fn entry(name: &str, value: Value) -> Entry {
-    Entry {
-        key: name.to_owned(),
-        origin: Origin::Default,
-        node: Node::default_of(value),
-    }
 }
 
 /// Adds the options that the file leaves out, and says what an object lacks. A remedy that is left out of `remedies` is
@@ -474,7 +467,7 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
         return;
     };
     if !fields.iter().any(|field| field.key == "plimsoll") {
-        fields.push(entry("plimsoll", Value::Map(Vec::new())));
+        fields.push(default_entry("plimsoll", Value::Map(Vec::new())));
     }
     let Some(section) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
         return;
@@ -484,7 +477,7 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
     };
     for (name, value) in PlimsollOptions::default().entries() {
         let Some(given) = options.iter_mut().find(|option| option.key == name) else {
-            options.push(entry(name, value));
+            options.push(default_entry(name, value));
             continue;
         };
         let origin = given.node.origin;

@@ -111,7 +111,8 @@ fn entries_mut<'a>(root: &'a mut Node, field: &str) -> Option<&'a mut Vec<Entry>
     }
 }
 
-fn default_entry(name: &str, value: Value) -> Entry {
+/// An entry that the file does not have.
+pub(super) fn default_entry(name: &str, value: Value) -> Entry {
     Entry {
         key: name.to_owned(),
         origin: Origin::Default,

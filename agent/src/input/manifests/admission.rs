@@ -659,7 +659,7 @@ fn set_name(meta: &mut ObjectMeta, pod: &Pod) {
 
 fn refused(pod: &ManifestPod, message: String) -> RefusedPod {
     RefusedPod {
-        pod: format!("{}/{}", pod.pod.namespace(), pod.pod.metadata.name),
+        pod: pod.pod.full_name(),
         uid: pod.pod.uid(),
         place: format!("{}:{}", pod.file.shown(), pod.line),
         message,

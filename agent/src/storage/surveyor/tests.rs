@@ -136,3 +136,28 @@ fn a_ranking_goes_on_with_pods_that_came_meanwhile_but_not_for_ever() {
     assert!(surveyor.slice(Instant::now()));
     assert!(surveyor.is_ranked && surveyor.late_rounds == 0);
 }
+
+/// Has a mistake.
+struct Mistaken;
+
+impl NodeReclaim for Mistaken {
+    fn name(&self) -> &'static str {
+        "mistaken"
+    }
+
+    fn reclaim(&mut self, _: &ReclaimRequest, _: bool, _: u32) -> Result<Reclaimed, ReclaimError> {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn what_a_survey_that_panicked_had_not_come_to_is_unknown() {
+    let machine = Machine::new();
+    let mut surveyor = surveyor(&machine, vec![Box::new(Mistaken)]);
+    surveyor.set_pods([pod("a")].into());
+    surveyor.survey = Some(surveyor.survey_of(Arc::clone(&surveyor.pods)));
+    surveyor.take(Order::Reclaim(ReclaimRequest::default()));
+    assert!(surveyor.slice(Instant::now()));
+    assert!(surveyor.survey.is_none());
+    assert!(surveyor.surveyed[&PodUid::new("a")].storage.is_cut);
+}

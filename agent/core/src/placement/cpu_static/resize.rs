@@ -5,7 +5,7 @@
 //! cores, then its own NUMA nodes, then the hint's. One that shrinks keeps CPUs of as few of its NUMA nodes as can hold
 //! it.
 
-use super::{CpuAllocateError, CpuPolicy, CpuRefusal, StaticCpus, exclusive_cpus, label};
+use super::{CpuAllocateError, CpuPolicy, CpuRefusal, StaticCpus, exclusive_cpus};
 use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_uid::PodUid;
 use crate::placement::TopologyHint;
@@ -145,7 +145,7 @@ impl StaticCpus {
             return Ok(());
         }
         let refuse = |refusal| CpuAllocateError {
-            pod: label(pod),
+            pod: pod.label(),
             container: container.name.clone(),
             refusal,
         };
@@ -204,7 +204,7 @@ impl StaticCpus {
     ) -> Result<CpuSet, CpuAllocateError> {
         let more = self.more(hint, growth);
         let more = more.map_err(|refusal| CpuAllocateError {
-            pod: label(pod),
+            pod: pod.label(),
             container: container.name.clone(),
             refusal,
         })?;

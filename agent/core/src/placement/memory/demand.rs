@@ -35,15 +35,6 @@ pub(super) fn is_placed(pod: &Pod) -> bool {
     pod.qos_class() == QosClass::Guaranteed && pod.pod_level_resources().is_none()
 }
 
-/// How an error calls a pod.
-pub(super) fn label(pod: &Pod) -> String {
-    if pod.metadata.name.is_empty() {
-        pod.uid().to_string()
-    } else {
-        format!("{}/{}", pod.namespace(), pod.metadata.name)
-    }
-}
-
 /// What a container requests.
 pub(super) fn of_container(pod: &Pod, container: &Container) -> Result<MemoryDemand, DemandError> {
     let requests = container.resources.requests.iter();
@@ -54,7 +45,7 @@ pub(super) fn of_container(pod: &Pod, container: &Container) -> Result<MemoryDem
                 .as_i64()
                 .and_then(|bytes| u64::try_from(bytes).ok());
             let bytes = bytes.ok_or_else(|| DemandError {
-                pod: label(pod),
+                pod: pod.label(),
                 container: container.name.clone(),
                 resource: name.clone(),
                 quantity: quantity.to_string(),

@@ -133,7 +133,7 @@ impl StaticMemory {
                 .values()
                 .fold(0, |all: u64, node| all.saturating_add(*node));
             (more > all).then(|| NotGrown {
-                pod: demand::label(pod),
+                pod: pod.label(),
                 container: container.name.clone(),
                 resource: block.resource.clone(),
                 held: block.bytes,

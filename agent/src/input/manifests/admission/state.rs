@@ -199,7 +199,7 @@ pub fn admitted(state_dir: &Path, pod: &Pod) -> Result<Option<Arc<Pod>>, NotAdmi
         return Ok(None);
     };
     let uid = pod.uid();
-    let name = || format!("{}/{}", pod.namespace(), pod.metadata.name);
+    let name = || pod.full_name();
     if let Some(message) = admitted.refused.remove(&uid) {
         return Err(NotAdmitted::Refused(message));
     }
