@@ -89,6 +89,17 @@ impl fmt::Display for Value {
     }
 }
 
+impl Entry {
+    /// One that was not given.
+    pub fn default_of(key: &str, value: Value) -> Self {
+        Self {
+            key: key.to_owned(),
+            origin: Origin::Default,
+            node: Node::default_of(value),
+        }
+    }
+}
+
 impl Node {
     /// A value that was not given.
     pub fn default_of(value: Value) -> Self {

@@ -16,7 +16,6 @@ use plimsoll_core::policy::eviction::share::NAMESPACE_SHARES_MAX;
 
 use super::document::{Entry, Node, Value};
 use super::problem::Problem;
-use super::resolve::default_entry;
 use super::schema::{Class::Used, Field, Shape, field, int};
 use super::tree::Tree;
 
@@ -330,7 +329,7 @@ impl PlimsollOptions {
             Value::Map(
                 pairs
                     .iter()
-                    .map(|(name, ns)| default_entry(name, Value::Text(duration_text(*ns))))
+                    .map(|(name, ns)| Entry::default_of(name, Value::Text(duration_text(*ns))))
                     .collect(),
             )
         };
@@ -387,9 +386,9 @@ fn last_line(configured: Option<LastLine>) -> Value {
     } = configured.unwrap_or_default();
     let duration = |ns| Value::Text(duration_text(ns));
     Value::Map(vec![
-        default_entry("enabled", Value::Bool(enabled)),
-        default_entry("acknowledgeWithin", duration(acknowledge_within_ns)),
-        default_entry("expiresAfter", duration(expires_after_ns)),
+        Entry::default_of("enabled", Value::Bool(enabled)),
+        Entry::default_of("acknowledgeWithin", duration(acknowledge_within_ns)),
+        Entry::default_of("expiresAfter", duration(expires_after_ns)),
     ])
 }
 
@@ -441,22 +440,22 @@ fn burst_entries(configured: Option<CpuBurst>) -> Value {
     let burst = configured.unwrap_or_default();
     let number = |value: u32| Value::Integer(value.into());
     Value::Map(vec![
-        default_entry("enabled", Value::Bool(configured.is_some())),
-        default_entry("burstPercent", number(burst.burst_percent)),
-        default_entry("quotaPercent", number(burst.quota_percent)),
-        default_entry("allowance", Value::Text(duration_text(burst.allowance_ns))),
-        default_entry("nodeUsePercent", number(burst.node_use_percent)),
-        default_entry("waitPercent", number(burst.wait_percent)),
+        Entry::default_of("enabled", Value::Bool(configured.is_some())),
+        Entry::default_of("burstPercent", number(burst.burst_percent)),
+        Entry::default_of("quotaPercent", number(burst.quota_percent)),
+        Entry::default_of("allowance", Value::Text(duration_text(burst.allowance_ns))),
+        Entry::default_of("nodeUsePercent", number(burst.node_use_percent)),
+        Entry::default_of("waitPercent", number(burst.wait_percent)),
     ])
 }
 
 fn suppress_entries(configured: Option<CpuSuppress>) -> Value {
     let suppress = configured.unwrap_or_default();
     Value::Map(vec![
-        default_entry("enabled", Value::Bool(configured.is_some())),
-        default_entry("waitPercent", Value::Integer(suppress.wait_percent.into())),
-        default_entry("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
-        default_entry("budget", Value::Text(duration_text(suppress.budget_ns))),
+        Entry::default_of("enabled", Value::Bool(configured.is_some())),
+        Entry::default_of("waitPercent", Value::Integer(suppress.wait_percent.into())),
+        Entry::default_of("floorMilliCPU", Value::Integer(suppress.floor_milli.into())),
+        Entry::default_of("budget", Value::Text(duration_text(suppress.budget_ns))),
     ])
 }
 
@@ -467,7 +466,7 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
         return;
     };
     if !fields.iter().any(|field| field.key == "plimsoll") {
-        fields.push(default_entry("plimsoll", Value::Map(Vec::new())));
+        fields.push(Entry::default_of("plimsoll", Value::Map(Vec::new())));
     }
     let Some(section) = fields.iter_mut().find(|field| field.key == "plimsoll") else {
         return;
@@ -477,7 +476,7 @@ pub(super) fn complete(root: &mut Node, problems: &mut Vec<Problem>) {
     };
     for (name, value) in PlimsollOptions::default().entries() {
         let Some(given) = options.iter_mut().find(|option| option.key == name) else {
-            options.push(default_entry(name, value));
+            options.push(Entry::default_of(name, value));
             continue;
         };
         let origin = given.node.origin;

@@ -111,15 +111,6 @@ fn entries_mut<'a>(root: &'a mut Node, field: &str) -> Option<&'a mut Vec<Entry>
     }
 }
 
-/// An entry that the file does not have.
-pub(super) fn default_entry(name: &str, value: Value) -> Entry {
-    Entry {
-        key: name.to_owned(),
-        origin: Origin::Default,
-        node: Node::default_of(value),
-    }
-}
-
 /// The kubelet's default thresholds: where the file has no `evictionHard`, and with `mergeDefaultEvictionSettings` for
 /// each signal that it does not name. A flag, set afterwards, replaces them all (`loadConfigFile` in
 /// `cmd/kubelet/app/server.go`).
@@ -130,14 +121,14 @@ fn default_thresholds(root: &mut Node) {
         return;
     }
     if !given && let Value::Map(fields) = &mut root.value {
-        fields.push(default_entry("evictionHard", Value::Map(Vec::new())));
+        fields.push(Entry::default_of("evictionHard", Value::Map(Vec::new())));
     }
     let Some(hard) = entries_mut(root, "evictionHard") else {
         return;
     };
     for (signal, amount) in DEFAULT_EVICTION_HARD {
         if !hard.iter().any(|entry| entry.key == signal) {
-            hard.push(default_entry(signal, Value::Text(amount.to_owned())));
+            hard.push(Entry::default_of(signal, Value::Text(amount.to_owned())));
         }
     }
 }
@@ -153,7 +144,7 @@ fn kernel_threshold(root: &mut Node) {
         return;
     }
     if let Some(hard) = entries_mut(root, "evictionHard") {
-        hard.push(default_entry(signal, Value::Text(amount.to_owned())));
+        hard.push(Entry::default_of(signal, Value::Text(amount.to_owned())));
     }
 }
 
@@ -190,7 +181,7 @@ fn depending_defaults(root: &mut Node) {
     };
     let mut set = |name: &str, value: Value| {
         fields.retain(|field| field.key != name);
-        fields.push(default_entry(name, value));
+        fields.push(Entry::default_of(name, value));
     };
     if let Some(frequency) = report {
         set("nodeStatusReportFrequency", Value::Text(frequency));
