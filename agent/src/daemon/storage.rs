@@ -115,18 +115,16 @@ impl StorageWork {
     /// pods that were there have been measured. From then on one that has none has come since, while another pod,
     /// however long that made it take, was counted: it has nothing until it is measured.
     fn keep(&mut self, mut reading: Arc<StorageReading>, pods: &Pods) {
-        let all = &reading.pods;
-        let is_new = |uid: &&PodUid| all.binary_search_by(|entry| entry.uid.cmp(uid)).is_err();
-        let new = pods.with_directories().filter(|_| self.has_ranked);
-        let new: Vec<PodStorage> = new
-            .filter(is_new)
-            .cloned()
-            .map(PodStorage::nothing)
-            .collect();
-        if !new.is_empty() {
-            let all = &mut Arc::make_mut(&mut reading).pods;
-            all.extend(new);
-            all.sort_by(|a, b| a.uid.cmp(&b.uid));
+        if self.has_ranked {
+            let known = &reading.pods;
+            let is_new = |uid: &&PodUid| known.binary_search_by(|it| it.uid.cmp(uid)).is_err();
+            let new = pods.with_directories().filter(is_new);
+            let new: Vec<_> = new.cloned().map(PodStorage::nothing).collect();
+            if !new.is_empty() {
+                let all = &mut Arc::make_mut(&mut reading).pods;
+                all.extend(new);
+                all.sort_by(|a, b| a.uid.cmp(&b.uid));
+            }
         }
         self.reading = Some(reading);
     }

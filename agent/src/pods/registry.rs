@@ -239,19 +239,19 @@ impl Pods {
     /// Directories of the pods' files on disk. A pod whose containers cannot name cgroups has nothing: it never ran.
     /// Unknown for a shortened pod.
     pub fn directories(&self) -> Vec<PodDirs> {
-        self.entries
-            .values()
-            .filter(|entry| !entry.pod.is_shortened())
-            .filter_map(|entry| PodDirs::of(&entry.pod, &entry.path).ok())
+        self.unshortened()
+            .filter_map(|(_, entry)| PodDirs::of(&entry.pod, &entry.path).ok())
             .collect()
     }
 
     /// The pods of which [`Self::directories`] are known.
     pub fn with_directories(&self) -> impl Iterator<Item = &PodUid> {
+        self.unshortened().map(|(uid, _)| uid)
+    }
+
+    fn unshortened(&self) -> impl Iterator<Item = (&PodUid, &Entry)> {
         let entries = self.entries.iter();
-        entries
-            .filter(|(_, entry)| !entry.pod.is_shortened())
-            .map(|(uid, _)| uid)
+        entries.filter(|(_, entry)| !entry.pod.is_shortened())
     }
 
     /// Opens the files of the remedies before an eviction too.

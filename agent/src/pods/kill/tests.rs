@@ -591,6 +591,17 @@ fn tasks_count_for_a_pod_that_has_many_or_too_many_cgroups() {
     set_tasks(1024);
     let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
     assert_eq!(pod_kill.count_processes().unwrap(), 2);
+    let many: String = (0..1024).map(|pid| format!("{}\n", 5000 + pid)).collect();
+    std::fs::write(pod_dir.join("cgroup.procs"), &many).unwrap();
+    assert_eq!(pod_kill.count_processes().unwrap(), 1024);
+    set_tasks(4711);
+    std::fs::write(pod_dir.join("cgroup.procs"), format!("{many}77\n")).unwrap();
+    assert_eq!(
+        pod_kill.count_processes().unwrap(),
+        4711,
+        "too many to count"
+    );
+    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
     // Threads, or processes that nobody waits for.
     set_tasks(1025);
     assert_eq!(pod_kill.count_processes().unwrap(), 1025);
