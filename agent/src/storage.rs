@@ -6,7 +6,7 @@
 //! caller says and sends each reading with the newest figures of pods. `storage-walk` surveys the pods ([`usage`]), a
 //! slice of [`SLICE_ENTRIES`] at a time, under SCHED_IDLE and with idle I/O priority, resting [`REST`] times as long as
 //! it worked; [`StorageHandle::rank_now`] makes it finish a new survey of all pods at ordinary priority and without
-//! rest. It also frees what the node can do without ([`reclaim`]), when asked to. **Between the threads and the loop**
+//! rest. It also frees what the node can do without ([`freeing`]), when asked to. **Between the threads and the loop**
 //! are bounded queues and counters without locks: the walking thread may be kept from the CPU for long, and the loop
 //! must never wait for it. Reports that do not fit are told later or counted. A third thread, `storage-runtime`, asks a
 //! container runtime where there is one ([`runtime`]). **Terms.** *cycle*: one survey of all pods; a figure is at most
@@ -15,11 +15,11 @@
 
 mod descent;
 pub mod filesystem;
+pub mod freeing;
 mod layer;
 pub mod mountinfo;
-pub mod places;
+pub mod pod_paths;
 mod reader;
-pub mod reclaim;
 pub mod remove;
 pub mod runtime;
 mod surveyor;
@@ -35,9 +35,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::decision::ReclaimSource;
+use plimsoll_core::model::decision::FreeSource;
 use plimsoll_core::model::reading::StorageReading;
-use plimsoll_core::policy::disk::node_reclaim::Targets;
+use plimsoll_core::policy::disk::freeing::Targets;
 use plimsoll_core::protocol::runtime_link::RuntimeDirectories;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
@@ -47,8 +47,8 @@ use crate::host::cgroup::{CgroupError, CgroupPath};
 use crate::host::worker::{NotTaken, WorkerThread};
 use crate::pods::directories::PodDirs;
 use filesystem::{FileSystems, KubeletRoot, LAYER_DIRS};
-use places::{Places, RuntimeLayers};
-use reclaim::{EndedPods, NodeReclaim, ReclaimRequest, Reclaimed};
+use freeing::{EndedPods, FreeRequest, Freed, FreesDisk};
+use pod_paths::{PodPaths, RuntimeLayers};
 use runtime::{FreeOrder, RuntimeSettings, RuntimeSpace};
 use surveyor::Surveyor;
 use usage::DirectoryReport;
@@ -178,13 +178,13 @@ pub enum StorageEvent {
     /// since.
     Ranked(Arc<StorageReading>),
     /// Something was freed, or would have been.
-    Reclaimed {
+    Freed {
         /// Which provider.
         provider: &'static str,
         /// Nothing was really deleted.
         dry: bool,
         /// All since the request. With `more` set this is progress, else the end.
-        reclaimed: Reclaimed,
+        freed: Freed,
     },
     /// Answer to [`StorageHandle::report`]: every directory as it was last measured, by ascending UID.
     Report(Vec<DirectoryReport>),
@@ -219,7 +219,7 @@ pub struct Busy;
 enum Order {
     Pods(Arc<[PodDirs]>),
     Rank,
-    Reclaim(ReclaimRequest),
+    Free(FreeRequest),
     Report,
 }
 
@@ -248,9 +248,9 @@ impl Storage {
     pub fn spawn(
         settings: StorageSettings,
     ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
-        let places = places(&settings);
+        let paths = paths(&settings);
         let ended = EndedPods::new(
-            places,
+            paths,
             settings.host.cgroup_mounts()?,
             settings.cgroup_root.clone(),
         );
@@ -263,14 +263,14 @@ impl Storage {
     /// As [`Self::spawn`].
     pub fn spawn_with(
         settings: StorageSettings,
-        providers: Vec<Box<dyn NodeReclaim>>,
+        providers: Vec<Box<dyn FreesDisk>>,
     ) -> Result<(StorageHandle, mpsc::Receiver<StorageEvent>), StorageError> {
         let shared = Arc::new(Shared {
             interval_ms: AtomicU64::new(interval_ms(settings.interval)),
             events_dropped: AtomicU64::new(0),
         });
-        let places = places(&settings);
-        let runtime_layers = places.runtime_layers.clone();
+        let paths = paths(&settings);
+        let runtime_layers = paths.runtime_layers.clone();
         let mounts = settings.host.cgroup_mounts()?;
         let file_systems = settings.file_systems();
         let runtime_file_systems = file_systems.clone();
@@ -294,7 +294,7 @@ impl Storage {
         })
         .map_err(thread)?;
         let means = surveyor::Means {
-            places,
+            paths,
             mounts,
             providers,
             cycle: settings.cycle,
@@ -331,8 +331,8 @@ fn interval_ms(interval: Duration) -> u64 {
     u64::try_from(interval).unwrap_or(u64::MAX)
 }
 
-fn places(settings: &StorageSettings) -> Places {
-    Places {
+fn paths(settings: &StorageSettings) -> PodPaths {
+    PodPaths {
         host: settings.host.clone(),
         kubelet_dir: settings.kubelet_dir.clone(),
         logs_dir: settings.logs_dir.clone(),
@@ -388,30 +388,30 @@ impl StorageHandle {
         self.order(Order::Rank)
     }
 
-    /// Frees what the request allows; [`StorageEvent::Reclaimed`] follows, per provider. A pod that [`Self::set_pods`]
+    /// Frees what the request allows; [`StorageEvent::Freed`] follows, per provider. A pod that [`Self::set_pods`]
     /// brings later counts as live from then on. A request that comes while another is worked on replaces it.
     ///
     /// # Errors
     /// [`Busy`]: ask again later.
-    pub fn reclaim(&self, request: ReclaimRequest) -> Result<(), Busy> {
-        self.order(Order::Reclaim(request))
+    pub fn free(&self, request: FreeRequest) -> Result<(), Busy> {
+        self.order(Order::Free(request))
     }
 
     /// Has the container runtime remove ended containers and unused images, of these sources, until the targets are
-    /// reached, or `until`; [`StorageEvent::Reclaimed`] of [`runtime::PROVIDER`] follows. `None`: there is none, or
+    /// reached, or `until`; [`StorageEvent::Freed`] of [`runtime::PROVIDER`] follows. `None`: there is none, or
     /// nothing of this is its.
     ///
     /// # Errors
     /// [`Busy`]: ask again later.
     pub fn free_runtime(
         &self,
-        sources: &[ReclaimSource],
+        sources: &[FreeSource],
         targets: Targets,
         until: Instant,
     ) -> Option<Result<(), Busy>> {
         let runtime = self.runtime.as_ref()?;
-        let is_its = |source: &&ReclaimSource| **source != ReclaimSource::EndedPods;
-        let sources: Vec<ReclaimSource> = sources.iter().filter(is_its).copied().collect();
+        let is_its = |source: &&FreeSource| **source != FreeSource::EndedPods;
+        let sources: Vec<FreeSource> = sources.iter().filter(is_its).copied().collect();
         if sources.is_empty() {
             return None;
         }

@@ -191,7 +191,7 @@ fn one_overview_serves_many() {
     };
     assert_eq!(first.pid, Some(std::process::id()));
     assert_eq!(first.pods.len(), 4);
-    assert_eq!(first.pods[3].place.unwrap().rank, 1);
+    assert_eq!(first.pods[3].ranked.unwrap().rank, 1);
     assert_eq!(first.pods[3].memory.usage_bytes, Some(3 * MIB));
     assert_eq!(first.node.memory_capacity_bytes, Some(1024 * MIB));
     assert!(first.node.name.is_some(), "read from this host");
@@ -340,7 +340,7 @@ fn whoever_goes_or_stops_reading_amid_an_answer_is_forgotten() {
     until("another one has the whole answer", || {
         match ask(&fixture.path, &eviction(None)) {
             Ok(Answer::Eviction(answer)) => {
-                assert_eq!(answer.ranking.places.len(), 3000);
+                assert_eq!(answer.ranking.pods.len(), 3000);
                 true
             }
             Ok(_) => panic!("another answer"),

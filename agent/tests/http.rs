@@ -553,7 +553,7 @@ fn rank_reads_our_summary_as_it_reads_a_kubelets() {
     ] {
         let text = rank(signal);
         let ranking: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let pods = ranking["places"].as_array().unwrap();
+        let pods = ranking["pods"].as_array().unwrap();
         let place = pods.iter().find(|own| own["pod"] == pod).unwrap();
         assert_eq!(place["usage"], usage, "{signal} {pod}: {text}");
     }

@@ -146,8 +146,8 @@ fn completed(script: &str, words: &[&str]) -> Vec<String> {
 fn bash_completes_commands_options_and_values() {
     let script = said(&["completions", "bash"]);
     assert_eq!(completed(&script, &["plimsoll", "to"]), ["top", "topology"]);
-    let options = completed(&script, &["plimsoll", "top", "--re"]);
-    assert_eq!(options, ["--replay"]);
+    let options = completed(&script, &["plimsoll", "top", "--jo"]);
+    assert_eq!(options, ["--journal"]);
     let values = completed(&script, &["plimsoll", "explain", "thr"]);
     assert_eq!(values, ["throttling"]);
     let values = completed(&script, &["plimsoll", "top", "--output", ""]);
@@ -190,7 +190,7 @@ fn what_is_hidden_is_not_offered() {
         let script = said(&["completions", shell]);
         let hidden = "Do not read the rings before the end";
         assert!(!script.contains(hidden), "{shell}");
-        assert!(script.contains("window-ms"), "{shell}");
+        assert!(script.contains("window"), "{shell}");
     }
 }
 

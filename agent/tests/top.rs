@@ -32,7 +32,7 @@ fn top(args: &[&str], state: &Path) -> Output {
 
 fn replayed(args: &[&str], journal: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_plimsoll"))
-        .args(["top", "--replay"])
+        .args(["top", "--journal"])
         .arg(journal)
         .args(args)
         .stdin(Stdio::null())
@@ -453,7 +453,7 @@ fn a_journal_is_stepped_through_by_keys() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.journal");
     engine(&["a", "b"], Some(&path));
-    let mut terminal = Terminal::start(&["--replay", path.to_str().unwrap()], &[]);
+    let mut terminal = Terminal::start(&["--journal", path.to_str().unwrap()], &[]);
     terminal.until("the end", |text| text.contains("step 6 of 6  2.000"));
     terminal.press("\x1b[D");
     terminal.until("a step back", |text| {

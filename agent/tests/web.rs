@@ -105,7 +105,7 @@ fn a_journal_has_a_time_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.journal");
     node::engine(&["a", "b"], Some(&path));
-    let web = Web::start(&["--replay"], &path);
+    let web = Web::start(&["--journal"], &path);
     let timeline = web.json("/timeline.json");
     let points = timeline["points"].as_array().unwrap();
     assert_eq!(points.last().unwrap()["availableBytes"], 24 << 20);

@@ -122,12 +122,12 @@ impl Listener {
 
 /// The connections, and what ends each.
 #[derive(Clone)]
-struct Places {
+struct Connections {
     seats: Arc<Mutex<Seats<Arc<Notify>>>>,
     began: Instant,
 }
 
-impl Places {
+impl Connections {
     fn new() -> Self {
         Self {
             seats: Arc::default(),
@@ -166,27 +166,31 @@ async fn serve_socket(listener: UnixListener, metrics: Arc<Metrics>) {
 /// Any pod may reach the port, and the kubelet asks there whether this program lives: nobody waits for a place, and
 /// whoever has the most makes room.
 async fn serve_port(listener: TcpListener, metrics: Arc<Metrics>) {
-    let places = Places::new();
+    let connections = Connections::new();
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(AFTER_REFUSAL).await;
             continue;
         };
-        let (peer, ms, end) = (Peer::of(from.ip()), places.ms(), Arc::new(Notify::new()));
-        let taken = places.seats().take(peer, end.clone(), ms);
+        let (peer, ms, end) = (
+            Peer::of(from.ip()),
+            connections.ms(),
+            Arc::new(Notify::new()),
+        );
+        let taken = connections.seats().take(peer, end.clone(), ms);
         let Some((number, ended)) = taken else {
             continue;
         };
         if let Some(ended) = ended {
             ended.notify_one();
         }
-        let (metrics, places) = (metrics.clone(), places.clone());
+        let (metrics, connections) = (metrics.clone(), connections.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = connection(stream, metrics) => {}
                 () = end.notified() => {}
             }
-            places.seats().free(number);
+            connections.seats().free(number);
         });
     }
 }

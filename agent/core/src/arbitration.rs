@@ -15,11 +15,11 @@
 pub mod amounts;
 pub mod census;
 pub mod cluster;
+pub mod deletion;
 pub mod demand;
 pub mod entitled;
 pub mod fill;
 pub mod groups;
-pub mod leaving;
 pub mod named;
 pub mod plan;
 pub mod rehearsal;

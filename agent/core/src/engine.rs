@@ -23,7 +23,7 @@ use crate::policy::eviction::freshness::{self, Stale};
 use crate::policy::eviction::swap;
 use crate::policy::eviction::verdict::Scratch;
 use crate::policy::eviction::view::View;
-use crate::policy::eviction::{foresight, remedies, sampling, stall, termination};
+use crate::policy::eviction::{foresight, leaving, remedies, sampling, stall};
 use crate::policy::{cpu, placement};
 
 /// The decision core of one node.
@@ -108,7 +108,7 @@ impl Engine {
         // Before evictions: a pod held at memory.high could not exit.
         remedies::follow(&self.config, &mut self.state, event, decisions);
         // Leaving pods come first: another pod may be chosen only once the last victim has ended.
-        termination::decide(&self.config, &mut self.state, event, decisions);
+        leaving::steps::decide(&self.config, &mut self.state, event, decisions);
         if let EventKind::Sample(sample) = &event.kind {
             let swap_bytes = swap::left_bytes(&self.config, &self.state, sample);
             let now_ns = self.state.now_ns;
@@ -144,11 +144,11 @@ impl Engine {
             | EventKind::Outcome { uid, .. } => lineup.refresh(config, state, uid),
             _ => lineup.outdate(),
         }
-        if !state.leavers.is_known {
+        if !state.leaving_uids.is_known {
             lineup.outdate();
         }
         // Those that have left are still among them.
-        for uid in state.leavers.iter() {
+        for uid in state.leaving_uids.iter() {
             lineup.refresh(config, state, uid);
         }
     }
@@ -189,7 +189,7 @@ impl Engine {
         } = self;
         eviction::decide(config, state, cause, observations, scratch, decisions);
         state.observations = match cause {
-            Cause::NodeReclaimed => state.observations.after_reclaim(observations),
+            Cause::DiskFreed => state.observations.after_freeing(observations),
             _ => *observations,
         };
     }

@@ -27,7 +27,9 @@ pub use placement::{
     PlacementExplanation, PlacementNotExplained, PodPlacement, placement, placement_of,
 };
 pub use pod::{ExplainedPod, Neighbour, NoSuchPod, WayOut, find as find_pod};
-pub use ranking::{Candidate, EvictionStatus, ExplainedRanking, NotRanked, NotRankedReason, Place};
+pub use ranking::{
+    Candidate, EvictionStatus, ExplainedRanking, NotRanked, NotRankedReason, RankedPod,
+};
 pub use status_message::{ContainerUse, RunnerUp, StatusMessage};
 pub use throttling::{CgroupCpuView, NodeCpuView, ThrottlingExplanation};
 pub use usage::PodUsage;

@@ -6,7 +6,7 @@ pub mod cgroup_config;
 pub mod duration;
 pub mod go_float;
 pub mod node_allocatable;
-pub mod node_topology;
+pub mod node_resource_topology;
 pub mod owner;
 pub mod pod;
 pub mod pod_qos;

@@ -19,7 +19,7 @@ pub mod hints;
 pub mod memory;
 pub mod merge;
 pub mod node;
-pub mod node_topology;
+pub mod numa_zones;
 pub mod topology_manager;
 
 use crate::placement::numa_mask::NumaMask;

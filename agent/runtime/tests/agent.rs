@@ -302,7 +302,7 @@ async fn images_go_and_no_pod_whatever_happens_to_the_program_that_asks() {
     // No more than is needed.
     fill(dir, short);
     let filled = Instant::now();
-    let freed = agent.wait_for(|line| line["event"] == "node_reclaimed");
+    let freed = agent.wait_for(|line| line["event"] == "disk_freed");
     let took = filled.elapsed();
     let free = available(dir);
     agent.wait_until_satisfied();

@@ -50,7 +50,7 @@ Examples:
   plimsoll config check -f kubelet.yaml             whether a configuration is valid, and what plimsoll does with it
   plimsoll topology                                 the machine: sockets, NUMA nodes, caches, cores, memory
   plimsoll replay run.journal                       repeat the decisions and compare them
-  plimsoll events --seconds 10                      print records from the kernel
+  plimsoll events --for 10s                         print records from the kernel
   plimsoll trace --pod default/web web.pftrace      where a pod spends its time, with throttling and stalls
   plimsoll uninstall --dry-run                      what agents have left behind, and what would be restored
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use clap::Args;
 use plimsoll_abi::{KINDS, Kind};
+use plimsoll_core::kube::duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use self::screen::Screen;
@@ -40,12 +41,12 @@ pub struct EventsArgs {
     pub(crate) output: OutputArgs,
 
     /// Stop after this time; without it, run until interrupted
-    #[arg(long, value_name = "N")]
-    pub seconds: Option<u64>,
+    #[arg(long = "for", value_name = "TIME", value_parser = duration::parse)]
+    pub length: Option<Duration>,
 
-    /// For frequent kinds, send at most one record per cgroup in this time
-    #[arg(long, value_name = "MS", default_value_t = 100)]
-    pub window_ms: u64,
+    /// For frequent kinds, send at most one record per cgroup in this time; 0: send each
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = duration::parse)]
+    pub window: Duration,
 
     /// Do not read the rings before the end: shows that an overrun is counted exactly
     #[arg(long, hide = true)]
@@ -128,7 +129,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
             // No pod is condemned here.
             hooks: HookSet::ALL.without(Family::LastLine),
             without: &[],
-            window: Duration::from_millis(args.window_ms),
+            window: args.window,
             counts: Counts::EachCgroup,
         },
     )?;
@@ -141,7 +142,7 @@ pub fn run(args: &EventsArgs) -> Result<ExitCode, EventsError> {
     out.flush()?;
 
     let mut session = Session::until_signal().map_err(EventsError::Signals)?;
-    session.ends_after(args.seconds.map(Duration::from_secs));
+    session.ends_after(args.length);
     while let Some(left) = session.next_sleep() {
         if args.stall {
             std::thread::sleep(left);

@@ -53,7 +53,7 @@ use crate::input::manifests::{ManifestError, ManifestPod, read_file};
 use crate::pods;
 use crate::pods::cgroup::{ApplyError, CreateError};
 use crate::serve::control::STATE_DIR;
-use crate::storage::places::{Places, RuntimeLayers};
+use crate::storage::pod_paths::{PodPaths, RuntimeLayers};
 use crate::storage::{KUBELET_DIR, LOGS_DIR};
 use volumes::VolumeError;
 
@@ -268,14 +268,14 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         admitted(&args.state_dir, given)?;
         Ok(())
     })?;
-    let places = Places {
+    let paths = PodPaths {
         host,
         kubelet_dir: absolute(args.kubelet_dir),
         logs_dir: absolute(args.logs_dir),
         layer_roots: Vec::new(),
         runtime_layers: RuntimeLayers::default(),
     };
-    let (volumes, notes) = volumes::make(&places, pod)?;
+    let (volumes, notes) = volumes::make(&paths, pod)?;
     for note in notes {
         eprintln!("plimsoll: note: {}", line(&note.to_string()));
     }
@@ -285,7 +285,7 @@ pub fn run(args: ExecArgs) -> Result<Infallible, ExecError> {
         .args(arguments)
         .envs(volumes.iter().map(|it| (&it.variable, &it.path)));
     let log = match args.log {
-        true => Some(volumes::open_log(&places, pod, container)?),
+        true => Some(volumes::open_log(&paths, pod, container)?),
         false => None,
     };
     Err(become_command(command, program, log.as_ref()))

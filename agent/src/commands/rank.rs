@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use plimsoll_core::explain::{Candidate, ExplainedRanking, Place};
+use plimsoll_core::explain::{Candidate, ExplainedRanking, RankedPod};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::quantity::Quantity;
@@ -133,14 +133,14 @@ struct Answer<'a> {
     /// The pod that would be evicted.
     next: Option<&'a str>,
     comparators: &'a [Comparator],
-    places: Vec<Row<'a>>,
+    pods: Vec<Row<'a>>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     #[serde(flatten)]
-    place: &'a Place,
+    ranked: &'a RankedPod,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     containers: Vec<ContainerScore<'a>>,
 }
@@ -213,9 +213,9 @@ fn answer(
         })
         .collect();
     let ranking = ExplainedRanking::new(resource.ranking(), candidates);
-    let scores = |place: &Place| {
+    let scores = |ranked: &RankedPod| {
         args.memory_capacity
-            .zip(pods.get(&place.uid))
+            .zip(pods.get(&ranked.uid))
             .map_or_else(Vec::new, |(capacity, pod)| {
                 pod.all_containers()
                     .map(|container| ContainerScore {
@@ -230,14 +230,14 @@ fn answer(
         image_fs: layout,
         counted: resource.describe(layout),
         memory_capacity_bytes: args.memory_capacity,
-        next: ranking.next().map(|place| place.pod.as_str()),
+        next: ranking.next().map(|ranked| ranked.pod.as_str()),
         comparators: &ranking.comparators,
-        places: ranking
-            .places
+        pods: ranking
+            .pods
             .iter()
-            .map(|place| Row {
-                place,
-                containers: scores(place),
+            .map(|ranked| Row {
+                ranked,
+                containers: scores(ranked),
             })
             .collect(),
     };
@@ -271,9 +271,9 @@ impl Answer<'_> {
     fn table(&self, signal: &SignalRow, style: Style) -> String {
         let mut text = format!("{} ranks by {}.\n\n", self.signal, self.counted);
         text += &ranking_table(
-            self.places
+            self.pods
                 .iter()
-                .map(|row| (row.place, scores(&row.containers))),
+                .map(|row| (row.ranked, scores(&row.containers))),
             |value| {
                 if signal.usage_unit() == Unit::Bytes {
                     bytes(value)
@@ -287,7 +287,7 @@ impl Answer<'_> {
         if matches!(signal.resource, Resource::DiskInodes(_)) {
             text += "\nPods request no inodes: like the kubelet, plimsoll subtracts the request for disk space (bytes).\n";
         }
-        text += &match (self.next, self.places.is_empty()) {
+        text += &match (self.next, self.pods.is_empty()) {
             (Some(pod), _) => format!("\nNext to be evicted: {}\n", style.bold(pod)),
             (None, true) => "\nThere are no pods.\n".to_owned(),
             (None, false) => "\nNo pod can be evicted: all pods are exempt.\n".to_owned(),
@@ -394,7 +394,7 @@ Next to be evicted: default/web
         let json: serde_json::Value = serde_json::from_str(&text.unwrap()).unwrap();
         assert_eq!(json["signal"], "memory.available");
         assert_eq!(json["memoryCapacityBytes"], 1 << 30);
-        let [web, dns, _] = json["places"].as_array().unwrap().as_slice() else {
+        let [web, dns, _] = json["pods"].as_array().unwrap().as_slice() else {
             panic!("{json:#}");
         };
         assert_eq!(web["usageOverRequest"], 200 << 20);

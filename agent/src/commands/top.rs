@@ -36,11 +36,11 @@ const FIRST_MEAN: Duration = Duration::from_millis(700);
 #[command(after_help = "\
 Examples:
   plimsoll top                                       the local agent; ? shows the keys
-  plimsoll top --replay run.journal                  step through a journal
+  plimsoll top --journal run.journal                  step through a journal
   plimsoll top --once                                one table, e.g. for a pipe
   plimsoll top --line                                one line, for a table over many nodes
   plimsoll top --output json | jq '.pods[].pod'      all figures, for scripts
-  plimsoll top --replay run.journal --at 1234.5      start at that second
+  plimsoll top --journal run.journal --at 1234.5      start at that second
 
 Only root may ask, unless the agent runs with --control-group. Read-only. Set NO_COLOR to disable colours; no \
 information is lost without them.")]
@@ -58,10 +58,10 @@ pub struct TopArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub interval: u64,
     /// Show this journal instead of asking a running agent
-    #[arg(long, value_name = "JOURNAL")]
-    pub replay: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<PathBuf>,
     /// Start at this time in the journal, in seconds as `plimsoll replay` prints it [default: the end]
-    #[arg(long, value_name = "SECONDS", requires = "replay", value_parser = at_seconds)]
+    #[arg(long, value_name = "SECONDS", requires = "journal", value_parser = at_seconds)]
     pub at: Option<u64>,
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
@@ -136,7 +136,7 @@ pub fn run(args: &TopArgs) -> Result<ExitCode, TopError> {
             }
         }
     }
-    match &args.replay {
+    match &args.journal {
         Some(path) => of_journal(path, args.at, output),
         None => of_agent(args, output),
     }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use plimsoll_core::placement::node_topology::{OwnPlacement, Survey};
+use plimsoll_core::placement::numa_zones::{OwnPlacement, Survey};
 
 use crate::commands::error;
 use crate::commands::exit_status::CommandError;

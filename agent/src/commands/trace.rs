@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use plimsoll_abi::sampling::SampleEvent;
-use plimsoll_core::kube::duration::parse_ns;
+use plimsoll_core::kube::duration;
 use plimsoll_core::kube::quantity::Quantity;
 
 use crate::host::cgroup::CgroupRootArgs;
@@ -44,7 +44,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "PATH")]
     pub cgroup: Vec<PathBuf>,
     /// Length of the recording; 0: until interrupted
-    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = parse_time)]
+    #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
     pub length: Duration,
     /// What to record
     #[arg(long, value_enum, value_name = "EVENT", value_delimiter = ',', default_values_t = TraceEvent::ALL)]
@@ -65,7 +65,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "BYTES", default_value = "256Mi", value_parser = parse_bytes)]
     pub max_file_size: u64,
     /// Record throttling, stalls and other frequent events at most once per cgroup in this time; 0: record each
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration::parse)]
     pub window: Duration,
     /// Pod manifests to take names from instead of asking the agent: a file, a directory, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "PATH")]
@@ -157,13 +157,6 @@ impl TraceEvent {
     }
 }
 
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let ns = parse_ns(text).map_err(|error| error.to_string())?;
-    u64::try_from(ns)
-        .map(Duration::from_nanos)
-        .map_err(|_| "a time cannot be negative".to_owned())
-}
-
 /// Less is not enough for what a file says of itself.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
@@ -234,12 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_and_sizes_are_those_of_kubernetes() {
-        assert_eq!(parse_time("1m30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_time("0"), Ok(Duration::ZERO));
-        for bad in ["10", "-1s", "x"] {
-            assert!(parse_time(bad).is_err(), "{bad}");
-        }
+    fn sizes_are_those_of_kubernetes() {
         assert_eq!(parse_bytes("64Mi"), Ok(64 << 20));
         for bad in ["1Ki", "-1Gi", "x"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");

@@ -38,7 +38,7 @@ use crate::show::pod_words::{candidates, reason, signal_text};
 #[command(after_help = "\
 Examples:
   plimsoll web                                 the local agent, at http://127.0.0.1:9187
-  plimsoll web --replay run.journal            a journal, with a time line to go along
+  plimsoll web --journal run.journal            a journal, with a time line to go along
   plimsoll web --cluster                       all nodes of a cluster, with kubectl's rights of yours
   ssh -L 9187:127.0.0.1:9187 NODE plimsoll web     a node's page in the browser of this machine
 
@@ -52,10 +52,10 @@ pub struct WebArgs {
     #[arg(long = "host", value_name = "NAME")]
     pub hosts: Vec<String>,
     /// Show this journal instead of asking a running agent
-    #[arg(long, value_name = "JOURNAL")]
-    pub replay: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub journal: Option<PathBuf>,
     /// Show the nodes of a cluster: `kubectl exec` asks each node's agent, with the rights that you have
-    #[arg(long, conflicts_with = "replay")]
+    #[arg(long, conflicts_with = "journal")]
     pub cluster: bool,
     /// Namespace of the agents
     #[arg(
@@ -130,7 +130,7 @@ impl<'a> Shown<'a> {
 /// # Errors
 /// [`WebError`].
 pub fn run(args: &WebArgs) -> Result<ExitCode, WebError> {
-    let source = match &args.replay {
+    let source = match &args.journal {
         Some(path) => Source::Recorded(Box::new(Recorded::open(path)?)),
         None if args.cluster => {
             let cluster = Cluster::open(args.namespace.clone()).map_err(WebError::Cluster)?;

@@ -13,7 +13,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use super::Agent;
 use super::wake::Sources;
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
-use crate::input::manifests::Departures;
+use crate::input::manifests::LeftPods;
 use crate::pods;
 
 /// Refused pods that one decision names.
@@ -22,7 +22,7 @@ const SAID_MAX: usize = 16;
 /// What the loop knows of admission.
 #[derive(Debug, Default)]
 pub(super) struct AdmissionWork {
-    departures: Option<Departures>,
+    left_pods: Option<LeftPods>,
     /// Removed pods of which the thread does not know yet that they have left.
     leaving: Vec<PodUid>,
     pub(super) refused: Arc<[RefusedPod]>,
@@ -31,7 +31,7 @@ pub(super) struct AdmissionWork {
 
 impl Agent {
     pub(super) fn begin_admission(&mut self, sources: &mut Sources) {
-        self.admission.departures = sources.take_departures();
+        self.admission.left_pods = sources.take_left_pods();
     }
 
     /// What was decided. A pod that is refused is said once, however its message goes on to change: that has the
@@ -68,7 +68,7 @@ impl Agent {
 
     /// Which pods have left since the last time. One that is wanted again does not leave.
     pub(super) fn report_departures(&mut self) {
-        let Some(departures) = &self.admission.departures else {
+        let Some(left_pods) = &self.admission.left_pods else {
             return;
         };
         let pods = &self.pods;
@@ -76,7 +76,7 @@ impl Agent {
             .leaving
             .retain(|uid| match pods.contains(uid) {
                 true => pods.is_removed(uid),
-                false => !departures.send(uid),
+                false => !left_pods.send(uid),
             });
     }
 }

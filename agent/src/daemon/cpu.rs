@@ -36,7 +36,7 @@ impl Agent {
     /// What the thread has read, or could not do.
     pub(super) fn cpu_reported(&mut self, report: Report) {
         match report {
-            Report::Reading(reading) => self.take_in(EventKind::CpuReading(reading)),
+            Report::Reading(reading) => self.handle_event(EventKind::CpuReading(reading)),
             Report::NotWritten {
                 uid,
                 container,
@@ -44,7 +44,7 @@ impl Agent {
                 error,
             } => {
                 self.warn_of_pod(&uid, format_args!("{knob}: {error}"));
-                self.take_in(EventKind::CpuNotWritten {
+                self.handle_event(EventKind::CpuNotWritten {
                     uid,
                     container,
                     knob,

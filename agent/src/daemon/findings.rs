@@ -35,7 +35,7 @@ impl Findings {
             Cause::KswapdWake { .. } => 2,
             Cause::PressureStall | Cause::MemoryEvent | Cause::Lifecycle | Cause::Storage => 1,
             // Rare, and what it answers waits for nothing else.
-            Cause::NodeReclaimed => 5,
+            Cause::DiskFreed => 5,
             Cause::Timer => 0,
         };
         if self

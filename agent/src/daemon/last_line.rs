@@ -206,7 +206,7 @@ impl Agent {
         };
         last_line.taken_in = 0;
         let kills = std::mem::take(&mut last_line.kills);
-        self.settle();
+        self.publish();
         for record in &kills {
             let kills = new_kills(record.kill.kills, self.reported_kills(record.cgroup_id));
             if kills == 0 {
@@ -354,7 +354,7 @@ impl Agent {
                     };
                     let uid = uid_text(&kills.uid);
                     self.last_line_killed(kills.cgroup_id, uid, kill);
-                    self.settle();
+                    self.publish();
                     self.say_last_line_kill(uid, None, &kill);
                     self.count_as_reported(kills.cgroup_id, kills.count);
                 }

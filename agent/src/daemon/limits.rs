@@ -227,7 +227,7 @@ pub struct Limits {
     events: Option<PodEvents>,
     pods: BTreeMap<PodUid, PodLimits>,
     /// As of the last [`Limits::follow`].
-    places: Places,
+    owners: CgroupOwners,
     /// When that was, and [`Pods::cgroups_generation`] then.
     followed: Option<(u64, u64)>,
     cpu_read_ns: Option<u64>,
@@ -245,7 +245,7 @@ impl Limits {
             origins,
             events,
             pods: BTreeMap::new(),
-            places: Places::default(),
+            owners: CgroupOwners::default(),
             followed: None,
             cpu_read_ns: None,
             memory_read_ns: None,
@@ -341,7 +341,7 @@ impl Limits {
                 lacks_some |= watched.lacks_some(memory.version, self.origins);
             }
         }
-        self.places.of(&self.pods);
+        self.owners.of(&self.pods);
         self.followed = (!lacks_some).then_some((now_ns, generation));
         true
     }
@@ -430,7 +430,7 @@ impl Limits {
     }
 
     fn by_memory_id(&mut self, cgroup_id: u64) -> Option<&mut Watched> {
-        let uid = self.places.by_memory_id(cgroup_id)?;
+        let uid = self.owners.by_memory_id(cgroup_id)?;
         let watched = self.pods.get_mut(uid)?.cgroups.get_mut(&cgroup_id);
         watched.map(Box::as_mut)
     }
@@ -458,7 +458,7 @@ impl Limits {
         if self.origins.throttling != Origin::Kernel {
             return;
         }
-        let place = self.places.by_cpu_id(totals.cgroup_id);
+        let place = self.owners.by_cpu_id(totals.cgroup_id);
         let watched =
             place.and_then(|(uid, memory_id)| self.pods.get_mut(uid)?.cgroups.get_mut(&memory_id));
         if let Some(watched) = watched {
@@ -579,14 +579,14 @@ impl PodLimits {
 
 /// Where the cgroups of all pods are, by their ids: the kernel's totals come without their pods, thousands at a time.
 #[derive(Debug, Default)]
-struct Places {
+struct CgroupOwners {
     /// By id in the hierarchy that accounts memory; ascending.
     memory: Vec<(u64, PodUid)>,
     /// By id in that of the cpu controller, with the other id; ascending.
     cpu: Vec<(u64, u64, PodUid)>,
 }
 
-impl Places {
+impl CgroupOwners {
     /// Finds them anew.
     fn of(&mut self, pods: &BTreeMap<PodUid, PodLimits>) {
         self.memory.clear();
@@ -599,17 +599,17 @@ impl Places {
                 }
             }
         }
-        self.memory.sort_unstable_by_key(|place| place.0);
-        self.cpu.sort_unstable_by_key(|place| place.0);
+        self.memory.sort_unstable_by_key(|owner| owner.0);
+        self.cpu.sort_unstable_by_key(|owner| owner.0);
     }
 
     fn by_memory_id(&self, id: u64) -> Option<&PodUid> {
-        let found = self.memory.binary_search_by_key(&id, |place| place.0);
+        let found = self.memory.binary_search_by_key(&id, |owner| owner.0);
         Some(&self.memory[found.ok()?].1)
     }
 
     fn by_cpu_id(&self, id: u64) -> Option<(&PodUid, u64)> {
-        let found = self.cpu.binary_search_by_key(&id, |place| place.0);
+        let found = self.cpu.binary_search_by_key(&id, |owner| owner.0);
         let (_, memory_id, uid) = &self.cpu[found.ok()?];
         Some((uid, *memory_id))
     }

@@ -58,10 +58,10 @@ impl Agent {
         self.look_after_placing();
         self.look_after_cpu();
         for budget in budgets {
-            self.take_in(EventKind::BudgetApplied { budget });
+            self.handle_event(EventKind::BudgetApplied { budget });
         }
         for budget in budgets_removed {
-            self.take_in(EventKind::BudgetRemoved { budget });
+            self.handle_event(EventKind::BudgetRemoved { budget });
         }
         // What they have behind them is not news.
         self.report_limits();
@@ -90,7 +90,7 @@ impl Agent {
             storage.note_ended(uid);
         }
         self.pods.remove(uid);
-        self.take_in(EventKind::PodRemoved { uid: uid.clone() });
+        self.handle_event(EventKind::PodRemoved { uid: uid.clone() });
     }
 
     /// For all pods, so that no sample has to make any.
@@ -117,7 +117,7 @@ impl Agent {
         } else {
             EventKind::PodEmpty { uid: uid.clone() }
         };
-        self.take_in(kind);
+        self.handle_event(kind);
         if !running && let Some(pod) = self.forget_resize(&uid) {
             self.apply(pod, "");
         }
@@ -136,7 +136,7 @@ impl Agent {
         if let Err(error) = pod.latency_critical() {
             self.warn_of_pod(&uid, error);
         }
-        self.take_in(EventKind::PodApplied { pod });
+        self.handle_event(EventKind::PodApplied { pod });
         self.rescan_pod(&uid);
         self.keep_pod(&uid);
         if let Err(error) = self.pods.apply_limits(&uid) {

@@ -440,7 +440,7 @@ impl Agent {
         let placing = self.placing.as_mut()?;
         let reports = placing.reports.take();
         if let Some(start) = placing.start.take() {
-            self.take_in(EventKind::PlacementStarted(start));
+            self.handle_event(EventKind::PlacementStarted(start));
         }
         reports
     }
@@ -476,7 +476,7 @@ impl Agent {
     /// What pods have given up while something urgent was done is given to others.
     pub(super) fn give_back(&mut self) {
         if !self.engine.state().giving_back.is_empty() {
-            self.take_in(EventKind::PlacementDue);
+            self.handle_event(EventKind::PlacementDue);
             // Who waits for room, and for a resize, is served in a look at the pods.
             self.rescans.ask();
         }
@@ -604,7 +604,7 @@ impl Agent {
             "pods can use CPUs {}{nodes} now: they are placed anew as far as they have to be",
             usable.cpus
         ));
-        self.take_in(EventKind::PlacementStarted(Box::new(start)));
+        self.handle_event(EventKind::PlacementStarted(Box::new(start)));
         let placement = self.engine.state().placement.as_ref();
         let is_taken = placement.is_some_and(|placement| *placement.machine() == machine);
         if let Some(placing) = &mut self.placing {
@@ -620,7 +620,7 @@ impl Agent {
         if let Some(placing) = &mut self.placing
             && !std::mem::replace(&mut placing.listed, true)
         {
-            self.take_in(EventKind::PodsListed);
+            self.handle_event(EventKind::PodsListed);
         }
     }
 
@@ -682,7 +682,7 @@ impl Agent {
             placing.placement.look();
         }
         for (uid, container) in self.ended_init_containers() {
-            self.take_in(EventKind::ContainerEnded { uid, container });
+            self.handle_event(EventKind::ContainerEnded { uid, container });
         }
         self.apply_waiting_resizes();
         self.try_who_waits();
@@ -705,7 +705,7 @@ impl Agent {
     /// More of the pods that wait for room, if there may be some: a few at a time.
     fn try_who_waits(&mut self) {
         if self.has_untried() {
-            self.take_in(EventKind::RoomSought);
+            self.handle_event(EventKind::RoomSought);
         }
         if self.has_untried() {
             self.rescans.ask();

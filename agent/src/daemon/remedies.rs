@@ -114,7 +114,7 @@ impl Agent {
 
     /// The thread has something to say.
     pub(super) fn remedy_reported(&mut self, report: Report) {
-        self.take_in(event_of(report));
+        self.handle_event(event_of(report));
     }
 
     /// Says what went wrong with a remedy.

@@ -68,7 +68,7 @@ use crate::source::cluster::{ClusterLink, ClusterSettings};
 use crate::source::nri::NriLink;
 use crate::source::stall_triggers::stall_triggers;
 use crate::storage::filesystem::KubeletRoot;
-use crate::storage::reclaim::LeftToKubelet;
+use crate::storage::freeing::LeftToKubelet;
 use crate::storage::runtime::{self, RUNTIME_ASKED_WITHIN};
 use crate::storage::{Storage, StorageSettings};
 

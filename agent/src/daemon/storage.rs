@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::decision::ReclaimSource;
+use plimsoll_core::model::decision::FreeSource;
 use plimsoll_core::model::event::{Cause, EventKind};
 use plimsoll_core::model::reading::{PodStorage, StorageReading};
-use plimsoll_core::policy::disk::node_reclaim::Targets;
+use plimsoll_core::policy::disk::freeing::Targets;
 
 use super::Agent;
 use super::findings::Findings;
 use crate::host::shown::Show as _;
 use crate::pods::registry::Pods;
 use crate::record::lines::Line;
-use crate::storage::reclaim::{ReclaimRequest, Reclaimed};
+use crate::storage::freeing::{FreeRequest, Freed};
 use crate::storage::{Busy, StorageEvent, StorageHandle, runtime};
 
 /// So many pods that have ended are remembered; of the others the directories stay until somebody else removes them.
@@ -61,14 +61,14 @@ pub struct StorageWork {
     /// Evicted or not wanted any more. What is theirs may go, unless they run again.
     ended: BTreeSet<PodUid>,
     /// Decided and not ordered yet.
-    order: Option<Vec<ReclaimSource>>,
+    order: Option<Vec<FreeSource>>,
     freeing: Freeing,
     /// What the runtime is to free after the directories of ended pods.
-    of_runtime: Vec<ReclaimSource>,
+    of_runtime: Vec<FreeSource>,
     /// By then the order under way is answered.
     answer_by: Option<Instant>,
     /// What the order under way has freed so far.
-    so_far: Reclaimed,
+    so_far: Freed,
     /// A survey is to be ordered.
     survey_due: bool,
     /// Not before this: what was deleted is to show in it.
@@ -91,7 +91,7 @@ impl StorageWork {
             freeing: Freeing::Idle,
             of_runtime: Vec::new(),
             answer_by: None,
-            so_far: Reclaimed::default(),
+            so_far: Freed::default(),
             survey_due: false,
             survey_from: None,
             busy_reported: false,
@@ -151,7 +151,7 @@ impl StorageWork {
     }
 
     /// Space is to be freed; that is ordered when there is time.
-    pub(super) fn free(&mut self, sources: &[ReclaimSource]) {
+    pub(super) fn free(&mut self, sources: &[FreeSource]) {
         self.order = Some(sources.to_vec());
     }
 }
@@ -172,18 +172,16 @@ impl Agent {
                 storage.keep(reading, &self.pods);
                 if storage.freeing == Freeing::Surveyed {
                     storage.freeing = Freeing::Idle;
-                    found.add_cause(Cause::NodeReclaimed);
+                    found.add_cause(Cause::DiskFreed);
                 } else {
                     found.add_cause(Cause::Storage);
                 }
             }
-            StorageEvent::Reclaimed {
-                provider,
-                reclaimed,
-                ..
+            StorageEvent::Freed {
+                provider, freed, ..
             } => {
-                if !reclaimed.more && storage.freeing == Freeing::Ordered {
-                    storage.so_far.add(reclaimed);
+                if !freed.more && storage.freeing == Freeing::Ordered {
+                    storage.so_far.add(freed);
                     if provider == runtime::PROVIDER || !self.order_of_runtime() {
                         self.freed();
                     }
@@ -199,7 +197,7 @@ impl Agent {
         let Some(storage) = &mut self.storage else {
             return;
         };
-        let Reclaimed {
+        let Freed {
             bytes,
             inodes,
             items,
@@ -210,7 +208,7 @@ impl Agent {
         } = std::mem::take(&mut storage.so_far);
         let has_freed = items + containers + images > 0;
         if has_freed {
-            self.reporter.say(&Line::NodeReclaimed {
+            self.reporter.say(&Line::DiskFreed {
                 bytes,
                 inodes,
                 items,
@@ -227,7 +225,7 @@ impl Agent {
             storage.survey_from = has_freed.then(|| Instant::now() + SETTLE);
             storage.free_not_before = (!has_freed).then(|| Instant::now() + FREE_AGAIN);
         }
-        self.take_in(EventKind::NodeReclaimed {
+        self.handle_event(EventKind::DiskFreed {
             bytes,
             inodes,
             error: None,
@@ -251,10 +249,10 @@ impl Agent {
             .free_not_before
             .is_none_or(|from| Instant::now() >= from);
         if let Some(sources) = storage.order.take_if(|_| may_free) {
-            storage.so_far = Reclaimed::default();
+            storage.so_far = Freed::default();
             storage.answer_by = Some(Instant::now() + runtime::ORDER_WITHIN);
             storage.of_runtime.clone_from(&sources);
-            if !sources.contains(&ReclaimSource::EndedPods) {
+            if !sources.contains(&FreeSource::EndedPods) {
                 if self.order_of_runtime() {
                     return;
                 }
@@ -321,13 +319,13 @@ impl Agent {
             .into_iter()
             .filter(|uid| !storage.ended.contains(uid))
             .collect();
-        let request = ReclaimRequest {
+        let request = FreeRequest {
             dry: false,
             live,
             ended: storage.ended.clone(),
             age_min: NEVER,
         };
-        let ordered = storage.handle.reclaim(request).is_ok();
+        let ordered = storage.handle.free(request).is_ok();
         if ordered {
             storage.freeing = Freeing::Ordered;
         }

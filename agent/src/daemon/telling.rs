@@ -2,8 +2,8 @@
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::decision::Decision;
-use plimsoll_core::model::departure::Departure;
 use plimsoll_core::model::event::Event;
+use plimsoll_core::model::eviction_change::EvictionChange;
 
 use super::{Agent, now_ns};
 use crate::host::processes::process_cost;
@@ -90,19 +90,19 @@ impl Agent {
                 finished: &finished,
             });
         }
-        match decision.departure() {
-            Departure::Evicted(uid) => {
+        match decision.eviction_change() {
+            EvictionChange::Evicted(uid) => {
                 if let Some(storage) = &mut self.storage {
                     storage.note_ended(uid);
                 }
             }
-            Departure::Over { uid, .. } => {
+            EvictionChange::Over { uid, .. } => {
                 // Its counts go with its cgroup.
                 self.limits.read_last(uid);
                 self.say_limits(event.at_ns);
                 self.left(uid);
             }
-            Departure::None => {}
+            EvictionChange::None => {}
         }
     }
 
@@ -186,7 +186,7 @@ impl Agent {
     fn finish(mut self) {
         let records = self.last_records();
         self.report_last_line_kills();
-        self.settle();
+        self.publish();
         self.report_uncounted_last_line_kills();
         self.limits.finish();
         self.report_limits();

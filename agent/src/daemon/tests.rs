@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use plimsoll_abi::{self as abi, ABI_VERSION, Header, Kind, UNKNOWN_U64};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::decision::ReclaimSource;
+use plimsoll_core::model::decision::FreeSource;
 use plimsoll_core::model::event::{Cause, EventKind, PlacementStart, PodsRead};
 use plimsoll_core::model::options;
 use plimsoll_core::model::reading::{FileSystemReading, PodStorage, StorageReading};
@@ -50,7 +50,7 @@ use crate::pods::memory_reader::StatThread;
 use crate::pods::names::KubeletTree;
 use crate::source::cluster::LeftBehind;
 use crate::source::cluster::{ClusterChange, ClusterEvent};
-use crate::storage::reclaim::Reclaimed;
+use crate::storage::freeing::Freed;
 use crate::storage::{Storage, StorageEvent, StorageSettings};
 
 const PODS: usize = 100;
@@ -282,7 +282,7 @@ impl Node {
             machine: machine(),
             saved: None,
         };
-        agent.take_in(EventKind::PlacementStarted(Box::new(start)));
+        agent.handle_event(EventKind::PlacementStarted(Box::new(start)));
         assert!(agent.engine.state().placement.is_some());
         agent
             .manifests(ManifestChange {
@@ -324,7 +324,7 @@ impl Node {
             agent.react_if_asked(&mut found).unwrap();
         });
         agent.after_sample();
-        agent.settle();
+        agent.publish();
         allocated.count_total
     }
 
@@ -939,10 +939,10 @@ fn urgent_work_comes_between_two_pods_but_not_in_the_first_list() {
 #[test]
 fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_to_do() {
     let mut node = Node::new(Cgroup::V2);
-    let attend = |node: &mut Node| {
+    let handle_urgent = |node: &mut Node| {
         let mut found = Findings::default();
         found.add_cause(Cause::Timer);
-        node.agent.attend(&mut found)
+        node.agent.handle_urgent(&mut found)
     };
     node.timer();
     let text = fs::read(node.host.procfs("meminfo")).unwrap();
@@ -950,7 +950,7 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
     let sampled = |node: &Node| node.agent.last_line.as_ref().unwrap().sampled();
     let before = sampled(&node);
     for _ in 0..5 {
-        assert!(!attend(&mut node).unwrap());
+        assert!(!handle_urgent(&mut node).unwrap());
         assert_eq!(sampled(&node), before, "nothing is acknowledged");
         let wait_ns = node.agent.sample_by_ns.saturating_sub(now_ns());
         assert!(wait_ns <= 100_000_000, "{wait_ns}");
@@ -962,13 +962,13 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
         );
     }
     fs::write(node.host.procfs("meminfo"), text).unwrap();
-    assert!(attend(&mut node).unwrap());
+    assert!(handle_urgent(&mut node).unwrap());
     assert!(sampled(&node) > before);
     fs::write(node.host.procfs("meminfo"), "").unwrap();
     // As long as it takes: a second.
     let error = loop {
         std::thread::sleep(Duration::from_millis(10));
-        if let Err(error) = attend(&mut node) {
+        if let Err(error) = handle_urgent(&mut node) {
             break format!("{error:#}");
         }
     };
@@ -982,20 +982,20 @@ fn memory_that_cannot_be_read_is_tried_again_and_then_ends_the_agent_with_what_t
 }
 
 #[test]
-fn node_reclaim_that_frees_nothing_is_tried_again_after_ten_seconds() {
+fn freeing_that_frees_nothing_is_tried_again_after_ten_seconds() {
     let mut node = Node::new(Cgroup::V2);
     let agent = &mut node.agent;
     let wants = |agent: &mut Agent| {
         let storage = agent.storage.as_mut().unwrap();
-        storage.free(&[ReclaimSource::EndedPods]);
+        storage.free(&[FreeSource::EndedPods]);
         agent.order_storage_work();
         agent.storage.as_ref().unwrap().order_at_ns()
     };
     assert_eq!(wants(agent), None, "the first is ordered at once");
-    let nothing = StorageEvent::Reclaimed {
+    let nothing = StorageEvent::Freed {
         provider: "test",
         dry: false,
-        reclaimed: Reclaimed::default(),
+        freed: Freed::default(),
     };
     agent.storage_event(nothing, &mut Findings::default());
     let wait_ns = wants(agent).unwrap().saturating_sub(now_ns());

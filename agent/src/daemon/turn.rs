@@ -3,7 +3,7 @@
 //! From a record of the kernel to the signal, in order:
 //! 1. [`Sources::next`] sees that the ring buffer is readable, and calls [`Agent::attend_urgent`] before it gives up
 //!    waiting for everything else; the rest of the turn ([`Agent::turn`]) follows.
-//! 2. [`Agent::attend`] drains the ring: [`note_critical_record`] says what each record means and keeps the most
+//! 2. [`Agent::handle_urgent`] drains the ring: [`note_critical_record`] says what each record means and keeps the most
 //!    telling cause.
 //! 3. [`Agent::react_if_asked`] asks whether that calls for a sample. If so, [`Agent::react`] reads the node
 //!    (`Sampler::take`) and what `Engine::wanted` says of the pods, or `Engine::needs_pods` where it is not urgent:
@@ -13,7 +13,7 @@
 //!
 //! On this path nothing is allocated or formatted, and no lock is taken that a thread of lower priority could hold: the
 //! event, its pods, the decisions and the timelines live in buffers of the [`Agent`], and what failed is kept for
-//! later. Then [`Agent::settle`] hands journal and output to their threads, and [`Agent::follow_up`] does what can
+//! later. Then [`Agent::publish`] hands journal and output to their threads, and [`Agent::follow_up`] does what can
 //! wait.
 
 use std::ops::Range;
@@ -72,7 +72,7 @@ impl Unanswered {
     }
 }
 
-/// What has been done and not been written down or said yet: [`Agent::settle`] does that. The buffers keep their room.
+/// What has been done and not been written down or said yet: [`Agent::publish`] does that. The buffers keep their room.
 pub(super) struct Unsettled {
     steps: Vec<Step>,
     /// Of all these steps.
@@ -152,7 +152,7 @@ impl Agent {
     /// follows.
     pub(super) fn attend_urgent(&mut self) {
         self.heartbeat.begin(now_ns());
-        let attended = self.attend(&mut Findings::default());
+        let attended = self.handle_urgent(&mut Findings::default());
         self.attended = Some(attended);
     }
 
@@ -170,7 +170,7 @@ impl Agent {
             _ => {}
         }
         let mut has_sampled = self.attended.take().unwrap_or(Ok(false))?;
-        has_sampled |= self.attend(&mut found)?;
+        has_sampled |= self.handle_urgent(&mut found)?;
         self.heartbeat.enter(Part::Message);
         self.take_message(wake, &mut found, sources)?;
         self.heartbeat.enter(Part::Lifecycle);
@@ -178,7 +178,7 @@ impl Agent {
         if found.containers {
             self.containers_came();
         }
-        has_sampled |= self.attend(&mut found)?;
+        has_sampled |= self.handle_urgent(&mut found)?;
         if has_sampled {
             self.rescans.come_early(now_ns());
             let node = self.engine.state().node.as_ref();
@@ -213,7 +213,7 @@ impl Agent {
             Wake::Manifests(change) => self.manifests(change)?,
             Wake::Cluster(event) => self.cluster_event(event)?,
             Wake::Nri(event) => self.nri_event(event),
-            Wake::Devices(devices) => self.take_in(EventKind::DevicesGiven { devices }),
+            Wake::Devices(devices) => self.handle_event(EventKind::DevicesGiven { devices }),
             Wake::Storage(event) => self.storage_event(event, found),
             Wake::Remedy(report) => self.remedy_reported(report),
             Wake::Placement(report) => self.placement_reported(report),
@@ -230,12 +230,12 @@ impl Agent {
     /// When the node's memory cannot be read.
     pub(super) fn interrupt(&mut self) -> Result<()> {
         let mut found = Findings::default();
-        self.attend(&mut found)?;
+        self.handle_urgent(&mut found)?;
         self.drain_lifecycle(&mut found);
         if found.containers {
             self.containers_came();
         }
-        self.attend(&mut found).map(|_| ())
+        self.handle_urgent(&mut found).map(|_| ())
     }
 
     /// What can wait, in the order of its urgency.
@@ -264,7 +264,7 @@ impl Agent {
     ///
     /// # Errors
     /// When the node's memory cannot be read.
-    pub(super) fn attend(&mut self, found: &mut Findings) -> Result<bool> {
+    pub(super) fn handle_urgent(&mut self, found: &mut Findings) -> Result<bool> {
         let part = self.heartbeat.enter(Part::Attend);
         self.drain_critical(found);
         let is_asked = self.hurry || found.cause.is_some();
@@ -273,12 +273,12 @@ impl Agent {
             self.after_sample();
         }
         if is_asked {
-            self.settle();
+            self.publish();
         }
         if let Ok(Some(cause)) = responded {
             // Another sample, which waits for what is urgent: this one has answered one question only, or has left out
             // pods.
-            let is_one_question = cause == Cause::NodeReclaimed;
+            let is_one_question = cause == Cause::DiskFreed;
             let left_out = skips_slow_reads(cause) && self.engine.has_old_pods(now_ns());
             self.hurry |= is_one_question || left_out;
         }
@@ -320,7 +320,7 @@ impl Agent {
     }
 
     /// Takes a sample, has the engine judge it, and does at once what it decides. Allocates nothing, unless something
-    /// cannot be read or done. [`Agent::settle`] is to follow. Without a `crossing` the kernel is asked for what one
+    /// cannot be read or done. [`Agent::publish`] is to follow. Without a `crossing` the kernel is asked for what one
     /// says. Returns whether there was a sample: if the node could not be read, it is tried again soon.
     ///
     /// # Errors
@@ -408,7 +408,7 @@ impl Agent {
     }
 
     /// What follows acting: placement, journal, output, and the cleaning up after pods that have left.
-    pub fn settle(&mut self) {
+    pub fn publish(&mut self) {
         self.place_what_is_due();
         let mut steps = std::mem::take(&mut self.unsettled.steps);
         let decisions = std::mem::take(&mut self.unsettled.decisions);
@@ -496,10 +496,10 @@ impl Agent {
     }
 
     /// One event that is not urgent: decide, act, then write down and say what was done.
-    pub(super) fn take_in(&mut self, kind: EventKind) {
+    pub(super) fn handle_event(&mut self, kind: EventKind) {
         self.step(now_ns(), kind);
         self.outcomes();
-        self.settle();
+        self.publish();
     }
 
     /// One event: decide and act.
@@ -584,7 +584,7 @@ impl Agent {
             Decision::ClearHigh { uid } => self.clear_high(uid),
             Decision::Notify { uid, signal, .. } => self.notify(uid, *signal),
             Decision::Place { assignments } => self.note_placement(assignments),
-            Decision::ReclaimNode { sources, .. } => {
+            Decision::FreeDisk { sources, .. } => {
                 if let Some(storage) = &mut self.storage {
                     storage.free(sources);
                 }

@@ -31,7 +31,7 @@ use crate::host::shown::Show as _;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::watch;
 use crate::input::manifests::admission::AdmissionContext;
-use crate::input::manifests::{Departures, ManifestChange, ManifestWatch};
+use crate::input::manifests::{LeftPods, ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::probe::ladder::{LADDER, LadderSignal};
 use crate::probe::mechanism::Mechanism;
@@ -668,8 +668,8 @@ impl Sources {
     }
 
     /// Where the thread that follows manifests is told which pods have left.
-    pub(super) fn take_departures(&mut self) -> Option<Departures> {
-        self.manifest_watch.as_mut()?.take_departures()
+    pub(super) fn take_left_pods(&mut self) -> Option<LeftPods> {
+        self.manifest_watch.as_mut()?.take_left_pods()
     }
 
     /// Listens to the thread for `plimsoll-cluster` too.

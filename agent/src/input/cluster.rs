@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plimsoll_core::arbitration::cluster::NodeState;
-use plimsoll_core::arbitration::leaving::Leaving;
+use plimsoll_core::arbitration::deletion::Deletion;
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::arbitration::units::{self, Rounding};
@@ -102,23 +102,23 @@ struct FoundPod {
     named: NamedPod,
     pod: Pod,
     selector: BTreeMap<String, String>,
-    deletion: Option<Deletion>,
+    deletion: Option<DeletionTimestamp>,
 }
 
 /// That a pod is being deleted.
 #[derive(Clone, Copy)]
-struct Deletion {
+struct DeletionTimestamp {
     /// How long it may take.
     grace_s: u64,
     /// When it began: the timestamp is the end of the grace.
     since_s: u64,
 }
 
-impl Deletion {
+impl DeletionTimestamp {
     /// A file may be old, and a pod that left when it was written has not hung since.
-    fn leaving(self, newest_s: u64) -> Leaving {
+    fn leaving(self, newest_s: u64) -> Deletion {
         let for_s = newest_s.saturating_sub(self.since_s);
-        Leaving::of(self.grace_s, for_s.saturating_mul(1000))
+        Deletion::of(self.grace_s, for_s.saturating_mul(1000))
     }
 }
 
@@ -479,19 +479,19 @@ impl Reader {
                 selector,
                 deletion,
             } = found;
-            let leaving = deletion.map_or(Leaving::No, |deletion| deletion.leaving(self.newest_s));
+            let leaving = deletion.map_or(Deletion::No, |deletion| deletion.leaving(self.newest_s));
             // From a node that is lost, or that nobody knows, none comes back.
-            let is_lost = leaving != Leaving::No
+            let is_lost = leaving != Deletion::No
                 && named
                     .node
                     .as_deref()
                     .is_some_and(|node| !there.contains(node));
-            named.leaving |= is_lost || leaving == Leaving::Soon;
+            named.leaving |= is_lost || leaving == Deletion::Soon;
             // Nothing can be done about it but by its node.
-            named.daemon |= leaving == Leaving::Hangs;
+            named.daemon |= leaving == Deletion::Hangs;
             // The Eviction API asks no budget of a pod that is being deleted.
             let budgets = self.budgets.get(&named.namespace);
-            let budgets = budgets.filter(|_| leaving != Leaving::Later);
+            let budgets = budgets.filter(|_| leaving != Deletion::Later);
             let selecting = budgets
                 .into_iter()
                 .flatten()
@@ -526,7 +526,7 @@ fn owner(node: &Node) -> OwnerReference {
 }
 
 /// Since when the pod with this metadata is being deleted; none: it is not.
-fn deletion(metadata: &Node) -> Option<Deletion> {
+fn deletion(metadata: &Node) -> Option<DeletionTimestamp> {
     let end = metadata.get("deletionTimestamp")?;
     let end_s = end.text().and_then(seconds_since_1970).unwrap_or(0);
     let grace_s = metadata.get("deletionGracePeriodSeconds");
@@ -534,7 +534,7 @@ fn deletion(metadata: &Node) -> Option<Deletion> {
         Some(Value::Number(seconds)) => seconds.as_u64().unwrap_or(0),
         _ => 0,
     };
-    Some(Deletion {
+    Some(DeletionTimestamp {
         grace_s,
         since_s: end_s.saturating_sub(grace_s),
     })

@@ -45,7 +45,7 @@ pub use budgets::ManifestBudget;
 pub use files::STDIN;
 pub(crate) use files::read_or_stdin;
 pub use gather::gather;
-pub use watch::{Departures, ManifestWatch, WatchError};
+pub use watch::{LeftPods, ManifestWatch, WatchError};
 
 /// Size of one manifest file, at most.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -9,7 +9,7 @@
 //! and asks for the state of that moment, with which a new file begins. What an agent before has written is evidence: a
 //! start renames it to `NAME.1` as well. A journal has mode 0600 and is a regular file; links and devices are refused.
 //!
-//! Format: a header line `{"journal":5,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then
+//! Format: a header line `{"journal":6,"plimsoll":VERSION,"config":…,"state":…,"aside":…}`, then
 //! `{"event":…,"decisions":[…]}` lines, and between them now and then `{"aside":…}` ([`aside`]). A file that reaches
 //! its size limit is renamed to `NAME.1` and a new one begins with the state of that moment, so each file replays by
 //! itself. A step that could not be queued leaves a line `{"lost":N}`: what follows it cannot be replayed. Format 1 has
@@ -42,7 +42,7 @@ use crate::record::limit_counts::LimitTotals;
 use aside::{Aside, Written};
 
 /// The format's version.
-pub const JOURNAL_VERSION: u32 = 5;
+pub const JOURNAL_VERSION: u32 = 6;
 /// Steps that may wait for the disk. More are counted as lost.
 const QUEUE_STEPS: usize = 1024;
 /// Bytes that may wait for the disk: a hundred samples of 500 pods. One step more may be on its way.
@@ -526,7 +526,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4);
-        assert!(lines[0].starts_with(r#"{"journal":5,"#));
+        assert!(lines[0].starts_with(r#"{"journal":6,"#));
         assert_eq!(
             lines[1],
             r#"{"event":{"at_ns":1,"event":"pod_empty","uid":"a"},"decisions":[{"decision":"sample_by","at_ns":1}]}"#
@@ -547,12 +547,12 @@ mod tests {
         assert!(
             std::fs::read_to_string(&path)
                 .unwrap()
-                .starts_with(r#"{"journal":5,"#)
+                .starts_with(r#"{"journal":6,"#)
         );
         assert!(
             std::fs::read_to_string(dir.path().join("journal.1"))
                 .unwrap()
-                .starts_with(r#"{"journal":5,"#)
+                .starts_with(r#"{"journal":6,"#)
         );
     }
 

@@ -233,7 +233,7 @@ impl JournalPlayer {
         let step = loop {
             match self.steps.next()? {
                 Some(Entry::Step(step)) => break step,
-                Some(Entry::Aside(aside)) => self.recalled.take_in(aside),
+                Some(Entry::Aside(aside)) => self.recalled.apply(aside),
                 None => return Ok(false),
             }
         };

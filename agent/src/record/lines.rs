@@ -109,7 +109,7 @@ pub enum Line<'a> {
         finished: &'a Finished,
     },
     /// Disk space was freed without ending a pod.
-    NodeReclaimed {
+    DiskFreed {
         /// Bytes.
         bytes: u64,
         /// Inodes.
@@ -268,7 +268,7 @@ impl Line<'_> {
             | Line::Warning { .. } => Severity::Warning,
             Line::Started(_)
             | Line::EvictionFinished { .. }
-            | Line::NodeReclaimed { .. }
+            | Line::DiskFreed { .. }
             | Line::Stopped(_) => Severity::Info,
         }
     }

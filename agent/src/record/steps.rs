@@ -129,7 +129,7 @@ pub fn replay_until(
             Entry::Step(step) => step,
             Entry::Aside(aside) => {
                 if aside.at_ns <= until_ns {
-                    recalled.take_in(aside);
+                    recalled.apply(aside);
                 }
                 continue;
             }
@@ -275,7 +275,7 @@ impl Steps {
         }
         let engine = Engine::resume(header.config.into_owned(), header.state.into_owned());
         let mut recalled = Recalled::default();
-        recalled.take_in(header.aside.into_owned());
+        recalled.apply(header.aside.into_owned());
         Ok((steps, engine, recalled))
     }
 

@@ -4,9 +4,9 @@
 //! subtracted.
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::decision::{Decision, Ending};
-use plimsoll_core::model::departure::Departure;
+use plimsoll_core::model::decision::{Decision, EvictionEnding};
 use plimsoll_core::model::event::Cause;
+use plimsoll_core::model::eviction_change::EvictionChange;
 use plimsoll_core::model::signal::Signal;
 use serde::Serialize;
 
@@ -70,7 +70,7 @@ pub struct Finished {
     #[serde(flatten)]
     pub timeline: Timeline,
     /// How it ended.
-    pub outcome: Ending,
+    pub outcome: EvictionEnding,
     /// When its memory was seen to be back (95 %), or the wait for it was over.
     pub freed_ns: u64,
     /// `memory.current` when it was told to leave.
@@ -90,7 +90,7 @@ pub fn crossed_ns(cause: Cause) -> Option<u64> {
         | Cause::MemoryEvent
         | Cause::Lifecycle
         | Cause::Storage
-        | Cause::NodeReclaimed => None,
+        | Cause::DiskFreed => None,
     }
 }
 
@@ -145,14 +145,14 @@ impl Timelines {
 
     /// The engine says that a pod has left: returns the whole story if it was an eviction.
     pub fn finished(&mut self, decision: &Decision, at_ns: u64) -> Option<Finished> {
-        let (uid, outcome, usage_before_bytes, freed_bytes) = match decision.departure() {
-            Departure::Over {
+        let (uid, outcome, usage_before_bytes, freed_bytes) = match decision.eviction_change() {
+            EvictionChange::Over {
                 uid,
                 ending,
                 usage_before_bytes,
                 freed_bytes,
             } => (uid, ending, usage_before_bytes, freed_bytes),
-            Departure::Evicted(_) | Departure::None => return None,
+            EvictionChange::Evicted(_) | EvictionChange::None => return None,
         };
         let index = self
             .current

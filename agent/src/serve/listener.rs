@@ -99,14 +99,14 @@ impl ListenerThread {
     }
 }
 
-/// Hands each client that `accept` gives to `attend`, for ever.
+/// Hands each client that `accept` gives to `serve`, for ever.
 pub(crate) async fn accept_for_ever<S>(
     accept: impl AsyncFn() -> io::Result<S>,
-    mut attend: impl FnMut(S),
+    mut serve: impl FnMut(S),
 ) -> ! {
     loop {
         match accept().await {
-            Ok(stream) => attend(stream),
+            Ok(stream) => serve(stream),
             Err(error) => {
                 tracing::debug!(%error, "accept");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -117,7 +117,7 @@ pub(crate) async fn accept_for_ever<S>(
 
 /// How many clients may be in which state at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct ClientLimits {
     /// Their request has not arrived. One more takes the place of the one that has waited longest, of the peer that has
     /// most.
     pub(crate) waiting: usize,
@@ -132,7 +132,7 @@ pub(crate) struct Places {
 /// Clients that are there, and what has become of those who came. `P`: what tells peers apart.
 #[derive(Debug)]
 pub(crate) struct Clients<P> {
-    places: Places,
+    limits: ClientLimits,
     present: Mutex<Present<P>>,
     answered: AtomicU64,
     sent_away: AtomicU64,
@@ -174,12 +174,12 @@ pub struct ClientFigures {
 }
 
 impl<P: Copy + Eq> Clients<P> {
-    pub(crate) fn new(places: Places) -> Arc<Self> {
+    pub(crate) fn new(limits: ClientLimits) -> Arc<Self> {
         Arc::new(Self {
-            places,
+            limits,
             present: Mutex::new(Present {
                 next_number: 0,
-                clients: Vec::with_capacity(places.waiting + places.served + places.probes),
+                clients: Vec::with_capacity(limits.waiting + limits.served + limits.probes),
             }),
             answered: AtomicU64::new(0),
             sent_away: AtomicU64::new(0),
@@ -202,7 +202,7 @@ impl<P: Copy + Eq> Clients<P> {
         let (stay, gone) = oneshot::channel();
         let mut present = self.present();
         let waits = |it: &&Client<P>| it.state == State::Waiting;
-        if present.clients.iter().filter(waits).count() >= self.places.waiting {
+        if present.clients.iter().filter(waits).count() >= self.limits.waiting {
             // The newcomer is one of its peer's.
             let of = |of: P| {
                 let clients = present.clients.iter().filter(waits);
@@ -262,12 +262,12 @@ impl<P: Copy + Eq> ClientSlot<P> {
 
     /// Its request has arrived: whether there is room for the answer. If not, it is sent away, and has been counted so.
     pub(crate) fn is_served(&self, is_probe: bool) -> bool {
-        let Places {
+        let ClientLimits {
             served,
             of_one_peer,
             probes,
             ..
-        } = self.clients.places;
+        } = self.clients.limits;
         let mut present = self.clients.present();
         let Some(index) = present
             .clients
@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     fn clients() -> Arc<Clients<u8>> {
-        Clients::new(Places {
+        Clients::new(ClientLimits {
             waiting: 3,
             served: 2,
             of_one_peer: 1,

@@ -136,9 +136,9 @@ pub struct PodOverview {
     /// What its limits have cost it; `None`: nothing has been read yet, or from a journal that does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitTotals>,
-    /// Its place among those that could be evicted; `None`: it is not ranked.
+    /// Its rank among those that could be evicted; `None`: it is not ranked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub place: Option<PlaceOverview>,
+    pub ranked: Option<RankOverview>,
 }
 
 /// What becomes of a pod.
@@ -187,10 +187,10 @@ pub struct CpuOverview {
     pub exclusive: CpuSet,
 }
 
-/// A place in the ranking. Amounts are in [`Overview::usage_unit`].
+/// A rank in the ranking. Amounts are in [`Overview::usage_unit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlaceOverview {
+pub struct RankOverview {
     /// From 1; exempt pods are counted too.
     pub rank: usize,
     /// Whether it is the next to go.
@@ -226,21 +226,21 @@ impl Overview {
     pub fn new(snapshot: &Snapshot, figures: &Figures) -> Result<Self, ExplainError> {
         let state = &snapshot.state;
         let explained = EvictionExplanation::new(&snapshot.config, state, None, None)?;
-        let mut places: BTreeMap<PodUid, PlaceOverview> = explained
+        let mut ranked_pods: BTreeMap<PodUid, RankOverview> = explained
             .ranking
-            .places
+            .pods
             .into_iter()
-            .map(|place| {
-                let seen = PlaceOverview {
-                    rank: place.rank,
-                    standing: place.standing,
-                    exempt: place.exempt,
-                    usage: place.usage,
-                    request: place.request,
-                    usage_over_request: place.usage_over_request,
-                    ahead_of_next_by: place.ahead_of_next_by,
+            .map(|ranked| {
+                let seen = RankOverview {
+                    rank: ranked.rank,
+                    standing: ranked.standing,
+                    exempt: ranked.exempt,
+                    usage: ranked.usage,
+                    request: ranked.request,
+                    usage_over_request: ranked.usage_over_request,
+                    ahead_of_next_by: ranked.ahead_of_next_by,
                 };
-                (place.uid, seen)
+                (ranked.uid, seen)
             })
             .collect();
         let held = held_cpus(state);
@@ -268,7 +268,7 @@ impl Overview {
                     )
                 }),
                 limits: snapshot.limits.get(uid).copied(),
-                place: places.remove(uid),
+                ranked: ranked_pods.remove(uid),
             }
         });
         Ok(Self {

@@ -48,16 +48,16 @@ pub(crate) fn share(value: Option<f64>) -> String {
     or_dash(value.map(|it| format!("{it:.1}")))
 }
 
-/// Its place, or what else becomes of it.
+/// Its rank, or what else becomes of it.
 pub(crate) fn fate(pod: &PodOverview) -> String {
-    match (pod.status, pod.place) {
+    match (pod.status, pod.ranked) {
         (PodStatus::Evicted, _) => "OUT".to_owned(),
         (PodStatus::Ending, _) => "end".to_owned(),
         (PodStatus::Stuck, _) => "STUCK".to_owned(),
         (_, None) => "off".to_owned(),
-        (_, Some(place)) => match place.standing {
-            EvictionStatus::Next => format!(">{}", place.rank),
-            EvictionStatus::Waits => place.rank.to_string(),
+        (_, Some(ranked)) => match ranked.standing {
+            EvictionStatus::Next => format!(">{}", ranked.rank),
+            EvictionStatus::Waits => ranked.rank.to_string(),
             EvictionStatus::Skipped => "-".to_owned(),
         },
     }
@@ -68,24 +68,24 @@ pub(crate) fn candidates(overview: &Overview) -> Vec<&PodOverview> {
     let can_go = |pod: &&PodOverview| {
         pod.status == PodStatus::Running
             && pod
-                .place
-                .is_some_and(|place| place.standing != EvictionStatus::Skipped)
+                .ranked
+                .is_some_and(|ranked| ranked.standing != EvictionStatus::Skipped)
     };
     let mut found: Vec<&PodOverview> = overview.pods.iter().filter(can_go).collect();
-    found.sort_by_key(|pod| pod.place.map_or(usize::MAX, |place| place.rank));
+    found.sort_by_key(|pod| pod.ranked.map_or(usize::MAX, |ranked| ranked.rank));
     found
 }
 
 /// Why a pod stands where it stands.
 pub(crate) fn reason(overview: &Overview, pod: &PodOverview) -> String {
-    let Some(place) = pod.place else {
+    let Some(ranked) = pod.ranked else {
         return "not ranked".to_owned();
     };
-    if let Some(why) = place.exempt {
+    if let Some(why) = ranked.exempt {
         return format!("never evicted: {why}");
     }
     let figure = |of: u64| amount(of.into(), overview.usage_unit);
-    let usage = match (place.usage, place.usage_over_request) {
+    let usage = match (ranked.usage, ranked.usage_over_request) {
         (Some(usage), Some(over)) => {
             let word = if over < 0 { "below" } else { "above" };
             let over = figure(over.unsigned_abs());
@@ -98,7 +98,7 @@ pub(crate) fn reason(overview: &Overview, pod: &PodOverview) -> String {
     } else {
         format!(", priority {}", pod.priority)
     };
-    let ahead = place
+    let ahead = ranked
         .ahead_of_next_by
         .map_or_else(String::new, |by| format!("; ahead by {by}"));
     format!("{usage}{priority}{ahead}")
@@ -155,8 +155,8 @@ pub(crate) fn facts(overview: &Overview, pod: &PodOverview) -> Vec<(&'static str
         ),
         (
             "eviction",
-            match pod.place {
-                Some(place) => format!("rank {}: {}", place.rank, reason(overview, pod)),
+            match pod.ranked {
+                Some(ranked) => format!("rank {}: {}", ranked.rank, reason(overview, pod)),
                 None => reason(overview, pod),
             },
         ),

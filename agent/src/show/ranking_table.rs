@@ -1,12 +1,12 @@
 //! A ranking as a table.
 
-use plimsoll_core::explain::{EvictionStatus, Place};
+use plimsoll_core::explain::{EvictionStatus, RankedPod};
 
 use crate::show::table::{Table, Tone};
 
 /// The ranking as a table. `last` is the text of the column `OOM_SCORE_ADJ`, if that is wanted.
 pub(crate) fn ranking_table<'a>(
-    places: impl Iterator<Item = (&'a Place, String)>,
+    ranked_pods: impl Iterator<Item = (&'a RankedPod, String)>,
     amount: impl Fn(i128) -> String,
     with_scores: bool,
 ) -> Table {
@@ -25,29 +25,31 @@ pub(crate) fn ranking_table<'a>(
         heading.push("OOM_SCORE_ADJ");
     }
     let mut table = Table::new(&heading, &[0, 2, 4, 5, 6]);
-    for (place, scores) in places {
+    for (ranked, scores) in ranked_pods {
         let unknown = || "?".to_owned();
         let mut cells = vec![
-            place.rank.to_string(),
-            place.pod.clone(),
-            place.priority.to_string(),
-            place.qos_class.to_string(),
-            place
+            ranked.rank.to_string(),
+            ranked.pod.clone(),
+            ranked.priority.to_string(),
+            ranked.qos_class.to_string(),
+            ranked
                 .usage
                 .map_or_else(unknown, |value| amount(value.into())),
-            amount(place.request.into()),
-            place
+            amount(ranked.request.into()),
+            ranked
                 .usage_over_request
                 .map_or_else(unknown, |value| amount(value.into())),
-            place
+            ranked
                 .ahead_of_next_by
                 .map_or_else(String::new, |step| step.to_string()),
-            place.exempt.map_or_else(String::new, |why| why.to_string()),
+            ranked
+                .exempt
+                .map_or_else(String::new, |why| why.to_string()),
         ];
         if with_scores {
             cells.push(scores);
         }
-        let tone = match place.standing {
+        let tone = match ranked.standing {
             EvictionStatus::Next => Tone::Marked,
             EvictionStatus::Waits => Tone::Plain,
             EvictionStatus::Skipped => Tone::Faint,

@@ -539,7 +539,7 @@ fn pods_table(screen: &mut Screen<'_, '_>, model: &Model, high: usize) {
             let cell = fitted(&(column.cell)(pod), column.wide);
             text += &format!(" {cell:>wide$}", wide = column.wide);
         }
-        let look = match (is_selected, pod.status, pod.place.map(|it| it.standing)) {
+        let look = match (is_selected, pod.status, pod.ranked.map(|it| it.standing)) {
             (true, ..) => Look::Selected,
             (_, PodStatus::Evicted | PodStatus::Stuck, _) => Look::Critical,
             (_, _, Some(EvictionStatus::Next)) => Look::Warning,
@@ -570,7 +570,7 @@ fn candidates_list(screen: &mut Screen<'_, '_>, overview: &Overview, high: usize
         } else {
             (' ', Look::Plain)
         };
-        let rank = pod.place.map_or(0, |place| place.rank);
+        let rank = pod.ranked.map_or(0, |ranked| ranked.rank);
         let text = format!("{mark}{rank} {}: {}", pod.pod, reason(overview, pod));
         screen.line(look, &text);
     }

@@ -6,7 +6,7 @@ pub mod svg;
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::kube::node_topology::{NodeTopology, zone_name};
+use plimsoll_core::kube::node_resource_topology::{NodeTopology, zone_name};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::{Core, Machine, NumaNode, page_size};
 

@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::node_topology::{Alignment, NodeTopology};
+use plimsoll_core::kube::node_resource_topology::{Alignment, NodeTopology};
 use plimsoll_core::placement::device::ListedDevices;
-use plimsoll_core::placement::node_topology::{Doubt, OwnPlacement, Survey, survey};
+use plimsoll_core::placement::numa_zones::{Doubt, OwnPlacement, Survey, survey};
 use plimsoll_core::protocol::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 
 use tokio::sync::mpsc;

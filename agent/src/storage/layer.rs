@@ -19,7 +19,7 @@ use rustix::process::Pid;
 
 use super::descent::OPEN_DIRECTORY;
 use super::mountinfo::{RootMount, root_mount};
-use super::places::{Places, mountinfo};
+use super::pod_paths::{PodPaths, mountinfo};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::host::file::{ControlFile, read_text};
 use crate::host::processes::start_ticks;
@@ -102,14 +102,14 @@ impl RuntimePath {
         })
     }
 
-    pub(super) fn path(&self, places: &Places) -> PathBuf {
-        places.host.path(&self.root).join(&self.below)
+    pub(super) fn path(&self, paths: &PodPaths) -> PathBuf {
+        paths.host.path(&self.root).join(&self.below)
     }
 
     /// Opens it. The runtime's directory may be a link, as an administrator makes them; nothing below it may: what is
     /// in a layer is the pod's.
-    pub(super) fn open(&self, places: &Places) -> Result<OwnedFd, Errno> {
-        let root = std::fs::canonicalize(places.host.path(&self.root))
+    pub(super) fn open(&self, paths: &PodPaths) -> Result<OwnedFd, Errno> {
+        let root = std::fs::canonicalize(paths.host.path(&self.root))
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let root = openat(CWD, &root, OPEN_DIRECTORY, Mode::empty())?;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -118,14 +118,14 @@ impl RuntimePath {
 }
 
 /// The writable layer under the machine's own root, where that is an overlay.
-pub(super) fn host_layer(places: &Places) -> Option<PathBuf> {
-    let text = mountinfo(places, "1").or_else(|| mountinfo(places, "self"))?;
+pub(super) fn host_layer(paths: &PodPaths) -> Option<PathBuf> {
+    let text = mountinfo(paths, "1").or_else(|| mountinfo(paths, "self"))?;
     root_mount(&text)?.upper
 }
 
 /// The writable layer of the container whose processes are in `cgroup`.
 pub(super) fn container_layer(
-    places: &Places,
+    paths: &PodPaths,
     mounts: &CgroupMounts,
     cgroup: &CgroupPath,
     host_layer: Option<&Path>,
@@ -152,7 +152,7 @@ pub(super) fn container_layer(
     let first = search
         .pids
         .iter()
-        .filter_map(|pid| Some((start_ticks(&places.host, *pid)?, *pid)))
+        .filter_map(|pid| Some((start_ticks(&paths.host, *pid)?, *pid)))
         .min_by_key(|(started, pid)| (*started, pid.as_raw_nonzero()));
     let Some((_, first)) = first else {
         return Layer::Absent;
@@ -161,7 +161,7 @@ pub(super) fn container_layer(
         let again = Search::of(&dir);
         again.pids.contains(&first) || hides(&again)
     };
-    layer_of(places, first, host_layer, is_listed)
+    layer_of(paths, first, host_layer, is_listed)
 }
 
 /// What a thread shows of its root.
@@ -171,38 +171,38 @@ struct Shown {
 }
 
 /// `None`: it has ended. An error: it is not to be believed.
-fn shown_by(places: &Places, thread: &str) -> Result<Option<Shown>, LayerUnknown> {
+fn shown_by(paths: &PodPaths, thread: &str) -> Result<Option<Shown>, LayerUnknown> {
     // Before anything that asks a file system: the root of such a process may be one that never answers.
-    match std::fs::read_link(places.host.procfs(format!("{thread}/ns/user"))) {
+    match std::fs::read_link(paths.host.procfs(format!("{thread}/ns/user"))) {
         Ok(namespace) if namespace == Path::new(MACHINE_USER_NAMESPACE) => {}
         Ok(_) => return Err(LayerUnknown::UserNamespace),
         Err(_) => return Ok(None),
     }
     // A thread that is ending has no mounts to show.
-    let mountinfo = mountinfo(places, thread).filter(|text| !text.is_empty());
+    let mountinfo = mountinfo(paths, thread).filter(|text| !text.is_empty());
     // A process in the machine's user namespace may have changed its root to a file system of a server, and that server
     // is not asked either.
-    let root = root_of(places, thread);
+    let root = root_of(paths, thread);
     let shown = mountinfo.zip(root.ok());
     Ok(shown.map(|(mountinfo, root)| Shown { mountinfo, root }))
 }
 
-fn root_of(places: &Places, process: &str) -> Result<Statx, Errno> {
+fn root_of(paths: &PodPaths, process: &str) -> Result<Statx, Errno> {
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let root = places.host.procfs(format!("{process}/root"));
+    let root = paths.host.procfs(format!("{process}/root"));
     statx(CWD, root, flags, StatxFlags::BASIC_STATS)
 }
 
 /// What the process shows, or the first of its threads that lives.
-fn shown_by_any(places: &Places, process: &str) -> Result<Option<Shown>, LayerUnknown> {
-    if let Some(shown) = shown_by(places, process)? {
+fn shown_by_any(paths: &PodPaths, process: &str) -> Result<Option<Shown>, LayerUnknown> {
+    if let Some(shown) = shown_by(paths, process)? {
         return Ok(Some(shown));
     }
-    let threads = std::fs::read_dir(places.host.procfs(format!("{process}/task")));
+    let threads = std::fs::read_dir(paths.host.procfs(format!("{process}/task")));
     let threads = threads.into_iter().flatten().flatten();
     for thread in threads.take(THREADS_ASKED_MAX) {
         let thread = format!("{process}/task/{}", thread.file_name().to_string_lossy());
-        if let Some(shown) = shown_by(places, &thread)? {
+        if let Some(shown) = shown_by(paths, &thread)? {
             return Ok(Some(shown));
         }
     }
@@ -212,7 +212,7 @@ fn shown_by_any(places: &Places, process: &str) -> Result<Option<Shown>, LayerUn
 /// `is_listed`: whether the process is in the container's cgroup still. There the kernel lists none that has ended with
 /// all its threads.
 fn layer_of(
-    places: &Places,
+    paths: &PodPaths,
     first: Pid,
     host_layer: Option<&Path>,
     is_listed: impl Fn() -> bool,
@@ -220,7 +220,7 @@ fn layer_of(
     let Shown {
         mountinfo: text,
         root,
-    } = match shown_by_any(places, &first.as_raw_nonzero().to_string()) {
+    } = match shown_by_any(paths, &first.as_raw_nonzero().to_string()) {
         Ok(Some(shown)) => shown,
         Ok(None) if is_listed() => return Layer::Unknown(LayerUnknown::NotShown),
         Ok(None) => return Layer::Absent,
@@ -231,7 +231,7 @@ fn layer_of(
         let device = (machine.stx_dev_major, machine.stx_dev_minor);
         (device, machine.stx_ino) == (root_device, root.stx_ino)
     };
-    if root_of(places, "1").is_ok_and(is_machines) {
+    if root_of(paths, "1").is_ok_and(is_machines) {
         return Layer::Absent;
     }
     let Some(RootMount {
@@ -250,7 +250,7 @@ fn layer_of(
         // Read-only.
         None => Layer::Absent,
         Some(upper) if Some(upper.as_path()) == host_layer => Layer::Absent,
-        Some(upper) => match RuntimePath::new(&upper, &places.layer_roots) {
+        Some(upper) => match RuntimePath::new(&upper, &paths.layer_roots) {
             Some(path) => Layer::At(path),
             None => Layer::Unknown(LayerUnknown::Elsewhere),
         },

@@ -15,16 +15,16 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::model::decision::ReclaimSource;
-use plimsoll_core::policy::disk::node_reclaim::{self, FileSystemsNow, Targets};
+use plimsoll_core::model::decision::FreeSource;
+use plimsoll_core::policy::disk::freeing::{self, FileSystemsNow, Targets};
 use plimsoll_core::policy::disk::unused::{self, ImageBook};
 use plimsoll_core::protocol::runtime_link::{Inventory, Removal, RuntimeDirectories};
 use tokio::sync::mpsc::Sender;
 
 use super::StorageEvent;
 use super::filesystem::FileSystems;
-use super::places::RuntimeLayers;
-use super::reclaim::Reclaimed;
+use super::freeing::Freed;
+use super::pod_paths::RuntimeLayers;
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::panics;
@@ -33,7 +33,7 @@ use connection::Runtime;
 
 /// Time limit for the container runtime's first answer. The agent starts without it.
 pub const RUNTIME_ASKED_WITHIN: Duration = Duration::from_secs(5);
-/// In [`StorageEvent::Reclaimed`].
+/// In [`StorageEvent::Freed`].
 pub const PROVIDER: &str = "runtime";
 /// How often it is looked which images are in use. The kubelet: 5 min (`StartGarbageCollection`).
 const LOOK: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ pub const ORDER_WITHIN: Duration = Duration::from_secs(25);
 /// So much longer while space comes of what is being removed; together less than the engine waits.
 const COMES_FOR: Duration = Duration::from_secs(35);
 const _: () = assert!(
-    (ORDER_WITHIN.as_nanos() + COMES_FOR.as_nanos()) < node_reclaim::PATIENCE_NS as u128,
+    (ORDER_WITHIN.as_nanos() + COMES_FOR.as_nanos()) < freeing::PATIENCE_NS as u128,
     "the engine waits for an order as long as that may take"
 );
 /// Removals for one order.
@@ -76,7 +76,7 @@ pub fn directories(
 /// What is to be freed, and until when.
 #[derive(Debug)]
 pub(super) struct FreeOrder {
-    pub(super) sources: Vec<ReclaimSource>,
+    pub(super) sources: Vec<FreeSource>,
     pub(super) targets: Targets,
     /// By then it is answered.
     pub(super) until: Instant,
@@ -157,17 +157,17 @@ impl RuntimeSpace {
     }
 
     fn take(&mut self, order: &FreeOrder) {
-        let mut reclaimed = Reclaimed::default();
-        let freed = panics::guard(|| self.free(order, &mut reclaimed));
+        let mut freed = Freed::default();
+        let outcome = panics::guard(|| self.free(order, &mut freed));
         self.say_failure(
-            freed
+            outcome
                 .unwrap_or_else(|panicked| Err(panicked.to_string()))
                 .err(),
         );
-        let event = StorageEvent::Reclaimed {
+        let event = StorageEvent::Freed {
             provider: PROVIDER,
             dry: false,
-            reclaimed,
+            freed,
         };
         // The engine waits for this one; the loop takes it or has ended.
         self.events.blocking_send(event).ok();
@@ -221,7 +221,7 @@ impl RuntimeSpace {
         }
     }
 
-    fn free(&mut self, order: &FreeOrder, reclaimed: &mut Reclaimed) -> Result<(), String> {
+    fn free(&mut self, order: &FreeOrder, freed: &mut Freed) -> Result<(), String> {
         let until = order.until;
         let mut passed_over = BTreeSet::new();
         let mut failure = None;
@@ -247,7 +247,7 @@ impl RuntimeSpace {
                     inventory.left_out
                 ));
             }
-            if inventory.mounts_unread > 0 && short_of.contains(&ReclaimSource::UnusedImages) {
+            if inventory.mounts_unread > 0 && short_of.contains(&FreeSource::UnusedImages) {
                 failure = Some(format!(
                     "of {} containers the runtime does not say which images they have as volumes, so one of these would seem unused: no image is removed; see `plimsoll-runtime list images`",
                     inventory.mounts_unread
@@ -258,17 +258,17 @@ impl RuntimeSpace {
             match self.runtime.remove(&removal, until) {
                 Ok(()) => {
                     self.settle(order, &before, expected, false);
-                    count(&removal, &before, &self.now(), reclaimed);
+                    count(&removal, &before, &self.now(), freed);
                 }
                 // In use after all, or broken: another one.
                 Err(connection::Failure::Refused(why)) => failure = Some(why),
                 // It may still be at it: another one might go for nothing.
                 Err(connection::Failure::Late(why)) => {
-                    self.settle_late(order, &removal, &before, expected, reclaimed);
+                    self.settle_late(order, &removal, &before, expected, freed);
                     return Err(why);
                 }
                 Err(connection::Failure::Lost(why)) if Instant::now() >= until => {
-                    self.settle_late(order, &removal, &before, expected, reclaimed);
+                    self.settle_late(order, &removal, &before, expected, freed);
                     return Err(why);
                 }
                 Err(connection::Failure::Lost(why)) if self.runtime.restarts_by(until) => {
@@ -289,12 +289,12 @@ impl RuntimeSpace {
         removal: &Removal,
         before: &FileSystemsNow,
         expected: u64,
-        reclaimed: &mut Reclaimed,
+        freed: &mut Freed,
     ) {
         self.settle(order, before, expected, true);
         let now = self.now();
         if gained(before, &now) > (0, 0) {
-            count(removal, before, &now, reclaimed);
+            count(removal, before, &now, freed);
         }
     }
 
@@ -362,18 +362,13 @@ fn gained(before: &FileSystemsNow, after: &FileSystemsNow) -> (u64, u64) {
 }
 
 /// What a removal has freed.
-fn count(
-    removal: &Removal,
-    before: &FileSystemsNow,
-    after: &FileSystemsNow,
-    reclaimed: &mut Reclaimed,
-) {
+fn count(removal: &Removal, before: &FileSystemsNow, after: &FileSystemsNow, freed: &mut Freed) {
     let (bytes, inodes) = gained(before, after);
-    reclaimed.bytes = reclaimed.bytes.saturating_add(bytes);
-    reclaimed.inodes = reclaimed.inodes.saturating_add(inodes);
+    freed.bytes = freed.bytes.saturating_add(bytes);
+    freed.inodes = freed.inodes.saturating_add(inodes);
     match removal {
-        Removal::Container(_) => reclaimed.containers += 1,
-        Removal::Image(_) => reclaimed.images += 1,
+        Removal::Container(_) => freed.containers += 1,
+        Removal::Image(_) => freed.images += 1,
     }
 }
 

@@ -13,9 +13,9 @@ use plimsoll_core::model::reading::PodStorage;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError as EventError;
 
-use super::places::Places;
+use super::freeing::{FreeRequest, Freed, FreesDisk};
+use super::pod_paths::PodPaths;
 use super::reader::Figures;
-use super::reclaim::{NodeReclaim, ReclaimRequest, Reclaimed};
 use super::usage::{PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
 use crate::host::cgroup::CgroupMounts;
@@ -37,19 +37,19 @@ const SAID_MAX: usize = 4096;
 
 /// What it works with.
 pub(super) struct Means {
-    pub(super) places: Places,
+    pub(super) paths: PodPaths,
     pub(super) mounts: CgroupMounts,
-    pub(super) providers: Vec<Box<dyn NodeReclaim>>,
+    pub(super) providers: Vec<Box<dyn FreesDisk>>,
     pub(super) cycle: Duration,
     /// The thread that reads the file systems, to be woken when a ranking is complete.
     pub(super) observer: Option<Thread>,
 }
 
-struct Reclaim {
-    request: ReclaimRequest,
+struct Freeing {
+    request: FreeRequest,
     provider: usize,
     is_first: bool,
-    so_far: Reclaimed,
+    so_far: Freed,
 }
 
 pub(super) struct Surveyor {
@@ -70,7 +70,7 @@ pub(super) struct Surveyor {
     rank_next: bool,
     /// When the last full cycle started.
     cycle_start: Option<Instant>,
-    reclaim: Option<Reclaim>,
+    freeing: Option<Freeing>,
     /// Figures that were not handed on yet, and whether they answer a ranking.
     is_changed: bool,
     is_ranked: bool,
@@ -95,7 +95,7 @@ impl Surveyor {
         figures: SyncSender<Figures>,
         events: Sender<StorageEvent>,
     ) -> Self {
-        let own_caches = OwnCaches::new(means.places.host.clone(), means.mounts.clone());
+        let own_caches = OwnCaches::new(means.paths.host.clone(), means.mounts.clone());
         Self {
             means,
             shared,
@@ -109,7 +109,7 @@ impl Surveyor {
             late_rounds: 0,
             rank_next: false,
             cycle_start: None,
-            reclaim: None,
+            freeing: None,
             is_changed: false,
             is_ranked: false,
             handed_on: None,
@@ -124,7 +124,7 @@ impl Surveyor {
 
     pub(super) fn run(mut self) {
         while self.take_orders() {
-            let is_urgent = self.reclaim.is_some() || self.is_ranking || self.rank_next;
+            let is_urgent = self.freeing.is_some() || self.is_ranking || self.rank_next;
             self.set_class(!is_urgent);
             let start = Instant::now();
             let has_worked = self.slice(start);
@@ -170,12 +170,12 @@ impl Surveyor {
         match order {
             Order::Pods(pods) => self.set_pods(pods),
             Order::Rank => self.rank_next = true,
-            Order::Reclaim(request) => {
-                self.reclaim = Some(Reclaim {
+            Order::Free(request) => {
+                self.freeing = Some(Freeing {
                     request,
                     provider: 0,
                     is_first: true,
-                    so_far: Reclaimed::default(),
+                    so_far: Freed::default(),
                 });
             }
             Order::Report => {
@@ -192,10 +192,10 @@ impl Surveyor {
         let before = self.surveyed.len();
         self.surveyed.retain(|uid, _| uids.contains(uid));
         self.is_changed |= self.surveyed.len() != before;
-        if let Some(reclaim) = &mut self.reclaim {
+        if let Some(freeing) = &mut self.freeing {
             let known: BTreeSet<&PodUid> = self.pods.iter().map(|pod| &pod.uid).collect();
             let new = uids.difference(&known).copied().cloned();
-            reclaim.request.live.extend(new);
+            freeing.request.live.extend(new);
         }
         self.doubts_quotas |= !pods.iter().all(|pod| pod.has_user_namespace);
         if self.doubts_quotas
@@ -230,7 +230,7 @@ impl Surveyor {
     /// chose what was read.
     fn slice(&mut self, start: Instant) -> bool {
         let freed = self
-            .reclaim
+            .freeing
             .as_ref()
             .map(|it| (it.provider, it.request.dry));
         // Space first: a ranking is of use only if freeing was not enough. But freeing may take long, so they take
@@ -245,14 +245,14 @@ impl Surveyor {
         });
         worked.unwrap_or_else(|error| {
             // The loop may wait for either, and gets what there is.
-            if self.reclaim.is_none()
+            if self.freeing.is_none()
                 && let Some((provider, dry)) = freed
                 && let Some(provider) = self.means.providers.get(provider)
             {
-                self.tell(StorageEvent::Reclaimed {
+                self.tell(StorageEvent::Freed {
                     provider: provider.name(),
                     dry,
-                    reclaimed: Reclaimed::default(),
+                    freed: Freed::default(),
                 });
             }
             if self.survey.take().is_some() {
@@ -266,47 +266,49 @@ impl Surveyor {
         })
     }
 
-    /// A slice of reclaim. Whether there was one to do.
+    /// A slice of freeing. Whether there was one to do.
     fn free_slice(&mut self) -> bool {
-        let Some(mut reclaim) = self.reclaim.take() else {
+        let Some(mut freeing) = self.freeing.take() else {
             return false;
         };
-        let Some(provider) = self.means.providers.get_mut(reclaim.provider) else {
+        let Some(provider) = self.means.providers.get_mut(freeing.provider) else {
             return false;
         };
         let name = provider.name();
-        match provider.reclaim(&reclaim.request, reclaim.is_first, SLICE_ENTRIES) {
-            Ok(reclaimed) => {
-                let more = reclaimed.more;
-                reclaim.so_far.add(reclaimed);
-                reclaim.is_first = false;
-                let is_due = reclaim.so_far.more.then(|| self.claim_progress());
+        match provider.free(&freeing.request, freeing.is_first, SLICE_ENTRIES) {
+            Ok(freed) => {
+                let more = freed.more;
+                freeing.so_far.add(freed);
+                freeing.is_first = false;
+                let is_due = freeing.so_far.more.then(|| self.claim_progress());
                 if is_due != Some(false) {
-                    self.tell(StorageEvent::Reclaimed {
+                    self.tell(StorageEvent::Freed {
                         provider: name,
-                        dry: reclaim.request.dry,
-                        reclaimed: reclaim.so_far.clone(),
+                        dry: freeing.request.dry,
+                        freed: freeing.so_far.clone(),
                     });
                 }
                 if !more {
-                    reclaim = Self::next_provider(reclaim);
+                    freeing = Self::next_provider(freeing);
                 }
             }
             Err(error) => {
-                self.tell(StorageEvent::Warning(format!("reclaim: {name}: {error}")));
-                reclaim = Self::next_provider(reclaim);
+                self.tell(StorageEvent::Warning(format!(
+                    "freeing disk space: {name}: {error}"
+                )));
+                freeing = Self::next_provider(freeing);
             }
         }
-        self.reclaim = Some(reclaim);
+        self.freeing = Some(freeing);
         true
     }
 
-    fn next_provider(reclaim: Reclaim) -> Reclaim {
-        Reclaim {
-            provider: reclaim.provider + 1,
+    fn next_provider(freeing: Freeing) -> Freeing {
+        Freeing {
+            provider: freeing.provider + 1,
             is_first: true,
-            so_far: Reclaimed::default(),
-            ..reclaim
+            so_far: Freed::default(),
+            ..freeing
         }
     }
 
@@ -339,7 +341,7 @@ impl Surveyor {
         };
         let mut finished = Vec::new();
         let is_done = survey.advance(
-            &self.means.places,
+            &self.means.paths,
             &self.means.mounts,
             SLICE_ENTRIES,
             |pod| finished.push(pod),

@@ -231,22 +231,22 @@ fn freed_bytes_are_reported_and_a_dry_request_frees_nothing() {
     let (handle, mut events) = machine.spawn();
     for dry in [true, false] {
         handle
-            .reclaim(ReclaimRequest {
+            .free(FreeRequest {
                 dry,
                 ended: [PodUid::from("ended")].into(),
-                ..ReclaimRequest::default()
+                ..FreeRequest::default()
             })
             .unwrap();
-        let (provider, said_dry, reclaimed) = wait(&mut events, |event| match event {
-            StorageEvent::Reclaimed {
+        let (provider, said_dry, freed) = wait(&mut events, |event| match event {
+            StorageEvent::Freed {
                 provider,
                 dry,
-                reclaimed,
-            } if !reclaimed.more => Some((provider, dry, reclaimed)),
+                freed,
+            } if !freed.more => Some((provider, dry, freed)),
             _ => None,
         });
         assert_eq!((provider, said_dry), ("ended-pods", dry));
-        assert_eq!((reclaimed.items, reclaimed.inodes), (1, 2));
+        assert_eq!((freed.items, freed.inodes), (1, 2));
         assert_eq!(file.exists(), dry);
     }
 }
@@ -290,17 +290,12 @@ fn every_directory_is_reported_with_the_way_it_was_measured() {
 /// Fails as a mistake in ours would.
 struct Panics;
 
-impl reclaim::NodeReclaim for Panics {
+impl freeing::FreesDisk for Panics {
     fn name(&self) -> &'static str {
         "panics"
     }
 
-    fn reclaim(
-        &mut self,
-        _: &ReclaimRequest,
-        _: bool,
-        _: u32,
-    ) -> Result<Reclaimed, reclaim::ReclaimError> {
+    fn free(&mut self, _: &FreeRequest, _: bool, _: u32) -> Result<Freed, freeing::FreeError> {
         panic!("on purpose")
     }
 }
@@ -311,12 +306,12 @@ fn a_panic_ends_one_request_and_the_loop_does_not_wait_for_it() {
     machine.volume_file("a", "1");
     let (handle, mut events) =
         Storage::spawn_with(machine.settings.clone(), vec![Box::new(Panics)]).unwrap();
-    handle.reclaim(ReclaimRequest::default()).unwrap();
+    handle.free(FreeRequest::default()).unwrap();
     let ended = wait(&mut events, |event| match event {
-        StorageEvent::Reclaimed { reclaimed, .. } => Some(reclaimed),
+        StorageEvent::Freed { freed, .. } => Some(freed),
         _ => None,
     });
-    assert_eq!(ended, Reclaimed::default());
+    assert_eq!(ended, Freed::default());
     let warning = wait(&mut events, |event| match event {
         StorageEvent::Warning(text) => Some(text),
         _ => None,
@@ -363,13 +358,13 @@ fn a_loop_that_does_not_listen_loses_readings_and_nothing_else() {
         std::thread::sleep(Duration::from_millis(10));
     }
     handle.rank_now().unwrap();
-    handle.reclaim(ReclaimRequest::default()).unwrap();
+    handle.free(FreeRequest::default()).unwrap();
     std::thread::sleep(INTERVAL_MIN * 3);
-    let (mut is_ranked, mut is_reclaimed) = (false, false);
+    let (mut is_ranked, mut is_freed) = (false, false);
     wait(&mut events, |event| {
         is_ranked |= matches!(event, StorageEvent::Ranked(_));
-        is_reclaimed |= matches!(event, StorageEvent::Reclaimed { .. });
-        (is_ranked && is_reclaimed).then_some(())
+        is_freed |= matches!(event, StorageEvent::Freed { .. });
+        (is_ranked && is_freed).then_some(())
     });
 }
 

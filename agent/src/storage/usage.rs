@@ -42,7 +42,7 @@ use rustix::io::Errno;
 use super::descent::{NAMES_MAX, OPEN_DIRECTORY, status_at};
 use super::layer::{Layer, LayerUnknown, RuntimePath, container_layer, host_layer};
 use super::mountinfo::MountKinds;
-use super::places::{Places, mountinfo};
+use super::pod_paths::{PodPaths, mountinfo};
 use super::walk::{Walk, Walked};
 use crate::host::cgroup::CgroupMounts;
 use crate::host::clock::now_ns;
@@ -180,12 +180,12 @@ type ProjectKey = (u64, u32);
 #[derive(Debug)]
 struct Planned {
     part: Part,
-    place: Place,
+    location: Location,
     project: Option<ProjectKey>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Location {
     /// On a path that is not the pod's.
     Path(PathBuf),
     /// A single file, on a path that is not the pod's.
@@ -198,27 +198,27 @@ enum Place {
     Unknown(PathBuf, LayerUnknown),
 }
 
-impl Place {
-    fn path(&self, places: &Places) -> PathBuf {
+impl Location {
+    fn path(&self, paths: &PodPaths) -> PathBuf {
         match self {
             Self::Path(path)
             | Self::File(path)
             | Self::Runtime(path, _)
             | Self::Unknown(path, _) => path.clone(),
-            Self::Layer(layer) => layer.path(places),
+            Self::Layer(layer) => layer.path(paths),
         }
     }
 
     /// Opens it, unless that would ask a server.
-    fn open(&self, places: &Places, kinds: &mut MountKinds) -> Result<OwnedFd, MeasuredBy> {
+    fn open(&self, paths: &PodPaths, kinds: &mut MountKinds) -> Result<OwnedFd, MeasuredBy> {
         match self {
-            Self::Path(path) => match served(places, kinds, path) {
+            Self::Path(path) => match served(paths, kinds, path) {
                 Some(kind) => Err(MeasuredBy::Served(kind)),
                 None => {
                     openat(CWD, path, OPEN_DIRECTORY, Mode::empty()).map_err(MeasuredBy::Failed)
                 }
             },
-            Self::Layer(layer) => layer.open(places).map_err(MeasuredBy::Failed),
+            Self::Layer(layer) => layer.open(paths).map_err(MeasuredBy::Failed),
             Self::File(path) => Err(match status_at(CWD, path) {
                 Ok(status) => MeasuredBy::Walked(Walked::of_file(&status)),
                 Err(error) => MeasuredBy::Failed(error),
@@ -231,7 +231,7 @@ impl Place {
 
 /// The kind of file system that is mounted on a directory, if it is one that asks a server for everything. The server
 /// is not asked for this.
-fn served(places: &Places, kinds: &mut MountKinds, path: &Path) -> Option<&'static str> {
+fn served(paths: &PodPaths, kinds: &mut MountKinds, path: &Path) -> Option<&'static str> {
     let status = status_at(CWD, path).ok()?;
     let is_mount = status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
     if !is_mount {
@@ -239,7 +239,7 @@ fn served(places: &Places, kinds: &mut MountKinds, path: &Path) -> Option<&'stat
     }
     if kinds.served(status.stx_mnt_id).is_none() {
         // Made since the list was read.
-        *kinds = MountKinds::of(&mountinfo(places, "self")?);
+        *kinds = MountKinds::of(&mountinfo(paths, "self")?);
     }
     kinds.served(status.stx_mnt_id)?
 }
@@ -308,7 +308,7 @@ impl Survey {
     /// All directories are found before the first is measured: only then is it known which share a project.
     pub fn advance(
         &mut self,
-        places: &Places,
+        paths: &PodPaths,
         mounts: &CgroupMounts,
         entries: u32,
         mut finished: impl FnMut(PodSurvey),
@@ -318,9 +318,9 @@ impl Survey {
             if left == 0 {
                 return false;
             }
-            let host_layer = self.host_layer.get_or_insert_with(|| host_layer(places));
+            let host_layer = self.host_layer.get_or_insert_with(|| host_layer(paths));
             let kinds = &mut self.mount_kinds;
-            let plan = plan(places, mounts, pod, host_layer.as_deref(), kinds);
+            let plan = plan(paths, mounts, pod, host_layer.as_deref(), kinds);
             left = left.saturating_sub(1 + u32::try_from(plan.len()).unwrap_or(u32::MAX));
             for directory in &plan {
                 if let Some(key) = directory.project {
@@ -344,7 +344,7 @@ impl Survey {
                     self.names = 0;
                     left -= 1;
                 }
-                Some(_) => match self.measure(places, &mut left) {
+                Some(_) => match self.measure(paths, &mut left) {
                     Some(report) => self.reports.push(report),
                     None => return false,
                 },
@@ -362,12 +362,12 @@ impl Survey {
 
     /// Goes on with the current directory. `left`: how many names the slice may still read; `None`: it ends before the
     /// directory does.
-    fn measure(&mut self, places: &Places, left: &mut u32) -> Option<DirectoryReport> {
+    fn measure(&mut self, paths: &PodPaths, left: &mut u32) -> Option<DirectoryReport> {
         let begun = match self.walk.take() {
             Some(walk) => Begun::Walk(walk),
             None => {
                 *left = left.saturating_sub(1);
-                self.begin(places)
+                self.begin(paths)
             }
         };
         let (way, used) = match begun {
@@ -379,7 +379,7 @@ impl Survey {
         Some(DirectoryReport {
             uid: self.pods[self.pod].uid.clone(),
             part: planned.part.clone(),
-            path: planned.place.path(places),
+            path: planned.location.path(paths),
             way,
             used,
             at_ns: now_ns(),
@@ -387,15 +387,15 @@ impl Survey {
     }
 
     /// Begins with the current directory.
-    fn begin(&mut self, places: &Places) -> Begun {
+    fn begin(&mut self, paths: &PodPaths) -> Begun {
         let names_left = self.names_left();
         let planned = &self.plans[self.pod][self.reports.len()];
-        let fd = match planned.place.open(places, &mut self.mount_kinds) {
+        let fd = match planned.location.open(paths, &mut self.mount_kinds) {
             Ok(fd) => fd,
             Err(way) => {
-                let used = match (way, &planned.place) {
+                let used = match (way, &planned.location) {
                     (MeasuredBy::Walked(walked), _) => by_walk(walked).1,
-                    (_, Place::Runtime(_, used)) => *used,
+                    (_, Location::Runtime(_, used)) => *used,
                     _ => Used::default(),
                 };
                 return Begun::Measured(way, used);
@@ -459,58 +459,58 @@ fn by_walk(walked: Walked) -> (MeasuredBy, Used) {
 
 /// The directories that a pod has.
 fn plan(
-    places: &Places,
+    paths: &PodPaths,
     mounts: &CgroupMounts,
     pod: &PodDirs,
     host_layer: Option<&Path>,
     kinds: &mut MountKinds,
 ) -> Vec<Planned> {
     let mut plan = Vec::new();
-    let mut add = |part, place: Place| match place.open(places, kinds) {
+    let mut add = |part, location: Location| match location.open(paths, kinds) {
         Ok(fd) => plan.push(Planned {
             part,
             project: project_rooted_at(&fd),
-            place,
+            location,
         }),
         Err(MeasuredBy::Failed(Errno::NOENT)) => {}
         // What cannot be read is said when it is measured.
         Err(_) => plan.push(Planned {
             part,
-            place,
+            location,
             project: None,
         }),
     };
     for container in &pod.containers {
         let rootfs = Part::Rootfs(container.name.clone());
         let cgroup = || container.cgroup.as_path().to_owned();
-        let measured = places.runtime_layers.of(&pod.uid, &container.name);
+        let measured = paths.runtime_layers.of(&pod.uid, &container.name);
         match (
-            container_layer(places, mounts, &container.cgroup, host_layer),
+            container_layer(paths, mounts, &container.cgroup, host_layer),
             measured,
         ) {
-            (Layer::At(layer), _) => add(rootfs, Place::Layer(layer)),
+            (Layer::At(layer), _) => add(rootfs, Location::Layer(layer)),
             // Beside a kubelet a container's cgroup has another name, and its processes are not found.
             (Layer::Absent | Layer::Unknown(_), Some(used)) => {
-                add(rootfs, Place::Runtime(cgroup(), used));
+                add(rootfs, Location::Runtime(cgroup(), used));
             }
             (Layer::Absent, None) => {}
-            (Layer::Unknown(why), None) => add(rootfs, Place::Unknown(cgroup(), why)),
+            (Layer::Unknown(why), None) => add(rootfs, Location::Unknown(cgroup(), why)),
         }
         let identity = (pod.namespace.as_str(), pod.name.as_str(), &pod.uid);
-        if let Some(logs) = places.container_logs_dir(identity, &container.name) {
-            add(Part::Logs(container.name.clone()), Place::Path(logs));
+        if let Some(logs) = paths.container_logs_dir(identity, &container.name) {
+            add(Part::Logs(container.name.clone()), Location::Path(logs));
         }
     }
     for volume in &pod.volumes {
-        if let Some(path) = places.volume_dir(&pod.uid, volume.plugin, &volume.name) {
-            add(Part::Volume(volume.name.clone()), Place::Path(path));
+        if let Some(path) = paths.volume_dir(&pod.uid, volume.plugin, &volume.name) {
+            add(Part::Volume(volume.name.clone()), Location::Path(path));
         }
     }
-    if let Some(dir) = places.pod_dir(&pod.uid) {
-        add(Part::EtcHosts, Place::File(dir.join("etc-hosts")));
+    if let Some(dir) = paths.pod_dir(&pod.uid) {
+        add(Part::EtcHosts, Location::File(dir.join("etc-hosts")));
         add(
             Part::TerminationMessages,
-            Place::Path(dir.join("containers")),
+            Location::Path(dir.join("containers")),
         );
     }
     plan

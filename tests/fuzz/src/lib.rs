@@ -59,7 +59,7 @@ use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::protocol::runtime_link::{self, FromNri, FromRuntime, Inventory, ToNri, ToRuntime};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
-use plimsoll_core::placement::node_topology::survey;
+use plimsoll_core::placement::numa_zones::survey;
 use plimsoll_core::policy::disk::unused::{ImageBook, ended_containers, unused_images};
 use plimsoll_runtime::nri::mux::Mux;
 use plimsoll_trace::names::NAME_BYTES_MAX;

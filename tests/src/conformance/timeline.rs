@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::decision::{Decision, Reason, ReclaimSource};
+use plimsoll_core::model::decision::{Decision, FreeSource, Reason};
 use plimsoll_core::model::event::{Cause, Event, EventKind};
 use plimsoll_core::model::reading::{PodProcesses, ProcessReading, StorageReading};
 use plimsoll_core::model::signal::{NodeCondition, Observation, Observations, Signal};
@@ -174,19 +174,19 @@ impl Node {
         self.compare_thresholds(&step)?;
 
         let mut reclaimed = NodeReclaim::default();
-        let sources: Vec<ReclaimSource> = decisions
+        let sources: Vec<FreeSource> = decisions
             .iter()
             .filter_map(|decision| match decision {
-                Decision::ReclaimNode { sources, .. } => Some(sources.clone()),
+                Decision::FreeDisk { sources, .. } => Some(sources.clone()),
                 _ => None,
             })
             .flatten()
             .collect();
         if !sources.is_empty() {
             let count = |source| u32::from(sources.contains(&source));
-            reclaimed.container_gc = count(ReclaimSource::EndedContainers);
-            reclaimed.image_gc = count(ReclaimSource::UnusedImages);
-            self.event(EventKind::NodeReclaimed {
+            reclaimed.container_gc = count(FreeSource::EndedContainers);
+            reclaimed.image_gc = count(FreeSource::UnusedImages);
+            self.event(EventKind::DiskFreed {
                 bytes: 0,
                 inodes: 0,
                 error: None,
@@ -196,7 +196,7 @@ impl Node {
                 Some(after) if reclaimed != NodeReclaim::default() => observed(after)?,
                 _ => observations,
             };
-            decisions.extend(self.judge(Cause::NodeReclaimed, &after));
+            decisions.extend(self.judge(Cause::DiskFreed, &after));
         }
         if let Some(expected) = &step.node_reclaim {
             same("node reclaim", &reclaimed, expected)?;

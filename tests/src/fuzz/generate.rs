@@ -146,7 +146,7 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
             error: "refused".to_owned(),
         },
         27 => EventKind::EvictionRefused { uid: any(random) },
-        28 => EventKind::PodEnding { uid: any(random) },
+        28 => EventKind::PodEndedByKubelet { uid: any(random) },
         30 => EventKind::FirstProcessesEnded { uid: any(random) },
         29 => EventKind::Overused(Arc::new(Overused {
             until_ns: now_ns.saturating_add(random.below(60_000) * MS),
@@ -164,7 +164,7 @@ pub(super) fn event(random: &mut Random, now_ns: &mut u64) -> Event {
             action: *random.pick(&[Action::Terminate, Action::Kill]),
             error: "refused".to_owned(),
         },
-        9 => EventKind::NodeReclaimed {
+        9 => EventKind::DiskFreed {
             bytes: random.below(CAPACITY),
             inodes: random.below(1000),
             error: None,
@@ -264,7 +264,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
         Cause::Timer,
         Cause::Timer,
         Cause::Storage,
-        Cause::NodeReclaimed,
+        Cause::DiskFreed,
         Cause::PressureStall,
         Cause::MemoryEvent,
         Cause::Lifecycle,

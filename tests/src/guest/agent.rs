@@ -55,7 +55,7 @@ pub enum Event {
         kill: LastLineKill,
     },
     /// Disk space was freed without ending a pod.
-    NodeReclaimed {
+    DiskFreed {
         /// On disk.
         bytes: u64,
         /// Files and directories.

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
+use plimsoll_core::arbitration::deletion::GRACE_MAX_S;
 
 use super::judge::Reclaim;
 use crate::backoff::Backoff;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
+use plimsoll_core::arbitration::deletion::GRACE_MAX_S;
 use serde_json::{Value, json};
 
 use super::seen::node::SeenNode;

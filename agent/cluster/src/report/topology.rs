@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::kube::node_topology::{KnownPod, ListedPod, NodeTopology};
+use plimsoll_core::kube::node_resource_topology::{KnownPod, ListedPod, NodeTopology};
 use serde_json::{Value, json};
 
 use crate::backoff::Backoff;

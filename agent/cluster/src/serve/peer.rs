@@ -1,5 +1,5 @@
-//! Who calls, and what is left for others: places and time are few, and whoever reaches the port can ask for all of
-//! them. Pure.
+//! Who calls, and what is left for others: connections and time are few, and whoever reaches the port can ask for all
+//! of them. Pure.
 //!
 //! Approach: peers are told apart by their addresses, so one of them can have all that nobody else wants, and no more
 //! than its part of what others want too.

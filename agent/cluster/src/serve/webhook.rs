@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::peer::{FairPace, Peer};
-use super::{AFTER_REFUSAL, Places};
+use super::{AFTER_REFUSAL, Connections};
 use crate::certificate::Served;
 
 /// The path of reviews of Consumers.
@@ -67,7 +67,7 @@ pub async fn serve<F, A>(
     F: Fn(Peer, Bytes) -> A + Clone + Send + 'static,
     A: Future<Output = Result<Vec<u8>, StatusCode>> + Send + 'static,
 {
-    let places = Places::new();
+    let connections = Connections::new();
     let mut pace = FairPace::new(CONNECTIONS_PER_SECOND);
     loop {
         let Ok((stream, from)) = listener.accept().await else {
@@ -77,10 +77,14 @@ pub async fn serve<F, A>(
         let Some(served) = slot.get() else {
             continue;
         };
-        let (peer, ms, end) = (Peer::of(from.ip()), places.ms(), Arc::new(Notify::new()));
+        let (peer, ms, end) = (
+            Peer::of(from.ip()),
+            connections.ms(),
+            Arc::new(Notify::new()),
+        );
         let taken = pace
             .takes(peer, ms)
-            .then(|| places.seats().take(peer, end.clone(), ms));
+            .then(|| connections.seats().take(peer, end.clone(), ms));
         let Some((number, ended)) = taken.flatten() else {
             left_out();
             continue;
@@ -89,17 +93,17 @@ pub async fn serve<F, A>(
             ended.notify_one();
             left_out();
         }
-        let places = places.clone();
+        let connections = connections.clone();
         let review = review.clone();
         tokio::spawn(async move {
             let asked = {
-                let places = places.clone();
+                let connections = connections.clone();
                 move |body: Bytes| {
-                    let (places, answer) = (places.clone(), review(peer, body));
+                    let (connections, answer) = (connections.clone(), review(peer, body));
                     async move {
-                        places.seats().answers(number, false, places.ms());
+                        connections.seats().answers(number, false, connections.ms());
                         let answer = answer.await;
-                        places.seats().answers(number, true, places.ms());
+                        connections.seats().answers(number, true, connections.ms());
                         answer
                     }
                 }
@@ -108,7 +112,7 @@ pub async fn serve<F, A>(
                 () = connection(stream, served, asked) => {}
                 () = end.notified() => {}
             }
-            places.seats().free(number);
+            connections.seats().free(number);
         });
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll_core::kube::node_topology::{Alignment, Amounts, NodeTopology, Zone};
+use plimsoll_core::kube::node_resource_topology::{Alignment, Amounts, NodeTopology, Zone};
 
 use super::*;
 

@@ -142,7 +142,7 @@ impl Objects {
             .zip(parents)
             .map(|(row, parent)| resolver.consumer(row, parent, &nodes))
             .collect();
-        let looked_up = Places {
+        let looked_up = Indexes {
             nodes: nodes
                 .iter()
                 .map(|node| node.name.as_str())
@@ -223,7 +223,7 @@ impl Objects {
 }
 
 /// The places of what pods name.
-struct Places<'a> {
+struct Indexes<'a> {
     nodes: BTreeMap<&'a str, usize>,
     namespaces: BTreeMap<&'a str, usize>,
     budgets: BTreeMap<(&'a str, &'a str), usize>,
@@ -473,7 +473,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn pod(&mut self, pod: &NamedPod, places: &Places<'_>) -> Pod {
+    fn pod(&mut self, pod: &NamedPod, indexes: &Indexes<'_>) -> Pod {
         let object = shown_pod(pod);
         if is_nothing(&pod.requests) {
             self.note(
@@ -482,15 +482,15 @@ impl<'a> Resolver<'a> {
                 "requests nothing; it counts as one of pods alone",
             );
         }
-        let place_of = |name: &String| places.nodes.get(name.as_str()).copied();
-        let not_there = || places.nodes.get(NOT_THERE).copied();
-        let namespace = places
+        let place_of = |name: &String| indexes.nodes.get(name.as_str()).copied();
+        let not_there = || indexes.nodes.get(NOT_THERE).copied();
+        let namespace = indexes
             .namespaces
             .get(pod.namespace.as_str())
             .copied()
             .unwrap_or_default();
         let budget = |name: &String| {
-            places
+            indexes
                 .budgets
                 .get(&(pod.namespace.as_str(), name.as_str()))
                 .copied()

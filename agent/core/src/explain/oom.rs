@@ -18,7 +18,7 @@ use crate::kube::qos::QosClass;
 use crate::model::config::EngineConfig;
 use crate::model::options::OomOrder;
 use crate::model::state::{NodeState, PodState};
-use crate::policy::oom::order::{OomPlace, OomPlan, Tier};
+use crate::policy::oom::order::{OomPlan, PlannedContainer, Tier};
 use crate::policy::oom::score::{self, Score, ScoreRule};
 
 /// The order in which the kernel would kill.
@@ -118,9 +118,9 @@ impl OomExplanation {
             .flat_map(|pod| containers_of(pod, capacity, swap_bytes))
             .collect();
         // Searching the plan for each container would be quadratic.
-        let planned: BTreeMap<(&PodUid, &str), &OomPlace> = plan
+        let planned: BTreeMap<(&PodUid, &str), &PlannedContainer> = plan
             .into_iter()
-            .flat_map(|plan| &plan.places)
+            .flat_map(|plan| &plan.containers)
             .map(|place| ((&place.uid, place.container.as_str()), place))
             .collect();
         for container in &mut containers {

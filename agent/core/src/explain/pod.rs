@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::explain::limit_defaults::LimitDefaults;
 use crate::explain::ranking::{
-    Candidate, EvictionStatus, ExplainedRanking, NotRankedReason, Place,
+    Candidate, EvictionStatus, ExplainedRanking, NotRankedReason, RankedPod,
 };
 use crate::kube::pod::Exemption;
 use crate::kube::pod_uid::PodUid;
@@ -105,7 +105,7 @@ pub struct ExplainedPod {
     /// The working set, bytes.
     pub memory_working_set_bytes: Option<u64>,
     /// Where it stands; `None`: it is not ranked.
-    pub place: Option<Place>,
+    pub ranked: Option<RankedPod>,
     /// Why it is not ranked, if it is not.
     pub not_ranked: Option<NotRankedReason>,
     /// The pod before it, and what puts that ahead.
@@ -165,42 +165,42 @@ impl ExplainedPod {
         resource: Resource,
         pod: &PodState,
         candidate: Option<Candidate>,
-        ranked: &[Candidate],
+        candidates: &[Candidate],
         memory_capacity_bytes: Option<u64>,
     ) -> Self {
         let ranking = resource.ranking();
-        let explained = ExplainedRanking::new(ranking, ranked.to_vec());
+        let explained = ExplainedRanking::new(ranking, candidates.to_vec());
         let at = explained
-            .places
+            .pods
             .iter()
-            .position(|place| place.uid == pod.row.uid);
-        let place = at.map(|at| explained.places[at].clone());
-        let neighbour = |place: Option<&Place>, by: Option<Comparator>| {
-            let (place, by) = place.zip(by)?;
+            .position(|entry| entry.uid == pod.row.uid);
+        let ranked = at.map(|at| explained.pods[at].clone());
+        let neighbour = |neighbour: Option<&RankedPod>, by: Option<Comparator>| {
+            let (neighbour, by) = neighbour.zip(by)?;
             Some(Neighbour {
-                pod: place.pod.clone(),
+                pod: neighbour.pod.clone(),
                 by,
             })
         };
         let previous = at
             .and_then(|at| at.checked_sub(1))
-            .map(|at| &explained.places[at]);
-        let following = at.and_then(|at| explained.places.get(at + 1));
-        let before = neighbour(previous, previous.and_then(|place| place.ahead_of_next_by));
+            .map(|at| &explained.pods[at]);
+        let following = at.and_then(|at| explained.pods.get(at + 1));
+        let before = neighbour(previous, previous.and_then(|entry| entry.ahead_of_next_by));
         let after = neighbour(
             following,
-            place.as_ref().and_then(|place| place.ahead_of_next_by),
+            ranked.as_ref().and_then(|entry| entry.ahead_of_next_by),
         );
-        let shielded_by = explained.places[..at.unwrap_or(0)]
+        let shielded_by = explained.pods[..at.unwrap_or(0)]
             .iter()
-            .filter(|place| place.exempt.is_none())
+            .filter(|entry| entry.exempt.is_none())
             .count();
         // The first other pod that can be chosen: a pod that ranks behind it is safe while it runs.
-        let rival = ranked
+        let rival = candidates
             .iter()
             .filter(|other| other.exempt.is_none() && other.row.uid != pod.row.uid)
             .min_by(|a, b| ranking.compare(&a.row, &b.row));
-        let standing = place.as_ref().map(|place| place.standing);
+        let standing = ranked.as_ref().map(|entry| entry.standing);
         let (mut ways, mut next_at_usage) = (Vec::new(), None);
         if let (Some(candidate), Some(rival)) = (&candidate, rival) {
             match standing {
@@ -224,11 +224,11 @@ impl ExplainedPod {
             termination_grace_period_s: pod.termination_grace_period_s,
             memory_usage_bytes: pod.memory.map(|memory| memory.usage_bytes),
             memory_working_set_bytes: pod.memory.map(|memory| memory.working_set_bytes),
-            not_ranked: match place {
+            not_ranked: match ranked {
                 Some(_) => None,
                 None => Some(NotRankedReason::of(pod)),
             },
-            place,
+            ranked,
             before,
             after,
             shielded_by,

@@ -88,14 +88,14 @@ pub enum EvictionStatus {
     Next,
     /// Other pods are evicted before it.
     Waits,
-    /// Evictions skip it; see [`Place::exempt`].
+    /// Evictions skip it; see [`RankedPod::exempt`].
     Skipped,
 }
 
 /// One pod of the ranking.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Place {
+pub struct RankedPod {
     /// Its rank, from 1; exempt pods are counted too, as the kubelet does it.
     pub rank: usize,
     /// `namespace/name`.
@@ -141,7 +141,7 @@ pub struct ExplainedRanking {
     /// What is compared, the most important first.
     pub comparators: Vec<Comparator>,
     /// The pods, the first to be evicted first.
-    pub places: Vec<Place>,
+    pub pods: Vec<RankedPod>,
 }
 
 impl ExplainedRanking {
@@ -160,7 +160,7 @@ impl ExplainedRanking {
             candidates.any(|candidate| excess(&candidate.row) > 0)
         };
         let (is_over_share, is_overused) = (any(|row| row.over_share), any(|row| row.overused));
-        let places = candidates
+        let pods = candidates
             .into_iter()
             .enumerate()
             .map(|(index, candidate)| {
@@ -169,7 +169,7 @@ impl ExplainedRanking {
                     (None, Some(first)) if first == index => EvictionStatus::Next,
                     (None, _) => EvictionStatus::Waits,
                 };
-                Place::new(index, candidate, standing, ahead_by.get(index).copied())
+                RankedPod::new(index, candidate, standing, ahead_by.get(index).copied())
             })
             .collect();
         Self {
@@ -183,19 +183,19 @@ impl ExplainedRanking {
                     _ => true,
                 })
                 .collect(),
-            places,
+            pods,
         }
     }
 
     /// The pod that would be evicted.
-    pub fn next(&self) -> Option<&Place> {
-        self.places
+    pub fn next(&self) -> Option<&RankedPod> {
+        self.pods
             .iter()
-            .find(|place| place.standing == EvictionStatus::Next)
+            .find(|pod| pod.standing == EvictionStatus::Next)
     }
 }
 
-impl Place {
+impl RankedPod {
     fn new(
         index: usize,
         candidate: Candidate,
@@ -258,9 +258,9 @@ mod tests {
                 candidate("unknown", None, 10, true),
             ],
         );
-        let of = |place: &Place| (place.pod.clone(), place.standing, place.ahead_of_next_by);
+        let of = |pod: &RankedPod| (pod.pod.clone(), pod.standing, pod.ahead_of_next_by);
         assert_eq!(
-            ranking.places.iter().map(of).collect::<Vec<_>>(),
+            ranking.pods.iter().map(of).collect::<Vec<_>>(),
             [
                 (
                     "default/unknown".into(),
@@ -281,12 +281,12 @@ mod tests {
             ]
         );
         assert_eq!(ranking.next().unwrap().rank, 3);
-        let small = &ranking.places[3];
+        let small = &ranking.pods[3];
         assert_eq!(
             (small.usage, small.request, small.usage_over_request),
             (Some(1), 10, Some(-9))
         );
-        assert_eq!(ranking.places[0].usage_over_request, None);
+        assert_eq!(ranking.pods[0].usage_over_request, None);
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(ExplainedRanking::new(Ranking::Memory, all).next(), None);
         assert!(
             ExplainedRanking::new(Ranking::Pids, Vec::new())
-                .places
+                .pods
                 .is_empty()
         );
     }
@@ -304,7 +304,7 @@ mod tests {
     fn json_is_read_back() {
         let ranking = ExplainedRanking::new(Ranking::Disk, vec![candidate("a", Some(1), 0, true)]);
         let json = serde_json::to_value(&ranking).unwrap();
-        assert_eq!(json["places"][0]["exempt"], "static");
+        assert_eq!(json["pods"][0]["exempt"], "static");
         assert_eq!(
             serde_json::from_value::<ExplainedRanking>(json).unwrap(),
             ranking

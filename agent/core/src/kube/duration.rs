@@ -3,6 +3,8 @@
 //! Rule: `time.ParseDuration` of Go 1.26. Units `ns us µs ms s m h`, each number with its unit, an optional sign,
 //! fractions computed as `float64` and truncated to whole nanoseconds; a bare `0` is allowed.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 /// Why a text is not a duration.
@@ -25,6 +27,9 @@ pub enum DurationError {
     /// More than about 292 years.
     #[error("duration {0:?} is too long: it must fit in 64 bits of nanoseconds")]
     Overflow(String),
+    /// Less than nothing, where that has no meaning.
+    #[error("duration {0:?} is negative: use 0 or more")]
+    Negative(String),
 }
 
 const UNITS_NS: [(&str, u64); 8] = [
@@ -37,6 +42,15 @@ const UNITS_NS: [(&str, u64); 8] = [
     ("m", 60_000_000_000),
     ("h", 3_600_000_000_000),
 ];
+
+/// Reads a duration that is not negative.
+///
+/// # Errors
+/// [`DurationError`] with the text as written.
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    let ns = u64::try_from(parse_ns(text)?).map_err(|_| DurationError::Negative(text.into()))?;
+    Ok(Duration::from_nanos(ns))
+}
 
 /// Reads a duration, in nanoseconds.
 ///
@@ -143,6 +157,9 @@ mod tests {
 
     #[test]
     fn refuses_the_rest_by_name() {
+        assert_eq!(parse("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse("0"), Ok(Duration::ZERO));
+        assert!(matches!(parse("-1s"), Err(DurationError::Negative(_))));
         assert!(matches!(parse_ns(""), Err(DurationError::Invalid(_))));
         assert!(matches!(parse_ns("-"), Err(DurationError::Invalid(_))));
         assert!(matches!(parse_ns("."), Err(DurationError::Invalid(_))));

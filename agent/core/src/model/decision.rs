@@ -78,19 +78,19 @@ pub enum Decision {
         /// Which pod.
         uid: PodUid,
         /// How it ended.
-        ending: Ending,
+        ending: EvictionEnding,
         /// `memory.current` of the pod when its eviction began.
         usage_before_bytes: u64,
         /// How much of that came back.
         freed_bytes: u64,
     },
     /// Free disk space without ending a pod;
-    /// [`EventKind::NodeReclaimed`](crate::model::event::EventKind::NodeReclaimed) follows.
-    ReclaimNode {
+    /// [`EventKind::DiskFreed`](crate::model::event::EventKind::DiskFreed) follows.
+    FreeDisk {
         /// The threshold that is met.
         signal: Signal,
         /// What to look at, in this order.
-        sources: Vec<ReclaimSource>,
+        sources: Vec<FreeSource>,
     },
     /// Read file systems, and what pods have on them, at this interval. Replaces the earlier one.
     ReadStorageEvery {
@@ -243,7 +243,7 @@ pub enum Decision {
 /// What can be freed on a file system without ending a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ReclaimSource {
+pub enum FreeSource {
     /// Logs and local volumes of pods that have ended.
     EndedPods,
     /// Containers that have ended (`containerGC.DeleteAllUnusedContainers` of the kubelet).
@@ -395,7 +395,7 @@ pub enum KillReason {
 /// How a pod that was being ended finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum EvictionEnding {
     /// Its cgroup is empty and 95 % of its memory is back.
     Freed,
     /// Its cgroup is empty, and memory is still charged to it after the wait: shared pages or a slow release.

@@ -81,7 +81,7 @@ pub enum EventKind {
     },
     /// The kubelet ends a pod, by its own decision or another's: its phase is terminal, or its deletion has begun.
     /// Nothing if it is leaving already.
-    PodEnding {
+    PodEndedByKubelet {
         /// Which pod.
         uid: PodUid,
     },
@@ -120,9 +120,9 @@ pub enum EventKind {
     PlacementDue,
     /// Readings of the node and of every pod with a cgroup.
     Sample(Sample),
-    /// What was asked for by [`Decision::ReclaimNode`](crate::model::decision::Decision::ReclaimNode) has been done, as
-    /// far as it could be. The next sample with [`Cause::NodeReclaimed`] shows what came of it.
-    NodeReclaimed {
+    /// What was asked for by [`Decision::FreeDisk`](crate::model::decision::Decision::FreeDisk) has been done, as
+    /// far as it could be. The next sample with [`Cause::DiskFreed`] shows what came of it.
+    DiskFreed {
         /// Bytes that were freed.
         bytes: u64,
         /// Inodes that were freed.
@@ -188,7 +188,7 @@ impl EventKind {
             | Self::BudgetApplied { .. }
             | Self::BudgetRemoved { .. }
             | Self::PodRunning { .. }
-            | Self::PodEnding { .. }
+            | Self::PodEndedByKubelet { .. }
             | Self::EvictionRefused { .. }
             | Self::Overused(_)
             | Self::ContainerEnded { .. }
@@ -197,7 +197,7 @@ impl EventKind {
             | Self::PlacementDue
             | Self::RoomSought
             | Self::DevicesGiven { .. }
-            | Self::NodeReclaimed { .. }
+            | Self::DiskFreed { .. }
             | Self::CpuReading(_)
             | Self::CpuNotWritten { .. } => false,
         }
@@ -346,7 +346,7 @@ pub enum Cause {
     /// File systems, and what pods have on them, have been read.
     Storage,
     /// Disk space has been freed without ending a pod, and file systems have been read since.
-    NodeReclaimed,
+    DiskFreed,
 }
 
 /// Which pods a [`Sample`] has.

@@ -128,7 +128,7 @@ impl Observations {
     /// These, with what was seen after disk space had been freed, which has the times of these: `synchronize` keeps its
     /// first readings as the last ones (`lastObservations`), so that the next readings are new if they are newer than
     /// the first.
-    pub fn after_reclaim(&self, seen: &Self) -> Self {
+    pub fn after_freeing(&self, seen: &Self) -> Self {
         let mut after = *self;
         for (first, seen) in after.0.iter_mut().zip(&seen.0) {
             if let Some(seen) = seen {
@@ -221,7 +221,7 @@ mod tests {
             observations
         };
         let first = of(seen(1, Some(10)), None, seen(3, Some(10)));
-        let after = first.after_reclaim(&of(seen(5, Some(20)), seen(6, Some(20)), None));
+        let after = first.after_freeing(&of(seen(5, Some(20)), seen(6, Some(20)), None));
         assert_eq!(
             after,
             of(seen(5, Some(10)), seen(6, None), seen(3, Some(10)))

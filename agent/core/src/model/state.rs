@@ -66,7 +66,7 @@ pub struct NodeState {
     #[serde(default)]
     pub victim_seen_ns: Option<u64>,
     /// Freeing disk space without ending a pod.
-    pub node_reclaim: Option<NodeReclaim>,
+    pub disk_freeing: Option<DiskFreeing>,
     /// The interval at which file systems are read, nanoseconds; 0: not said yet.
     pub storage_interval_ns: u64,
     /// How memory shrinks, if foresight is on.
@@ -99,7 +99,7 @@ pub struct NodeState {
     pub retained: Option<Retained>,
     /// Which pods are on their way out, so that they need not all be looked at again and again. Not saved.
     #[serde(skip)]
-    pub(crate) leavers: Leavers,
+    pub(crate) leaving_uids: LeavingUids,
 }
 
 /// With more pods on their way out at one time all pods are looked at.
@@ -108,19 +108,19 @@ const LEAVERS_MAX: usize = 8;
 /// The pods that may be on their way out, by their UIDs, ascending and without a gap: what follows from the rest of a
 /// state. States are equal with and without it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Leavers {
+pub(crate) struct LeavingUids {
     /// Whether `uids` are all of them.
     pub(crate) is_known: bool,
     uids: [Option<PodUid>; LEAVERS_MAX],
 }
 
-impl PartialEq for Leavers {
+impl PartialEq for LeavingUids {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Leavers {
+impl LeavingUids {
     /// In the order of their UIDs.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &PodUid> {
         self.uids.iter().flatten()
@@ -297,7 +297,7 @@ pub struct ConditionState {
 
 /// Freeing disk space without ending a pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NodeReclaim {
+pub struct DiskFreeing {
     /// The threshold that asked for it: its place in the configuration.
     pub threshold: usize,
     /// Since when, nanoseconds.
@@ -335,11 +335,11 @@ pub struct Arming {
 /// The pods on their way out, in the order of their UIDs.
 pub(crate) fn leaving_of<'pods>(
     pods: &'pods mut BTreeMap<PodUid, PodState>,
-    leavers: &Leavers,
+    leaving_uids: &LeavingUids,
 ) -> impl Iterator<Item = (&'pods PodUid, &'pods mut PodState)> + use<'pods> {
-    let first = leavers.iter().next();
-    let last = leavers.iter().last();
-    let range = match (leavers.is_known, first.zip(last)) {
+    let first = leaving_uids.iter().next();
+    let last = leaving_uids.iter().last();
+    let range = match (leaving_uids.is_known, first.zip(last)) {
         (false, _) => Some(pods.range_mut::<PodUid, _>(..)),
         (true, Some((first, last))) => Some(pods.range_mut(first..=last)),
         (true, None) => None,
@@ -366,45 +366,49 @@ impl NodeState {
     pub fn leaving(&self) -> impl Iterator<Item = &PodState> {
         let is_leaving = |pod: &&PodState| pod.leaving.is_some();
         debug_assert!(
-            !self.leavers.is_known
+            !self.leaving_uids.is_known
                 || self.pods.values().filter(is_leaving).count()
                     == self.known_leavers().filter(is_leaving).count(),
             "whatever lets a pod leave takes note of it"
         );
-        let known = self.leavers.is_known.then(|| self.known_leavers());
-        let all = (!self.leavers.is_known).then(|| self.pods.values());
+        let known = self.leaving_uids.is_known.then(|| self.known_leavers());
+        let all = (!self.leaving_uids.is_known).then(|| self.pods.values());
         let known = known.into_iter().flatten();
         known.chain(all.into_iter().flatten()).filter(is_leaving)
     }
 
     fn known_leavers(&self) -> impl Iterator<Item = &PodState> {
-        self.leavers.iter().filter_map(|uid| self.pods.get(uid))
+        self.leaving_uids
+            .iter()
+            .filter_map(|uid| self.pods.get(uid))
     }
 
     /// The pods on their way out, in the order of their UIDs.
     pub(crate) fn leaving_mut(&mut self) -> impl Iterator<Item = (&PodUid, &mut PodState)> {
-        leaving_of(&mut self.pods, &self.leavers)
+        leaving_of(&mut self.pods, &self.leaving_uids)
     }
 
     /// A pod is on its way out from now on.
     pub(crate) fn leaves(&mut self, uid: &PodUid) {
-        self.leavers.add(uid);
+        self.leaving_uids.add(uid);
     }
 
     /// Finds out which pods are on their way out, where that is not known, and forgets those that have left.
     pub(crate) fn look_for_leaving(&mut self) {
-        let Self { pods, leavers, .. } = self;
-        if leavers.is_known {
+        let Self {
+            pods, leaving_uids, ..
+        } = self;
+        if leaving_uids.is_known {
             let is_leaving = |uid: &PodUid| pods.get(uid).is_some_and(|pod| pod.leaving.is_some());
-            leavers.keep(is_leaving);
+            leaving_uids.keep(is_leaving);
             return;
         }
-        *leavers = Leavers {
+        *leaving_uids = LeavingUids {
             is_known: true,
-            ..Leavers::default()
+            ..LeavingUids::default()
         };
         for (uid, _) in pods.iter().filter(|(_, pod)| pod.leaving.is_some()) {
-            leavers.add(uid);
+            leaving_uids.add(uid);
         }
     }
 
@@ -448,21 +452,21 @@ impl NodeState {
                     }
                 }
             }
-            EventKind::PodEnding { uid } => {
+            EventKind::PodEndedByKubelet { uid } => {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     pod.ending = true;
                 }
             }
             EventKind::Sample(sample) => self.sample(sample, config),
-            EventKind::NodeReclaimed { .. } => {
-                if let Some(reclaim) = &mut self.node_reclaim {
-                    reclaim.done = true;
+            EventKind::DiskFreed { .. } => {
+                if let Some(freeing) = &mut self.disk_freeing {
+                    freeing.done = true;
                 }
             }
             // Only what is being tried is concerned, see `policy::eviction::remedies`, or what is placed, see
             // `policy::placement`.
             EventKind::RemedyReported { .. }
-            // What it means for the pod is in `policy::eviction::termination`.
+            // What it means for the pod is in `policy::eviction::leaving::steps`.
             | EventKind::LastLineKill { .. }
             | EventKind::EvictionRefused { .. }
             | EventKind::FirstProcessesEnded { .. }
@@ -595,25 +599,33 @@ mod tests {
 
     #[test]
     fn leavers_are_in_order_until_there_are_too_many() {
-        let mut leavers = Leavers {
+        let mut leaving_uids = LeavingUids {
             is_known: true,
-            ..Leavers::default()
+            ..LeavingUids::default()
         };
-        let names = |leavers: &Leavers| leavers.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let names = |leaving_uids: &LeavingUids| {
+            leaving_uids
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
         for name in ["c", "a", "b", "a"] {
-            leavers.add(&name.into());
+            leaving_uids.add(&name.into());
         }
-        assert_eq!(names(&leavers), ["a", "b", "c"]);
-        leavers.keep(|uid| uid.as_str() != "b");
-        assert_eq!(names(&leavers), ["a", "c"]);
+        assert_eq!(names(&leaving_uids), ["a", "b", "c"]);
+        leaving_uids.keep(|uid| uid.as_str() != "b");
+        assert_eq!(names(&leaving_uids), ["a", "c"]);
         for name in ["h", "g", "f", "e", "d", "b"] {
-            leavers.add(&name.into());
-            assert!(leavers.is_known);
+            leaving_uids.add(&name.into());
+            assert!(leaving_uids.is_known);
         }
-        assert_eq!(names(&leavers), ["a", "b", "c", "d", "e", "f", "g", "h"]);
-        leavers.add(&"i".into());
-        assert!(!leavers.is_known, "then all pods are looked at");
-        leavers.keep(|_| false);
-        assert!(names(&leavers).is_empty());
+        assert_eq!(
+            names(&leaving_uids),
+            ["a", "b", "c", "d", "e", "f", "g", "h"]
+        );
+        leaving_uids.add(&"i".into());
+        assert!(!leaving_uids.is_known, "then all pods are looked at");
+        leaving_uids.keep(|_| false);
+        assert!(names(&leaving_uids).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::kube::pod_uid::PodUid;
 use crate::model::bandwidth::CpuWhy;
 use crate::model::decision::{
-    Decision, Ending, KillReason, Limited, NoVictimReason, Reason, RemedyEnd,
+    Decision, EvictionEnding, KillReason, Limited, NoVictimReason, Reason, RemedyEnd,
 };
 
 /// How much something matters to a person.
@@ -50,9 +50,7 @@ impl Decision {
             Self::Finished { uid, ending, .. } => {
                 ("finished", ending.name(), Some(uid), Some(Info))
             }
-            Self::ReclaimNode { signal, .. } => {
-                ("reclaim_node", signal.row().name, None, Some(Info))
-            }
+            Self::FreeDisk { signal, .. } => ("free_disk", signal.row().name, None, Some(Info)),
             Self::ReadStorageEvery { .. } => ("read_storage_every", "", None, None),
             Self::Reclaim { uid, .. } => ("reclaim", "", Some(uid), Some(Info)),
             Self::StopReclaim { uid } => ("stop_reclaim", "", Some(uid), None),
@@ -114,7 +112,7 @@ impl KillReason {
     }
 }
 
-impl Ending {
+impl EvictionEnding {
     /// Its name in metrics.
     pub const fn name(self) -> &'static str {
         match self {

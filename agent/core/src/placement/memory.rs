@@ -40,7 +40,7 @@ use thiserror::Error;
 
 pub use demand::{DemandError, MemoryDemand};
 pub use machine::{HugePages, MachineError, MemoryTable, NodeMemory, NumaMemory, ReservedMemory};
-pub use refusal::{AllocateError, Refusal, RefusalKind, WayOut};
+pub use refusal::{AllocateError, Refusal, RefusalKind, Shortfall};
 pub use resize::NotGrown;
 
 use crate::kube::pod::{Container, Pod};

@@ -1,4 +1,4 @@
 //! Disks short: what the node can free without an eviction.
 
-pub mod node_reclaim;
+pub mod freeing;
 pub mod unused;

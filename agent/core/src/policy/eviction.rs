@@ -41,7 +41,6 @@ pub mod share;
 pub mod stall;
 pub mod swap;
 pub mod target;
-pub(crate) mod termination;
 pub mod thresholds;
 pub mod usage_bounds;
 pub(crate) mod verdict;
@@ -54,7 +53,7 @@ use crate::model::event::Cause;
 #[cfg(doc)]
 use crate::model::options::Victims;
 use crate::model::signal::{NodeCondition, Observations, Resource};
-use crate::model::state::{NodeReclaim, NodeState};
+use crate::model::state::{DiskFreeing, NodeState};
 use crate::model::threshold::Threshold;
 use foresight::Shortage;
 use thresholds::Met;
@@ -73,8 +72,8 @@ pub(crate) fn decide(
     let foreseen = foresight::shortage(config, state);
     let view = View::now(config, state);
     let asked = verdict::asked(&view, cause, observations, foreseen.as_ref());
-    if asked.after_reclaim {
-        state.node_reclaim = None;
+    if asked.after_freeing {
+        state.disk_freeing = None;
     } else {
         thresholds::update(config, state, observations);
         state.passed = true;
@@ -104,18 +103,18 @@ pub(crate) fn decide(
             breaker::report(state, met, decisions);
         }
         Next::FreeDisk(sources) => {
-            state.node_reclaim = Some(NodeReclaim {
+            state.disk_freeing = Some(DiskFreeing {
                 threshold: met.index,
                 since_ns: state.now_ns,
                 done: false,
             });
-            decisions.push(Decision::ReclaimNode {
+            decisions.push(Decision::FreeDisk {
                 signal: met.threshold.signal,
                 sources: sources.to_vec(),
             });
         }
         Next::Evict => {
-            let waits = !asked.after_reclaim
+            let waits = !asked.after_freeing
                 && remedies::before_eviction(config, state, met, observations, scratch, decisions);
             if !waits {
                 choose(config, state, met, scratch, decisions);
@@ -213,7 +212,7 @@ fn choose(
             foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);
-        termination::evict(
+        leaving::steps::evict(
             config,
             state,
             &row.uid,
@@ -230,7 +229,7 @@ fn choose(
 
 fn grace_s(config: &EngineConfig, state: &NodeState, threshold: &Threshold, uid: &PodUid) -> i64 {
     if threshold.is_hard() {
-        return termination::hard_grace_s(config);
+        return leaving::steps::hard_grace_s(config);
     }
     let max_s = config.max_pod_grace_period_s;
     let pod = state.pods.get(uid);

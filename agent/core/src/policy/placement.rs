@@ -33,14 +33,14 @@ use crate::kube::pod::{Container, Pod};
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::config::EngineConfig;
-use crate::model::decision::{Decision, Ending};
-use crate::model::departure::Departure;
+use crate::model::decision::{Decision, EvictionEnding};
 use crate::model::event::{Event, EventKind, PlacementStart};
+use crate::model::eviction_change::EvictionChange;
 use crate::model::state::{NodeState, PodState};
 use crate::placement::assignments::Assignments;
 use crate::placement::device::{GivenDevices, ListedDevices};
 use crate::placement::node::{NodePlacement, Placed};
-use crate::placement::node_topology::OwnPlacement;
+use crate::placement::numa_zones::OwnPlacement;
 
 /// Why the resources of a pod that runs are not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,7 +171,9 @@ pub(crate) fn decide(
         }
         EventKind::PodApplied { pod } => admit(config, state, &pod.uid(), decisions),
         EventKind::PodRunning { uid } => admit(config, state, uid, decisions),
-        EventKind::PodRemoved { uid } | EventKind::PodEnding { uid } => release_if_gone(state, uid),
+        EventKind::PodRemoved { uid } | EventKind::PodEndedByKubelet { uid } => {
+            release_if_gone(state, uid)
+        }
         EventKind::ContainerEnded { uid, container } => container_ended(state, uid, container),
         EventKind::Sample(_)
         | EventKind::PodEmpty { .. }
@@ -181,7 +183,7 @@ pub(crate) fn decide(
         | EventKind::Overused(_)
         | EventKind::BudgetApplied { .. }
         | EventKind::BudgetRemoved { .. }
-        | EventKind::NodeReclaimed { .. }
+        | EventKind::DiskFreed { .. }
         | EventKind::RemedyReported { .. }
         | EventKind::LastLineKill { .. }
         | EventKind::CpuReading(_)
@@ -215,12 +217,12 @@ pub(crate) fn decide(
 fn ended(decisions: &[Decision]) -> impl Iterator<Item = &PodUid> {
     decisions
         .iter()
-        .filter_map(|decision| match decision.departure() {
-            Departure::Over { uid, ending, .. } => match ending {
-                Ending::Freed | Ending::Lingering => Some(uid),
-                Ending::Stuck => None,
+        .filter_map(|decision| match decision.eviction_change() {
+            EvictionChange::Over { uid, ending, .. } => match ending {
+                EvictionEnding::Freed | EvictionEnding::Lingering => Some(uid),
+                EvictionEnding::Stuck => None,
             },
-            Departure::Evicted(_) | Departure::None => None,
+            EvictionChange::Evicted(_) | EvictionChange::None => None,
         })
 }
 

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::kube::budget::DisruptionBudget;
-use crate::kube::node_topology::NodeTopology;
+use crate::kube::node_resource_topology::NodeTopology;
 use crate::kube::pod::Pod;
 use crate::kube::pod_uid::PodUid;
 use crate::protocol::framing::Framing;

@@ -121,7 +121,7 @@ fn a_pod_that_has_gone_from_the_api_is_its_kubelets_to_end() {
 #[test]
 fn a_threshold_that_is_met_waits_briefly_for_a_pod_that_the_kubelet_ends() {
     let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
-    node.step(EventKind::PodEnding { uid: "b".into() });
+    node.step(EventKind::PodEndedByKubelet { uid: "b".into() });
     let decisions = node.sample_after(S / 100, &SHORT, Sample::default());
     assert_eq!(names(&decisions), [""; 0], "b is on its way out");
     let decisions = node.sample_after(2 * S - S / 50, &SHORT, Sample::default());
@@ -137,7 +137,7 @@ fn a_threshold_that_is_met_waits_briefly_for_a_pod_that_the_kubelet_ends() {
 fn a_soft_threshold_waits_as_briefly() {
     let mut node = beside(vec![soft(300 * MI)]);
     node.sample(&SHORT, Sample::default());
-    node.step(EventKind::PodEnding { uid: "b".into() });
+    node.step(EventKind::PodEndedByKubelet { uid: "b".into() });
     let decisions = node.sample(&SHORT, Sample::default());
     assert_eq!(names(&decisions), [""; 0], "b is on its way out");
     assert_eq!(names(&node.sample(&SHORT, Sample::default())), ["a"]);
@@ -157,7 +157,7 @@ fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves
     let mut evicted = None;
     let mut waited_ns = 0;
     for uid in ["d", "e", "f", "g"] {
-        node.step(EventKind::PodEnding { uid: uid.into() });
+        node.step(EventKind::PodEndedByKubelet { uid: uid.into() });
         let decisions = node.sample_after(9 * S / 10, &pods, Sample::default());
         waited_ns += 9 * S / 10;
         if let Some(name) = names(&decisions).first() {
@@ -177,7 +177,7 @@ fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves
         ("d", 1, 0, 0),
     ];
     assert_eq!(names(&node.sample(&plenty, Sample::default())), [""; 0]);
-    node.step(EventKind::PodEnding { uid: "d".into() });
+    node.step(EventKind::PodEndedByKubelet { uid: "d".into() });
     let short = [
         ("a", 640, 0, 0),
         ("b", 100, 0, 0),
@@ -190,7 +190,7 @@ fn pods_that_are_deleted_and_stay_hold_up_no_eviction_and_are_evicted_themselves
     // The greatest user is not spared for being deleted.
     let mut node = beside(vec![hard(Signal::MemoryAvailable, 300 * MI)]);
     node.pod("d", json!({}), year);
-    node.step(EventKind::PodEnding { uid: "d".into() });
+    node.step(EventKind::PodEndedByKubelet { uid: "d".into() });
     let greatest = [
         ("a", 100, 0, 0),
         ("b", 100, 0, 0),
@@ -229,7 +229,7 @@ fn a_limit_of_local_storage_waits_for_nobody_and_evicts_no_pod_that_is_killed() 
     };
     let mut node = beside(Vec::new());
     node.pod("d", json!({}), spec.clone());
-    node.step(EventKind::PodEnding { uid: "d".into() });
+    node.step(EventKind::PodEndedByKubelet { uid: "d".into() });
     assert_eq!(above(&mut node), ["d"]);
     assert_eq!(above(&mut node), [""; 0], "once");
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_core::model::decision::{Decision, Ending};
+use plimsoll_core::model::decision::{Decision, EvictionEnding};
 use plimsoll_core::model::event::Sample;
 use plimsoll_core::model::options::{Breaker, EvictionOptions, Victims};
 use plimsoll_core::model::signal::Signal;
@@ -95,7 +95,7 @@ impl Run {
         self.log.iter().filter(held).count()
     }
 
-    fn endings(&self) -> Vec<Ending> {
+    fn endings(&self) -> Vec<EvictionEnding> {
         let endings = self.log.iter().filter_map(|(_, decision)| match decision {
             Decision::Finished { ending, .. } => Some(*ending),
             _ => None,
@@ -127,7 +127,10 @@ fn one_pod_at_most_follows_where_memory_is_critically_short() {
     // 274 Mi are left, and half of the threshold is 550.
     run.go_on(10 * S);
     assert_eq!(run.victims(), ["hog", "a"]);
-    assert_eq!(run.endings(), [Ending::Lingering, Ending::Freed]);
+    assert_eq!(
+        run.endings(),
+        [EvictionEnding::Lingering, EvictionEnding::Freed]
+    );
     assert_eq!(run.held(), 1, "{:?}", run.log);
     // And then one per interval.
     run.go_on(30 * S);
@@ -229,7 +232,7 @@ fn page_cache_that_stays_is_no_failure() {
         decisions.iter().any(|decision| matches!(
             decision,
             Decision::Finished {
-                ending: Ending::Lingering,
+                ending: EvictionEnding::Lingering,
                 ..
             }
         )),

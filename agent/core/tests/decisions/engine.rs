@@ -6,7 +6,9 @@ use std::sync::Arc;
 use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::decision::{Decision, Ending, KillReason, NoVictimReason, Reason};
+use plimsoll_core::model::decision::{
+    Decision, EvictionEnding, KillReason, NoVictimReason, Reason,
+};
 use plimsoll_core::model::event::{Action, Cause, Event, EventKind, NodeMemory, PodMemory, Sample};
 use plimsoll_core::model::signal::{NodeCondition, Signal};
 use plimsoll_core::model::threshold::{Amount, Threshold};
@@ -164,7 +166,7 @@ fn killed(decisions: &[Decision]) -> Vec<(&str, KillReason)> {
         .collect()
 }
 
-fn endings(decisions: &[Decision]) -> Vec<(&str, Ending)> {
+fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {
     decisions
         .iter()
         .filter_map(|decision| {
@@ -238,7 +240,7 @@ fn no_second_victim_while_the_first_is_being_freed() {
     assert_eq!(evicted(&node.sample(5 * MS)), Vec::<&str>::new());
     node.uses("hog", 20);
     let decisions = node.sample(5 * MS);
-    assert_eq!(endings(&decisions), [("hog", Ending::Freed)]);
+    assert_eq!(endings(&decisions), [("hog", EvictionEnding::Freed)]);
     assert_eq!(evicted(&decisions), Vec::<&str>::new());
     // Only now, and only if it is still needed.
     node.uses("web", 950);
@@ -251,7 +253,10 @@ fn memory_that_lingers_in_an_empty_cgroup_holds_up_only_for_a_while() {
     node.empty("hog");
     node.uses("hog", 300);
     assert_eq!(endings(&node.sample(LINGER_AFTER_EMPTY_NS - MS)), []);
-    assert_eq!(endings(&node.sample(MS)), [("hog", Ending::Lingering)]);
+    assert_eq!(
+        endings(&node.sample(MS)),
+        [("hog", EvictionEnding::Lingering)]
+    );
 }
 
 #[test]
@@ -265,7 +270,7 @@ fn a_pod_lingers_only_by_a_figure_that_was_read_after_the_wait() {
     let decisions = node.step(EventKind::PodRunning { uid: web });
     assert_eq!(endings(&decisions), []);
     node.uses("hog", 0);
-    assert_eq!(endings(&node.sample(MS)), [("hog", Ending::Freed)]);
+    assert_eq!(endings(&node.sample(MS)), [("hog", EvictionEnding::Freed)]);
 }
 
 #[test]
@@ -285,7 +290,7 @@ fn grace_then_kill_then_help_then_stuck() {
             .any(|decision| matches!(decision, Decision::ReleaseMemory { .. }))
     );
     let decisions = node.sample(STUCK_AFTER_KILL_NS);
-    assert_eq!(endings(&decisions), [("hog", Ending::Stuck)]);
+    assert_eq!(endings(&decisions), [("hog", EvictionEnding::Stuck)]);
     // It cannot be freed: another has to go.
     assert_eq!(evicted(&decisions), ["web"]);
 }
@@ -365,7 +370,7 @@ fn a_pod_that_cannot_be_evicted_is_killed() {
         node.step(failed(Action::Kill));
         decisions.extend(node.sample(S));
     }
-    assert_eq!(endings(&decisions), [("hog", Ending::Stuck)]);
+    assert_eq!(endings(&decisions), [("hog", EvictionEnding::Stuck)]);
 }
 
 #[test]
@@ -552,7 +557,7 @@ fn a_removed_manifest_ends_the_pod_and_an_eviction_shortens_that() {
     assert_eq!(killed(&node.sample(S)), [("a", KillReason::GraceOver)]);
     node.empty("a");
     node.uses("a", 0);
-    assert_eq!(endings(&node.sample(MS)), [("a", Ending::Freed)]);
+    assert_eq!(endings(&node.sample(MS)), [("a", EvictionEnding::Freed)]);
     assert!(node.engine.state().pods.is_empty(), "forgotten");
 }
 

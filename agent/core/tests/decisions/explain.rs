@@ -134,7 +134,7 @@ fn a_calm_node_is_explained() {
     assert_eq!(memory.thresholds[1].met_since_ns, None);
     assert_eq!(all.victims, ["default/p0"]);
     assert_eq!(
-        all.ranking.places[0].ahead_of_next_by,
+        all.ranking.pods[0].ahead_of_next_by,
         Some(Comparator::Priority)
     );
     assert_eq!(all.kubelet.victim.as_deref(), Some("default/p0"));
@@ -174,12 +174,7 @@ fn exempt_and_idle_pods_are_distinguished() {
     let kind = EventKind::PodEmpty { uid: uid.clone() };
     engine.step(&Event { at_ns: 3, kind }, &mut Vec::new());
     let all = explained(&engine, None);
-    let standing: Vec<_> = all
-        .ranking
-        .places
-        .iter()
-        .map(|place| place.standing)
-        .collect();
+    let standing: Vec<_> = all.ranking.pods.iter().map(|pod| pod.standing).collect();
     assert_eq!(standing, [EvictionStatus::Skipped, EvictionStatus::Next]);
     assert_eq!(all.not_ranked[0].pod, "default/p1");
     assert_eq!(all.not_ranked[0].why, NotRankedReason::NotRunning);
@@ -191,7 +186,7 @@ fn exempt_and_idle_pods_are_distinguished() {
     let pod = explained(&engine, Some("p0")).pod.unwrap();
     assert!(pod.exempt.is_some() && pod.ways_out.is_empty());
     // A pod that has ended for good is ranked by neither.
-    let kind = EventKind::PodEnding { uid };
+    let kind = EventKind::PodEndedByKubelet { uid };
     engine.step(&Event { at_ns: 4, kind }, &mut Vec::new());
     let kubelet = explained(&engine, None).kubelet;
     assert_eq!(kubelet.victim.as_deref(), Some("default/p2"));
@@ -261,7 +256,7 @@ fn names_of_no_pod_or_of_several() {
 fn an_engine_that_has_seen_nothing() {
     let engine = Engine::new(config(EvictionOptions::kubelet()));
     let all = explained(&engine, None);
-    assert!(all.victims.is_empty() && all.ranking.places.is_empty());
+    assert!(all.victims.is_empty() && all.ranking.pods.is_empty());
     assert_eq!(all.signals[0].observed, None);
     assert_eq!(all.signal_because, SignalChoice::Default);
     assert!(OomExplanation::new(engine.config(), engine.state(), None, None).is_err());
@@ -288,7 +283,7 @@ proptest! {
         prop_assert_eq!(all.signal_because, SignalChoice::Met);
         prop_assert_eq!(evicted(&engine, &decisions), all.victims.clone());
         if victims == Victims::One {
-            let next = all.ranking.next().map(|place| place.pod.clone());
+            let next = all.ranking.next().map(|pod| pod.pod.clone());
             prop_assert_eq!(next, all.victims.first().cloned());
         }
         let json = serde_json::to_string(&all).unwrap();

@@ -213,7 +213,7 @@ fn pods_that_the_kubelet_ends_have_no_place_before_others() {
     }
     for name in &idle {
         let uid = PodUid::from(name.as_str());
-        node.step(EventKind::PodEnding { uid });
+        node.step(EventKind::PodEndedByKubelet { uid });
     }
     let mut pods: Vec<(&str, u64)> = idle.iter().map(|name| (name.as_str(), 1)).collect();
     pods.push(("hog", 900));

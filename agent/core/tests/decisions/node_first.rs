@@ -281,7 +281,7 @@ fn other(happens: &Happens) -> EventKind {
         Happens::Empties(pod) => EventKind::PodEmpty { uid: uid(pod) },
         Happens::IsApplied(at) => pod(NAMES[*at]),
         Happens::IsRemoved(pod) => EventKind::PodRemoved { uid: uid(pod) },
-        Happens::IsEndedByKubelet(pod) => EventKind::PodEnding { uid: uid(pod) },
+        Happens::IsEndedByKubelet(pod) => EventKind::PodEndedByKubelet { uid: uid(pod) },
         Happens::TermFails(pod) => EventKind::Outcome {
             uid: uid(pod),
             action: Action::Terminate,
@@ -308,7 +308,7 @@ proptest! {
         for happens in &history {
             let Happens::Look(look) = happens else {
                 let kind = other(happens);
-                has_older |= matches!(kind, EventKind::PodRemoved { .. } | EventKind::PodEnding { .. });
+                has_older |= matches!(kind, EventKind::PodRemoved { .. } | EventKind::PodEndedByKubelet { .. });
                 let decided = step(&mut lazy, now_ns, kind.clone());
                 let expected = step(&mut always, now_ns, kind);
                 prop_assert!(has_older || decided == expected, "{happens:?}: {decided:?}, {expected:?}");

@@ -767,7 +767,8 @@ fn a_pod_that_the_api_has_not_named_yet_keeps_what_was_saved_for_it() {
 #[test]
 fn a_pod_that_has_ended_holds_nothing_however_long_the_api_keeps_it() {
     let mut node = Node::new(None);
-    let ends = |node: &mut Node, name: &str| node.step(EventKind::PodEnding { uid: name.into() });
+    let ends =
+        |node: &mut Node, name: &str| node.step(EventKind::PodEndedByKubelet { uid: name.into() });
     node.apply("job", 2);
     node.runs("job");
     assert_eq!(ends(&mut node, "job"), NOTHING, "its processes run");

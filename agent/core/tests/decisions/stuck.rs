@@ -1,6 +1,6 @@
 //! A pod that survives SIGKILL costs the node one eviction, and the others no more time than they have.
 
-use plimsoll_core::model::decision::{Decision, Ending};
+use plimsoll_core::model::decision::{Decision, EvictionEnding};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::options::EvictionOptions;
 use plimsoll_core::model::signal::Signal;
@@ -85,7 +85,7 @@ fn a_pod_that_does_not_go_is_evicted_once_and_the_next_at_once_where_memory_fall
         matches!(
             decision,
             Decision::Finished {
-                ending: Ending::Stuck,
+                ending: EvictionEnding::Stuck,
                 ..
             }
         )

@@ -487,6 +487,8 @@ fn ids_of(body: &Body<'_>) -> Ids {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::host::shown::is_fit;
     use plimsoll_abi::Kind;
@@ -498,8 +500,8 @@ mod tests {
             cgroup: Some("/kubepods".into()),
             kind: vec![Kind::CgroupRmdir],
             output: Output::Text.into(),
-            seconds: None,
-            window_ms: 100,
+            length: None,
+            window: Duration::from_millis(100),
             stall: false,
             object: None,
         };
@@ -533,8 +535,8 @@ mod tests {
             cgroup: None,
             kind: vec![],
             output: Output::Text.into(),
-            seconds: None,
-            window_ms: 100,
+            length: None,
+            window: Duration::from_millis(100),
             stall: false,
             object: None,
         };
@@ -583,8 +585,8 @@ mod tests {
                 cgroup: None,
                 kind: vec![],
                 output: Output::Text.into(),
-                seconds: None,
-                window_ms: 100,
+                length: None,
+                window: Duration::from_millis(100),
                 stall: false,
                 object: None,
             };

@@ -16,7 +16,7 @@ use plimsoll_core::kube::pod::{Container, Pod};
 
 use crate::host::shown::Show as _;
 use crate::pods::directories::VolumePlugin;
-use crate::storage::places::Places;
+use crate::storage::pod_paths::PodPaths;
 
 /// What the name of a volume's variable starts with.
 pub const VARIABLE_PREFIX: &str = "PLIMSOLL_VOLUME_";
@@ -66,7 +66,7 @@ pub struct Volume {
 ///
 /// # Errors
 /// [`VolumeError`] for the first that cannot be made.
-pub(super) fn make(places: &Places, pod: &Pod) -> Result<(Vec<Volume>, Vec<String>), VolumeError> {
+pub(super) fn make(paths: &PodPaths, pod: &Pod) -> Result<(Vec<Volume>, Vec<String>), VolumeError> {
     let (mut volumes, mut notes) = (Vec::new(), Vec::new());
     for volume in &pod.spec.volumes {
         let Some(source) = &volume.empty_dir else {
@@ -80,7 +80,7 @@ pub(super) fn make(places: &Places, pod: &Pod) -> Result<(Vec<Volume>, Vec<Strin
             ));
             continue;
         }
-        let path = places
+        let path = paths
             .volume_dir(&pod.uid(), VolumePlugin::EmptyDir, &volume.name)
             .ok_or_else(|| VolumeError::Name {
                 field: "spec.volumes[].name or metadata.uid",
@@ -126,12 +126,12 @@ fn variable(volume: &str) -> String {
 /// # Errors
 /// [`VolumeError`]: it cannot be made.
 pub(super) fn open_log(
-    places: &Places,
+    paths: &PodPaths,
     pod: &Pod,
     container: &Container,
 ) -> Result<File, VolumeError> {
     let identity = (pod.namespace(), pod.metadata.name.as_str(), &pod.uid());
-    let dir = places
+    let dir = paths
         .container_logs_dir(identity, &container.name)
         .ok_or_else(|| VolumeError::Name {
             field: "metadata or container name",
@@ -160,11 +160,11 @@ pub(super) fn open_log(
 mod tests {
     use super::*;
     use crate::host::HostRoot;
-    use crate::storage::places::RuntimeLayers;
+    use crate::storage::pod_paths::RuntimeLayers;
     use std::io::Write;
 
-    fn places(root: &Path) -> Places {
-        Places {
+    fn places(root: &Path) -> PodPaths {
+        PodPaths {
             host: HostRoot::new(root),
             kubelet_dir: PathBuf::from("/kubelet"),
             logs_dir: PathBuf::from("/logs"),

@@ -42,7 +42,7 @@ impl Agent {
             ClusterEvent::Node { kubelet_version } => {
                 tracing::info!(kubelet_version, "the kubelet of this node");
             }
-            ClusterEvent::Overused(list) => self.take_in(EventKind::Overused(list)),
+            ClusterEvent::Overused(list) => self.handle_event(EventKind::Overused(list)),
             ClusterEvent::Reported { uid } => self.acknowledged(&uid),
             ClusterEvent::Refused { uid } => {
                 tracing::info!(%uid, "a disruption budget refuses an eviction");
@@ -54,7 +54,7 @@ impl Agent {
                     .as_ref()
                     .and_then(|work| work.evicted.get(&uid));
                 if evicted.is_some_and(|evicted| !evicted.is_begun()) {
-                    self.take_in(EventKind::EvictionRefused { uid });
+                    self.handle_event(EventKind::EvictionRefused { uid });
                     self.hurry = true;
                 }
             }
@@ -116,7 +116,7 @@ impl Agent {
             }
             if one.is_leaving {
                 self.acknowledged(&uid);
-                self.take_in(EventKind::PodEnding { uid });
+                self.handle_event(EventKind::PodEndedByKubelet { uid });
             }
             self.interrupt_if_listed()?;
         }
@@ -124,10 +124,10 @@ impl Agent {
             self.warn_of_unused_budgets();
         }
         for budget in budgets {
-            self.take_in(EventKind::BudgetApplied { budget });
+            self.handle_event(EventKind::BudgetApplied { budget });
         }
         for budget in budgets_gone {
-            self.take_in(EventKind::BudgetRemoved { budget });
+            self.handle_event(EventKind::BudgetRemoved { budget });
         }
         if is_list {
             if let Some(work) = &mut self.kubelet {

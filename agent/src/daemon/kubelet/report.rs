@@ -81,7 +81,7 @@ impl Agent {
             | Decision::End { .. }
             | Decision::ReleaseMemory { .. }
             | Decision::Finished { .. }
-            | Decision::ReclaimNode { .. }
+            | Decision::FreeDisk { .. }
             | Decision::ReadStorageEvery { .. }
             | Decision::Reclaim { .. }
             | Decision::StopReclaim { .. }

@@ -107,7 +107,7 @@ fn answers_are_made_only_where_something_may_have_changed() {
     let pod = crate::daemon::placement::tests::pod(uid.as_str(), 2, Some("a"));
     node.agent.apply(pod, "");
     node.agent
-        .take_in(EventKind::PodRunning { uid: uid.clone() });
+        .handle_event(EventKind::PodRunning { uid: uid.clone() });
     node.agent.send_answers();
     let noted = |node: &mut Node| {
         node.agent.note_what_may_differ();
@@ -129,8 +129,9 @@ fn answers_are_made_only_where_something_may_have_changed() {
     node.agent.placement_reported(applied());
     assert_eq!(noted(&mut node), BTreeSet::new(), "it was so before");
     node.agent
-        .take_in(EventKind::PodRemoved { uid: uid.clone() });
-    node.agent.take_in(EventKind::PodEmpty { uid: uid.clone() });
+        .handle_event(EventKind::PodRemoved { uid: uid.clone() });
+    node.agent
+        .handle_event(EventKind::PodEmpty { uid: uid.clone() });
     node.agent.give_back();
     node.agent.send_answers();
     assert!(newest(&changes, &uid).unwrap().is_empty());
@@ -247,7 +248,7 @@ fn a_container_that_the_runtime_tells_of_is_placed_before_the_api_names_it() {
     let pod = crate::daemon::placement::tests::pod(uid.as_str(), 2, None);
     node.agent.apply(pod, "");
     node.agent
-        .take_in(EventKind::PodRunning { uid: uid.clone() });
+        .handle_event(EventKind::PodRunning { uid: uid.clone() });
     node.rest();
     let number = |node: &Node| node.agent.placing.as_ref().unwrap().number();
     let before = number(&node);

@@ -129,7 +129,7 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
     for (uid, cpus) in [("uid-0", 4), ("uid-1", 10)] {
         node.agent.apply(pod(uid, cpus, None), "");
         node.agent
-            .take_in(EventKind::PodRunning { uid: uid.into() });
+            .handle_event(EventKind::PodRunning { uid: uid.into() });
         assert_eq!(cpus_of(&node, uid), cpus);
     }
     let larger = pod("uid-0", 6, None);
@@ -148,10 +148,10 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
     let waits = |node: &Node| node.agent.placing.as_ref().unwrap().resizes.len();
     assert_eq!(waits(&node), 1);
 
-    node.agent.take_in(EventKind::PodRemoved {
+    node.agent.handle_event(EventKind::PodRemoved {
         uid: "uid-1".into(),
     });
-    node.agent.take_in(EventKind::PodEmpty {
+    node.agent.handle_event(EventKind::PodEmpty {
         uid: "uid-1".into(),
     });
     assert_eq!(known(&node), 4, "not before there is time");

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
-use plimsoll_core::kube::node_topology::Alignment;
+use plimsoll_core::kube::node_resource_topology::Alignment;
 use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;

@@ -50,7 +50,7 @@ pub enum WatchError {
 #[derive(Debug)]
 pub struct ManifestWatch {
     stop: Arc<OwnedFd>,
-    departures: Option<Departures>,
+    left_pods: Option<LeftPods>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -93,25 +93,25 @@ impl ManifestWatch {
             })?;
         Ok(Self {
             stop,
-            departures: Some(Departures { sender, wake }),
+            left_pods: Some(LeftPods { sender, wake }),
             thread: Some(thread),
         })
     }
 
     /// Where the thread is told which pods have left, once.
-    pub fn take_departures(&mut self) -> Option<Departures> {
-        self.departures.take()
+    pub fn take_left_pods(&mut self) -> Option<LeftPods> {
+        self.left_pods.take()
     }
 }
 
 /// Tells the thread which of the pods that it has removed have left.
 #[derive(Debug)]
-pub struct Departures {
+pub struct LeftPods {
     sender: mpsc::SyncSender<PodUid>,
     wake: Arc<OwnedFd>,
 }
 
-impl Departures {
+impl LeftPods {
     /// A pod has left. Does not wait; returns whether there was room for it.
     pub fn send(&self, uid: &PodUid) -> bool {
         let sent = self.sender.try_send(uid.clone());

@@ -107,7 +107,7 @@ impl Written {
 /// Whether both have the same places and scores. Usage moves always.
 fn says_the_same(one: &OomPlan, other: &OomPlan) -> bool {
     let said = |plan: &OomPlan| {
-        let places = plan.places.iter();
+        let places = plan.containers.iter();
         places
             .map(|pod| {
                 (
@@ -131,7 +131,7 @@ pub struct Recalled {
 
 impl Recalled {
     /// Takes one in.
-    pub fn take_in(&mut self, aside: Aside) {
+    pub fn apply(&mut self, aside: Aside) {
         let Aside {
             at_ns,
             limits,
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn a_reader_has_totals_and_what_is_recent() {
         let mut recalled = Recalled::default();
-        let mut take_in = |text: &str| {
-            recalled.take_in(serde_json::from_str(text).unwrap());
+        let mut apply = |text: &str| {
+            recalled.apply(serde_json::from_str(text).unwrap());
             let totals = recalled.limits[&PodUid::from("a")];
             (
                 totals.all.throttled_ns,
@@ -250,20 +250,20 @@ mod tests {
         };
         // What a file begins with is not recent.
         assert_eq!(
-            take_in(r#"{"at_ns":5000000000,"limits":{"a":{"throttledNs":100}}}"#),
+            apply(r#"{"at_ns":5000000000,"limits":{"a":{"throttledNs":100}}}"#),
             (100, 0, 0)
         );
         assert_eq!(
-            take_in(r#"{"at_ns":10000000000,"limits":{"a":{"throttledNs":130}}}"#),
+            apply(r#"{"at_ns":10000000000,"limits":{"a":{"throttledNs":130}}}"#),
             (130, 30, 5)
         );
         assert_eq!(
-            take_in(r#"{"at_ns":15000000000,"limits":{"b":{}}}"#),
+            apply(r#"{"at_ns":15000000000,"limits":{"b":{}}}"#),
             (130, 0, 5)
         );
         // Another pod of the same name: fewer than there were.
         assert_eq!(
-            take_in(r#"{"at_ns":20000000000,"limits":{"a":{"throttledNs":4}}}"#),
+            apply(r#"{"at_ns":20000000000,"limits":{"a":{"throttledNs":4}}}"#),
             (4, 0, 0)
         );
     }

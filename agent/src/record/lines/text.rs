@@ -1,7 +1,7 @@
 //! Lines as people read them: a function for each kind.
 
 use plimsoll_core::model::decision::{Decision, In};
-use plimsoll_core::model::departure::Departure;
+use plimsoll_core::model::eviction_change::EvictionChange;
 use plimsoll_core::model::signal::Unit;
 use plimsoll_core::model::telling::Severity;
 
@@ -39,7 +39,7 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
             format!("{} {text}", seconds(*at_ns))
         }
         Line::EvictionFinished { pod, finished } => eviction_finished(pod, finished),
-        Line::NodeReclaimed {
+        Line::DiskFreed {
             bytes,
             inodes,
             items,
@@ -71,10 +71,12 @@ pub(super) fn text(line: &Line<'_>, color: bool) -> String {
 
 /// The colour of a decision's line: red where a pod is killed, green where one has left.
 fn color_of(severity: Severity, decision: &Decision) -> &'static str {
-    match (severity, decision.departure()) {
+    match (severity, decision.eviction_change()) {
         (Severity::Critical, _) => RED,
-        (Severity::Warning | Severity::Info, Departure::Over { .. }) => GREEN,
-        (Severity::Warning | Severity::Info, Departure::Evicted(_) | Departure::None) => BOLD,
+        (Severity::Warning | Severity::Info, EvictionChange::Over { .. }) => GREEN,
+        (Severity::Warning | Severity::Info, EvictionChange::Evicted(_) | EvictionChange::None) => {
+            BOLD
+        }
     }
 }
 

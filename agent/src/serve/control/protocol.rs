@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
-use plimsoll_core::placement::node_topology::OwnPlacement;
+use plimsoll_core::placement::numa_zones::OwnPlacement;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::AccountReport;

@@ -25,7 +25,7 @@ use super::{Answer, Health, Refusal, RefusalKind, Reply, Request, Snapshots, Soc
 use crate::record::snapshot::Snapshot;
 use crate::serve::explained::{ExplainedMemory, ExplainedThrottling};
 use crate::serve::listener::{
-    ClientFigures, ClientSlot, Clients, ListenerThread, Places, accept_for_ever,
+    ClientFigures, ClientLimits, ClientSlot, Clients, ListenerThread, accept_for_ever,
 };
 use crate::serve::overview::{Figures, Overview};
 use crate::serve::summary::Statistics;
@@ -99,7 +99,7 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let clients = Clients::new(Places {
+        let clients = Clients::new(ClientLimits {
             waiting: bounds.waiting,
             served: bounds.clients,
             of_one_peer: bounds.clients,
@@ -155,14 +155,14 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) -> io::Result<()> {
             .enter(peer.map_or(u32::MAX, |peer| peer.uid()));
         let gives_way = slot.gives_way();
         tokio::spawn(async move {
-            let attended = tokio::select! {
+            let served = tokio::select! {
                 () = gives_way => {
                     // Without waiting: it fits into the socket's buffer.
                     stream.try_write(busy(&shared).to_line().as_bytes()).map(drop)
                 }
-                attended = attend(&stream, &slot, &shared) => attended,
+                served = serve_client(&stream, &slot, &shared) => served,
             };
-            slot.leave(attended);
+            slot.leave(served);
         });
     })
     .await
@@ -177,7 +177,11 @@ fn busy(shared: &Shared) -> Reply {
 }
 
 /// Serves one client.
-async fn attend(stream: &UnixStream, slot: &ClientSlot<u32>, shared: &Shared) -> io::Result<()> {
+async fn serve_client(
+    stream: &UnixStream,
+    slot: &ClientSlot<u32>,
+    shared: &Shared,
+) -> io::Result<()> {
     let Bounds {
         patience,
         line_bytes,

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::{ListenError, Reply};
 use crate::serve::listener::{
-    ClientFigures, ClientSlot, Clients, ListenerThread, Places, accept_for_ever,
+    ClientFigures, ClientLimits, ClientSlot, Clients, ListenerThread, accept_for_ever,
 };
 
 pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
@@ -123,7 +123,7 @@ impl Server {
             source,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let clients = Clients::new(Places {
+        let clients = Clients::new(ClientLimits {
             waiting: bounds.waiting,
             served: bounds.clients,
             of_one_peer: bounds.clients_of_one_address,
@@ -170,21 +170,21 @@ async fn serve<P: Pages>(listener: StdListener, shared: Arc<Shared<P>>) -> io::R
         let mut slot = shared.clients.enter(peer.ip());
         let gives_way = slot.gives_way();
         tokio::spawn(async move {
-            let attended = tokio::select! {
+            let served = tokio::select! {
                 () = gives_way => Err("another has taken its place".to_owned()),
-                attended = timeout(shared.bounds.connection, attend(stream, &slot, &shared)) => match attended {
-                    Ok(attended) => attended,
+                served = timeout(shared.bounds.connection, serve_client(stream, &slot, &shared)) => match served {
+                    Ok(served) => served,
                     Err(elapsed) => Err(elapsed.to_string()),
                 },
             };
-            slot.leave(attended);
+            slot.leave(served);
         });
     })
     .await
 }
 
 /// Serves one client its one request.
-async fn attend<P: Pages>(
+async fn serve_client<P: Pages>(
     stream: TcpStream,
     slot: &ClientSlot<IpAddr>,
     shared: &Shared<P>,

@@ -260,9 +260,9 @@ fn leaving(pod: &LeavingPod) -> String {
 }
 
 fn ranking(explained: &EvictionExplanation) -> Table {
-    let places = explained.ranking.places.iter();
+    let ranked_pods = explained.ranking.pods.iter();
     ranking_table(
-        places.map(|place| (place, String::new())),
+        ranked_pods.map(|ranked| (ranked, String::new())),
         |figure| amount(figure, explained.usage_unit),
         false,
     )
@@ -270,7 +270,7 @@ fn ranking(explained: &EvictionExplanation) -> Table {
 
 fn next(explained: &EvictionExplanation, style: Style) -> String {
     let Some(next) = explained.ranking.next() else {
-        let why = if explained.ranking.places.is_empty() {
+        let why = if explained.ranking.pods.is_empty() {
             "no pod has processes"
         } else {
             "all pods are exempt"
@@ -286,9 +286,9 @@ fn next(explained: &EvictionExplanation, style: Style) -> String {
     };
     let following = explained
         .ranking
-        .places
+        .pods
         .iter()
-        .find(|place| place.rank == next.rank + 1);
+        .find(|ranked| ranked.rank == next.rank + 1);
     if let (Some(following), Some(by)) = (following, next.ahead_of_next_by)
         && explained.victims.len() == 1
     {

@@ -33,11 +33,11 @@ pub(super) fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style
             ),
         );
     }
-    if let Some(place) = &pod.place {
-        let usage = place.usage.map_or_else(
+    if let Some(ranked) = &pod.ranked {
+        let usage = ranked.usage.map_or_else(
             || "no statistics".to_owned(),
             |usage| {
-                let over = place.usage_over_request.unwrap_or(0);
+                let over = ranked.usage_over_request.unwrap_or(0);
                 let (over, word) = (
                     amount(over.unsigned_abs().into(), explained.usage_unit),
                     over < 0,
@@ -46,14 +46,14 @@ pub(super) fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style
                 format!(
                     "{}, {over} {word} its request of {}",
                     figure(usage),
-                    figure(place.request)
+                    figure(ranked.request)
                 )
             },
         );
         line("usage", usage);
         line(
-            "place",
-            format!("{} of {}", place.rank, explained.ranking.places.len()),
+            "rank",
+            format!("{} of {}", ranked.rank, explained.ranking.pods.len()),
         );
     }
     if let Some(before) = &pod.before {
@@ -98,9 +98,9 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
         return format!("Not ranked: {why}.\n");
     }
     let is_next = pod
-        .place
+        .ranked
         .as_ref()
-        .is_some_and(|place| place.standing == EvictionStatus::Next);
+        .is_some_and(|ranked| ranked.standing == EvictionStatus::Next);
     if !is_next {
         let mut text = match pod.shielded_by {
             1 => {
@@ -124,9 +124,9 @@ fn verdict(explained: &EvictionExplanation, pod: &ExplainedPod) -> String {
     }
     if explained
         .ranking
-        .places
+        .pods
         .iter()
-        .filter(|place| place.exempt.is_none())
+        .filter(|ranked| ranked.exempt.is_none())
         .count()
         == 1
     {

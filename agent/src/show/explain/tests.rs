@@ -132,7 +132,7 @@ fn shares_and_quotas() {
         panic!("another answer");
     };
     let ranking = &explained.ranking;
-    assert!(ranking.places.iter().all(|place| place.over_share == 800));
+    assert!(ranking.pods.iter().all(|ranked| ranked.over_share == 800));
     assert!(ranking.comparators.contains(&Comparator::OverShare));
     let used =
         "default uses 360Mi of 200Mi, above it: its pods go first among those of equal priority\n";
@@ -274,7 +274,7 @@ fn one_pod_and_its_ways_out() {
 default/web, Burstable, priority 0, for memory.available, whose soft threshold is met and in its grace period:
   memory          300Mi charged, 300Mi of it working set
   usage           300Mi, 200Mi above its request of 100Mi
-  place           1 of 3
+  rank            1 of 3
   after it        default/batch, by more usage over request
 
 It is the next to be evicted. Another pod would be first, if nothing else changes, once
@@ -287,7 +287,7 @@ The kubelet would choose the same.
 default/batch, BestEffort, priority 0, for memory.available, whose soft threshold is met and in its grace period:
   memory          40Mi charged, 40Mi of it working set
   usage           40Mi, 40Mi above its request of 0
-  place           2 of 3
+  rank            2 of 3
   before it       default/web, by more usage over request
   after it        default/dns, by lower priority
 

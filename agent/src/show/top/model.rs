@@ -24,7 +24,7 @@ const NEWS: Duration = Duration::from_secs(30);
 pub(crate) enum Sort {
     /// How long its tasks wait for memory, then what it uses above its request.
     Pressure,
-    /// Its place in the ranking.
+    /// Its rank.
     Eviction,
     /// Its working set.
     Memory,
@@ -76,7 +76,7 @@ impl Sort {
                     .then_with(|| above_request(b).cmp(&above_request(a)))
             }
             Self::Eviction => {
-                let rank = |pod: &PodOverview| pod.place.map_or(usize::MAX, |place| place.rank);
+                let rank = |pod: &PodOverview| pod.ranked.map_or(usize::MAX, |ranked| ranked.rank);
                 rank(a).cmp(&rank(b))
             }
             Self::Memory => more(|pod| pod.memory.working_set_bytes.unwrap_or(0)),

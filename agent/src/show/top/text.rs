@@ -40,7 +40,7 @@ pub(crate) fn table(overview: &Overview, style: Style) -> String {
     for pod in &overview.pods {
         let mut cells = vec![pod.pod.clone()];
         cells.extend(COLUMNS.iter().map(|it| (it.cell)(pod)));
-        let tone = match (pod.status, pod.place.map(|it| it.standing)) {
+        let tone = match (pod.status, pod.ranked.map(|it| it.standing)) {
             (PodStatus::Evicted | PodStatus::Stuck, _) | (_, Some(EvictionStatus::Next)) => {
                 Tone::Marked
             }
@@ -56,7 +56,7 @@ pub(crate) fn table(overview: &Overview, style: Style) -> String {
         text.push_str("  no pod\n");
     }
     for pod in candidates.into_iter().take(CANDIDATES) {
-        let rank = pod.place.map_or(0, |place| place.rank);
+        let rank = pod.ranked.map_or(0, |ranked| ranked.rank);
         text += &format!("  {rank} {}: {}\n", pod.pod, reason(overview, pod));
     }
     text + &admission(overview, style)

@@ -106,16 +106,16 @@ function memoryCell(pod, most) {
 
 function drawPods(state) {
   const pods = [...state.overview.pods];
-  const rank = (pod) => pod.place ? pod.place.rank : Infinity;
+  const rank = (pod) => pod.ranked ? pod.ranked.rank : Infinity;
   pods.sort((a, b) => rank(a) - rank(b) || a.pod.localeCompare(b.pod));
   const most = Math.max(1, ...pods.flatMap((pod) => [pod.memory.workingSetBytes ?? pod.memory.usageBytes ?? 0, pod.memory.requestBytes]));
   const rows = pods.map((pod) => {
     const row = make("tr");
-    const standing = pod.place ? pod.place.standing : "";
+    const standing = pod.ranked ? pod.ranked.standing : "";
     if (standing === "next" || standing === "skipped") row.className = standing;
     row.title = state.reasons[pod.uid] ?? "";
     row.append(
-      make("td", pod.place ? String(pod.place.rank) : "", "number"),
+      make("td", pod.ranked ? String(pod.ranked.rank) : "", "number"),
       make("td", pod.pod),
       make("td", pod.qosClass),
       make("td", String(pod.priority), "number"),

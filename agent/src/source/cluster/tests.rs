@@ -464,7 +464,7 @@ fn an_eviction_is_sent_again_after_each_connection_until_it_is_settled() {
 
 #[test]
 fn the_newest_zones_are_sent_and_again_after_each_connection() {
-    use plimsoll_core::kube::node_topology::{NodeTopology, Zone};
+    use plimsoll_core::kube::node_resource_topology::{NodeTopology, Zone};
     let mut scene = Scene::new();
     let slot = scene.link.as_ref().unwrap().topology();
     let with = |zones: usize| NodeTopology {
@@ -489,7 +489,7 @@ fn the_newest_zones_are_sent_and_again_after_each_connection() {
 
 #[test]
 fn zones_that_do_not_fit_into_a_frame_are_not_sent_and_end_no_connection() {
-    use plimsoll_core::kube::node_topology::{ListedPod, NodeTopology};
+    use plimsoll_core::kube::node_resource_topology::{ListedPod, NodeTopology};
     let mut scene = Scene::new();
     let slot = scene.link.as_ref().unwrap().topology();
     let (mut client, _) = scene.introduced();

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use plimsoll_core::kube::node_topology::NodeTopology;
+use plimsoll_core::kube::node_resource_topology::NodeTopology;
 use plimsoll_core::protocol::cluster_link::{FRAMING, ToCluster};
 
 /// Where the zones are put. The loop does not use it.

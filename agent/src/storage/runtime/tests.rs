@@ -276,7 +276,10 @@ fn targets(available: &str) -> Targets {
 
 /// Frees until so much is available on a file system of 16 MiB with seven files of 2 MiB; what is left, and what was
 /// said.
-fn freed(available: &str, keeps: &'static str) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
+fn after_freeing(
+    available: &str,
+    keeps: &'static str,
+) -> Option<(Vec<String>, Freed, Option<String>)> {
     let removes = Removes {
         keeps,
         ..Removes::default()
@@ -289,7 +292,7 @@ fn freed_by(
     available: &str,
     removes: Removes,
     questions: u32,
-) -> Option<(Vec<String>, Reclaimed, Option<String>)> {
+) -> Option<(Vec<String>, Freed, Option<String>)> {
     let dir = tempfile::tempdir().unwrap();
     match mount(
         "tmpfs",
@@ -327,15 +330,15 @@ fn freed_by(
     }
     space.look().unwrap();
     space.take(&FreeOrder {
-        sources: vec![ReclaimSource::EndedContainers, ReclaimSource::UnusedImages],
+        sources: vec![FreeSource::EndedContainers, FreeSource::UnusedImages],
         targets: targets(available),
         until: soon(),
     });
     drop(space);
-    let (mut reclaimed, mut said) = (None, None);
+    let (mut freed, mut said) = (None, None);
     while let Ok(event) = received.try_recv() {
         match event {
-            StorageEvent::Reclaimed { reclaimed: all, .. } => reclaimed = Some(all),
+            StorageEvent::Freed { freed: all, .. } => freed = Some(all),
             StorageEvent::Warning(text) => said = Some(text),
             other => panic!("{other:?}"),
         }
@@ -346,7 +349,7 @@ fn freed_by(
         .collect();
     left.sort();
     unmount(dir.path(), UnmountFlags::DETACH).unwrap();
-    Some((left, reclaimed.unwrap(), said))
+    Some((left, freed.unwrap(), said))
 }
 
 #[test]
@@ -363,29 +366,29 @@ fn where_images_are_is_asked_without_a_list() {
 #[test]
 fn so_much_is_removed_as_is_needed_and_no_more() {
     // 2 MiB are free.
-    let Some((left, reclaimed, said)) = freed("7Mi", "") else {
+    let Some((left, freed, said)) = after_freeing("7Mi", "") else {
         return;
     };
     assert_eq!(left, ["c", "d", "other", "pinned"]);
-    assert_eq!((reclaimed.containers, reclaimed.images), (1, 2));
-    assert_eq!((reclaimed.bytes, said), (6 << 20, None));
-    let (left, reclaimed, _) = freed("1Mi", "").unwrap();
-    assert_eq!((left.len(), reclaimed), (7, Reclaimed::default()));
+    assert_eq!((freed.containers, freed.images), (1, 2));
+    assert_eq!((freed.bytes, said), (6 << 20, None));
+    let (left, freed, _) = after_freeing("1Mi", "").unwrap();
+    assert_eq!((left.len(), freed), (7, Freed::default()));
     // Not enough is there: what may go goes, and the rest stays.
-    let (left, reclaimed, _) = freed("15Mi", "").unwrap();
+    let (left, freed, _) = after_freeing("15Mi", "").unwrap();
     assert_eq!(
-        (left, reclaimed.images),
+        (left, freed.images),
         (vec!["other".to_owned(), "pinned".to_owned()], 4)
     );
 }
 
 #[test]
 fn what_the_runtime_does_not_remove_is_passed_over_and_said() {
-    let Some((left, reclaimed, said)) = freed("7Mi", "a") else {
+    let Some((left, freed, said)) = after_freeing("7Mi", "a") else {
         return;
     };
     assert_eq!(left, ["a", "d", "other", "pinned"]);
-    assert_eq!((reclaimed.containers, reclaimed.images), (1, 2));
+    assert_eq!((freed.containers, freed.images), (1, 2));
     assert!(said.unwrap().contains("in use"));
 }
 
@@ -401,17 +404,14 @@ fn space_that_comes_late_is_waited_for_before_anything_else_goes() {
         };
         freed_by(available, removes, u32::MAX)
     };
-    let Some((left, reclaimed, said)) = later("6Mi", false) else {
+    let Some((left, freed, said)) = later("6Mi", false) else {
         return;
     };
     assert_eq!(left, ["b", "c", "d", "other", "pinned"]);
-    assert_eq!(
-        (reclaimed.bytes, reclaimed.images, said),
-        (4 << 20, 1, None)
-    );
-    let (left, reclaimed, said) = later("4Mi", true).unwrap();
+    assert_eq!((freed.bytes, freed.images, said), (4 << 20, 1, None));
+    let (left, freed, said) = later("4Mi", true).unwrap();
     assert_eq!(left.len(), 6, "{left:?}");
-    assert_eq!((reclaimed.bytes, reclaimed.containers), (2 << 20, 1));
+    assert_eq!((freed.bytes, freed.containers), (2 << 20, 1));
     assert!(said.unwrap().contains("no answer within 20 s"));
 }
 
@@ -447,7 +447,7 @@ fn an_order_is_answered_whatever_the_runtime_does() {
     let mut space = RuntimeSpace::with(runtime, file_systems, events);
     for _ in 0..2 {
         space.take(&FreeOrder {
-            sources: vec![ReclaimSource::UnusedImages],
+            sources: vec![FreeSource::UnusedImages],
             targets: targets("1000Ti"),
             until: soon(),
         });
@@ -457,8 +457,8 @@ fn an_order_is_answered_whatever_the_runtime_does() {
     while let Ok(event) = received.try_recv() {
         kinds.push(match event {
             StorageEvent::Warning(text) => text.contains("plimsoll-runtime has ended"),
-            StorageEvent::Reclaimed { reclaimed, .. } => {
-                assert_eq!(reclaimed, Reclaimed::default());
+            StorageEvent::Freed { freed, .. } => {
+                assert_eq!(freed, Freed::default());
                 false
             }
             other => panic!("{other:?}"),

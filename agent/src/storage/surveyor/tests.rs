@@ -1,13 +1,13 @@
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::storage::reclaim::ReclaimError;
+use crate::storage::freeing::FreeError;
 use crate::storage::tests::{Machine, pod};
 
 /// Nobody listens to it, and it takes no orders but those of the test.
-fn surveyor(machine: &Machine, providers: Vec<Box<dyn NodeReclaim>>) -> Surveyor {
+fn surveyor(machine: &Machine, providers: Vec<Box<dyn FreesDisk>>) -> Surveyor {
     let means = Means {
-        places: crate::storage::places(&machine.settings),
+        paths: crate::storage::paths(&machine.settings),
         mounts: machine.settings.host.cgroup_mounts().unwrap(),
         providers,
         // None comes again by itself.
@@ -34,16 +34,16 @@ fn namespaced(uid: &str) -> PodDirs {
 /// Has always more to free.
 struct Endless;
 
-impl NodeReclaim for Endless {
+impl FreesDisk for Endless {
     fn name(&self) -> &'static str {
         "endless"
     }
 
-    fn reclaim(&mut self, _: &ReclaimRequest, _: bool, _: u32) -> Result<Reclaimed, ReclaimError> {
-        Ok(Reclaimed {
+    fn free(&mut self, _: &FreeRequest, _: bool, _: u32) -> Result<Freed, FreeError> {
+        Ok(Freed {
             items: 1,
             more: true,
-            ..Reclaimed::default()
+            ..Freed::default()
         })
     }
 }
@@ -54,7 +54,7 @@ fn pods_are_surveyed_while_space_is_freed() {
     machine.volume_file("a", "1");
     let mut surveyor = surveyor(&machine, vec![Box::new(Endless)]);
     surveyor.set_pods([pod("a")].into());
-    surveyor.take(Order::Reclaim(ReclaimRequest::default()));
+    surveyor.take(Order::Free(FreeRequest::default()));
     surveyor.take(Order::Rank);
     for _ in 0..20 {
         assert!(surveyor.slice(Instant::now()));
@@ -62,7 +62,7 @@ fn pods_are_surveyed_while_space_is_freed() {
     assert_eq!(surveyor.surveyed.len(), 1);
     assert!(surveyor.is_ranked && !surveyor.is_ranking);
     // It goes on with both: where there is nothing to survey, every slice frees.
-    let freed = surveyor.reclaim.as_ref().map(|it| it.so_far.items);
+    let freed = surveyor.freeing.as_ref().map(|it| it.so_far.items);
     assert!(freed >= Some(15), "{freed:?}");
 }
 
@@ -140,12 +140,12 @@ fn a_ranking_goes_on_with_pods_that_came_meanwhile_but_not_for_ever() {
 /// Has a mistake.
 struct Mistaken;
 
-impl NodeReclaim for Mistaken {
+impl FreesDisk for Mistaken {
     fn name(&self) -> &'static str {
         "mistaken"
     }
 
-    fn reclaim(&mut self, _: &ReclaimRequest, _: bool, _: u32) -> Result<Reclaimed, ReclaimError> {
+    fn free(&mut self, _: &FreeRequest, _: bool, _: u32) -> Result<Freed, FreeError> {
         panic!("on purpose")
     }
 }
@@ -156,7 +156,7 @@ fn what_a_survey_that_panicked_had_not_come_to_is_unknown() {
     let mut surveyor = surveyor(&machine, vec![Box::new(Mistaken)]);
     surveyor.set_pods([pod("a")].into());
     surveyor.survey = Some(surveyor.survey_of(Arc::clone(&surveyor.pods)));
-    surveyor.take(Order::Reclaim(ReclaimRequest::default()));
+    surveyor.take(Order::Free(FreeRequest::default()));
     assert!(surveyor.slice(Instant::now()));
     assert!(surveyor.survey.is_none());
     assert!(surveyor.surveyed[&PodUid::new("a")].storage.is_cut);

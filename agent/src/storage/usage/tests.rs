@@ -4,7 +4,7 @@ use plimsoll_core::protocol::runtime_link::{ContainerState, LayerUse, RuntimeCon
 
 use crate::host::{CgroupPath, HostRoot};
 use crate::pods::directories::VolumeDir;
-use crate::storage::places::RuntimeLayers;
+use crate::storage::pod_paths::RuntimeLayers;
 
 /// The machine's user namespace.
 const MACHINE: &str = "user:[4026531837]";
@@ -12,7 +12,7 @@ const MACHINE: &str = "user:[4026531837]";
 /// A machine in a directory: cgroup v2, and what the tests put there.
 struct Machine {
     dir: tempfile::TempDir,
-    places: Places,
+    paths: PodPaths,
     mounts: CgroupMounts,
 }
 
@@ -36,7 +36,7 @@ impl Machine {
         let mounts = host.cgroup_mounts().unwrap();
         Self {
             dir,
-            places: Places {
+            paths: PodPaths {
                 host,
                 kubelet_dir: PathBuf::from("/var/lib/kubelet"),
                 logs_dir: PathBuf::from("/var/log/pods"),
@@ -48,14 +48,14 @@ impl Machine {
     }
 
     fn write(&self, path: &str, bytes: usize) {
-        let path = self.places.host.path(path);
+        let path = self.paths.host.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, vec![1; bytes]).unwrap();
     }
 
     fn text(&self, path: &str, text: &str) {
         self.write(path, 0);
-        std::fs::write(self.places.host.path(path), text).unwrap();
+        std::fs::write(self.paths.host.path(path), text).unwrap();
     }
 
     /// A process of the container `cgroup` below the pod's, that started at `ticks`, in that user namespace, with this
@@ -68,9 +68,9 @@ impl Machine {
         );
         self.text(&format!("/proc/{pid}/ns/x"), "");
         self.write(&format!("/roots/{pid}/f"), 0);
-        let proc = |file: &str| self.places.host.procfs(format!("{pid}/{file}"));
+        let proc = |file: &str| self.paths.host.procfs(format!("{pid}/{file}"));
         std::os::unix::fs::symlink(user_namespace, proc("ns/user")).unwrap();
-        let place = self.places.host.path(format!("/roots/{pid}"));
+        let place = self.paths.host.path(format!("/roots/{pid}"));
         std::os::unix::fs::symlink(&place, proc("root")).unwrap();
         let device = place.metadata().unwrap().dev();
         let device = format!(
@@ -88,7 +88,7 @@ impl Machine {
         let mut survey = Survey::of(pods.into());
         let mut finished = Vec::new();
         for _ in 0..100_000 {
-            if survey.advance(&self.places, &self.mounts, entries, |pod| {
+            if survey.advance(&self.paths, &self.mounts, entries, |pod| {
                 finished.push(pod);
             }) {
                 return finished;
@@ -131,8 +131,8 @@ fn a_pods_directories_are_where_the_kubelet_has_them() {
         "9\n",
     );
     machine.process(9, 60, MACHINE, "1 0 DEVICE / / rw - ext4 /dev/sda1 rw\n");
-    let root = |pid| machine.places.host.procfs(format!("{pid}/root"));
-    std::fs::create_dir_all(machine.places.host.procfs("1")).unwrap();
+    let root = |pid| machine.paths.host.procfs(format!("{pid}/root"));
+    std::fs::create_dir_all(machine.paths.host.procfs("1")).unwrap();
     std::os::unix::fs::symlink(root(9), root(1)).unwrap();
 
     for entries in [1, 3, 1_000_000] {
@@ -234,7 +234,7 @@ fn where_a_layer_cannot_be_walked_the_runtimes_figure_counts() {
     // Without processes that are found here, as beside a kubelet.
     assert_eq!(rootfs(), Used::default());
     // Of two of one name the newer counts, whatever the order.
-    let layers = &machine.places.runtime_layers;
+    let layers = &machine.paths.runtime_layers;
     layers.set(&[container("b", 2, 4096), container("a", 1, 1 << 30)]);
     assert_eq!((rootfs().bytes, rootfs().inodes), (Some(4096), Some(3)));
     // A first process that may mount what it likes.
@@ -255,7 +255,7 @@ fn a_first_process_whose_main_thread_has_ended_hides_no_layer() {
     machine.text("/sys/fs/cgroup/kubepods/podu/app/cgroup.procs", "7\n");
     let overlay = "1 0 DEVICE / / rw - overlay overlay rw,upperdir=/run/snapshots/1/fs\n";
     machine.process(7, 50, MACHINE, overlay);
-    let proc = |file: &str| machine.places.host.procfs(format!("7/{file}"));
+    let proc = |file: &str| machine.paths.host.procfs(format!("7/{file}"));
     let layer = || {
         let surveyed = machine.survey(vec![pod(WEB)], 100);
         let way = surveyed[0].directories.first().map(|report| report.way);
@@ -347,9 +347,9 @@ fn what_a_process_mounts_in_a_namespace_of_its_own_is_not_believed() {
         let machine = Machine::new();
         machine.write("/home/x/sub/a", 1);
         machine.write("/run/snapshots/1/fs/f", 1);
-        let link = machine.places.host.path("/run/snapshots/1/fs/link");
+        let link = machine.paths.host.path("/run/snapshots/1/fs/link");
         if what.contains("link") {
-            std::os::unix::fs::symlink(machine.places.host.path("/home/x"), link).unwrap();
+            std::os::unix::fs::symlink(machine.paths.host.path("/home/x"), link).unwrap();
         }
         // The kernel need not list the first process first, and numbers begin anew.
         let listed = "8\n6\n7\n";
@@ -457,7 +457,7 @@ fn a_pod_that_makes_directories_ahead_of_the_walk_holds_up_nobody() {
     for uid in ["a", "b"] {
         machine.write(&format!("{}/f", data(uid)), 1);
     }
-    let mut deepest = machine.places.host.path(data("a"));
+    let mut deepest = machine.paths.host.path(data("a"));
     let mut survey = Survey::of([web("a"), web("b")].into());
     survey.names_max = 100;
     let mut finished = Vec::new();
@@ -465,7 +465,7 @@ fn a_pod_that_makes_directories_ahead_of_the_walk_holds_up_nobody() {
         // One level a slice, and a level takes two: its name is read, and it is entered.
         deepest.push("d");
         std::fs::create_dir(&deepest).unwrap();
-        survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+        survey.advance(&machine.paths, &machine.mounts, 1, |pod| {
             finished.push(pod);
         })
     });
@@ -504,7 +504,7 @@ fn the_directories_of_a_pod_share_a_bound_and_none_is_left_out() {
         survey.names_max = 80;
         let mut finished = Vec::new();
         let mut advance = || {
-            survey.advance(&machine.places, &machine.mounts, entries, |pod| {
+            survey.advance(&machine.paths, &machine.mounts, entries, |pod| {
                 finished.push(pod);
             })
         };
@@ -533,7 +533,7 @@ fn a_pod_whose_count_ended_early_says_so() {
         survey.names_max = names_max;
         let mut finished = Vec::new();
         assert!(
-            survey.advance(&machine.places, &machine.mounts, 10_000, |pod| {
+            survey.advance(&machine.paths, &machine.mounts, 10_000, |pod| {
                 finished.push(pod);
             })
         );
@@ -555,7 +555,7 @@ fn a_pod_with_a_tree_that_is_too_deep_has_more_than_is_counted() {
             if let Some(walk) = &mut survey.walk {
                 walk.bound_depth(levels);
             }
-            survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+            survey.advance(&machine.paths, &machine.mounts, 1, |pod| {
                 finished.push(pod);
             })
         });
@@ -574,7 +574,7 @@ fn what_is_moved_while_it_is_counted_is_counted_again_and_thrice_is_no_chance() 
     use crate::storage::walk::tests::deep;
     for (times, walks, is_cut) in [(0, 1, false), (1, 2, false), (2, 3, false), (9, 3, true)] {
         let machine = Machine::new();
-        let volume = machine.places.host.path(data("u"));
+        let volume = machine.paths.host.path(data("u"));
         for home in ["0", "1"] {
             std::fs::create_dir_all(volume.join(home)).unwrap();
         }
@@ -592,7 +592,7 @@ fn what_is_moved_while_it_is_counted_is_counted_again_and_thrice_is_no_chance() 
                 moved += 1;
             }
             seen = names;
-            survey.advance(&machine.places, &machine.mounts, 1, |pod| {
+            survey.advance(&machine.paths, &machine.mounts, 1, |pod| {
                 finished.push(pod);
             })
         });
@@ -636,7 +636,7 @@ fn a_container_whose_processes_are_hidden_below_many_cgroups_has_an_unknown_laye
         machine.text(&format!("{app}/cgroup.events"), &text);
     };
     populated(1);
-    let app_dir = machine.places.host.path(app);
+    let app_dir = machine.paths.host.path(app);
     for index in 0..300 {
         std::fs::create_dir(app_dir.join(index.to_string())).unwrap();
     }
@@ -698,7 +698,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     let root = std::env::var("PLIMSOLL_QUOTA_DIR").expect("PLIMSOLL_QUOTA_DIR names a directory");
     let machine = Machine::in_dir(tempfile::tempdir_in(root).unwrap());
     let volumes = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir";
-    let path = |name: &str| machine.places.host.path(format!("{volumes}/{name}"));
+    let path = |name: &str| machine.paths.host.path(format!("{volumes}/{name}"));
     let put_in_project = |path: &Path, project: &str| {
         // Only a directory hands its project down; the kernel refuses the flag for a file.
         let inherits = path.is_dir().then_some("+P");
@@ -719,7 +719,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     put_in_project(&path("twin-a"), "7002");
     put_in_project(&path("twin-b"), "7002");
     // Of a project that is larger than the directory.
-    put_in_project(&machine.places.host.path(volumes), "7003");
+    put_in_project(&machine.paths.host.path(volumes), "7003");
     std::fs::create_dir(path("part")).unwrap();
     for name in ["quota", "none", "twin-a", "twin-b", "part"] {
         machine.write(&format!("{volumes}/{name}/a/f"), 200_000);
@@ -768,7 +768,7 @@ fn projects_are_asked_where_they_are_exactly_one_directory() {
     };
     let file = format!("{}/f", data("stranger"));
     machine.write(&file, 8 << 20);
-    put_in_project(&machine.places.host.path(&file), "7001");
+    put_in_project(&machine.paths.host.path(&file), "7001");
     let surveyed = machine.survey(vec![pod(web), stranger], 10);
     let quota = &surveyed[0].directories[0];
     assert!(matches!(quota.way, MeasuredBy::Walked(_)), "{quota:?}");
@@ -801,7 +801,7 @@ fn the_list_of_mounts_is_read_once_for_all_volumes() {
     let names: Vec<String> = (0..VOLUMES).map(|index| format!("v{index}")).collect();
     for name in &names {
         let file = format!("/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir/{name}");
-        let path = machine.places.host.path(file);
+        let path = machine.paths.host.path(file);
         std::fs::create_dir_all(&path).unwrap();
         if let Err(error) = mount("none", &path, "tmpfs", MountFlags::empty(), None) {
             return crate::notes::left_out(format_args!("tmpfs: {error}"));
@@ -809,7 +809,7 @@ fn the_list_of_mounts_is_read_once_for_all_volumes() {
         std::fs::write(path.join("f"), [1; 4096]).unwrap();
         mounts.0.push(path);
     }
-    let list = machine.places.host.procfs("self/mountinfo");
+    let list = machine.paths.host.procfs("self/mountinfo");
     std::fs::write(&list, std::fs::read("/proc/self/mountinfo").unwrap()).unwrap();
     let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC);
     let watch = watch.unwrap();
@@ -847,13 +847,13 @@ fn a_volume_of_a_dead_fuse_server_is_said_and_the_rest_is_measured() {
     let machine = Machine::new();
     let volumes = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir";
     machine.write(&format!("{volumes}/good/f"), 4096);
-    let bad = machine.places.host.path(format!("{volumes}/bad"));
+    let bad = machine.paths.host.path(format!("{volumes}/bad"));
     std::fs::create_dir(&bad).unwrap();
     let Some(server) = mount_silent_fuse(&bad) else {
         return;
     };
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap();
-    std::fs::write(machine.places.host.procfs("self/mountinfo"), mounts).unwrap();
+    std::fs::write(machine.paths.host.procfs("self/mountinfo"), mounts).unwrap();
     let pods = vec![pod(
         r#"{"metadata":{"name":"p","namespace":"d","uid":"u1"},"spec":{"containers":[{"name":"c"}],
             "volumes":[{"name":"bad","emptyDir":{}},{"name":"good","emptyDir":{}}]}}"#,

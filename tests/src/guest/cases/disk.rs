@@ -29,7 +29,7 @@ pub(super) const TESTS: &[Test] = &[
     Test {
         name: "disk::what_an_ended_pod_left_is_freed_and_nobody_is_evicted",
         on: On::Weekly(Machine::V6_1Smp),
-        run: node_reclaim_suffices,
+        run: freeing_disk_suffices,
     },
     Test {
         name: "disk::a_volume_above_its_size_limit_takes_its_pod_though_the_disk_has_plenty",
@@ -101,10 +101,10 @@ fn first(agent: &Agent, is: impl Fn(&Event) -> bool) -> Option<usize> {
     agent.events.iter().position(|(_, event)| is(event))
 }
 
-/// What all reclaims together gave back so far: bytes and inodes.
-fn reclaimed(agent: &Agent) -> (u64, u64) {
+/// What all freeing together gave back so far: bytes and inodes.
+fn freed_by(agent: &Agent) -> (u64, u64) {
     let sums = agent.events.iter().filter_map(|(_, event)| match event {
-        Event::NodeReclaimed { bytes, inodes } => Some((*bytes, *inodes)),
+        Event::DiskFreed { bytes, inodes } => Some((*bytes, *inodes)),
         _ => None,
     });
     sums.fold((0, 0), |(bytes, inodes), (more_bytes, more_inodes)| {
@@ -148,14 +148,14 @@ fn runs_out(
         "the victim still runs"
     );
     wait_for_changes(&mut agent, "DiskPressure", &[true, false])?;
-    let reclaim = first(&agent, |event| is_decision(event, "reclaim_node"));
+    let freeing = first(&agent, |event| is_decision(event, "free_disk"));
     let evict = first(&agent, |event| is_decision(event, "evict"));
     ensure!(
-        reclaim.is_some() && reclaim < evict,
+        freeing.is_some() && freeing < evict,
         "a pod went before the node freed what it could: {:?}",
         agent.events
     );
-    let freed = reclaimed(&agent);
+    let freed = freed_by(&agent);
     ensure!(is_freed(freed), "only {freed:?} bytes and inodes are back");
     ensure!(
         !disk.volume(&filling).exists(),
@@ -199,7 +199,7 @@ fn inodes_run_out() -> Outcome {
     )
 }
 
-fn node_reclaim_suffices() -> Outcome {
+fn freeing_disk_suffices() -> Outcome {
     let disk = Disk::mount(64, 16384)?;
     let node = Node::new()?.with_kubelet_dir(&disk.0);
     let past = with_volume("past", None);
@@ -236,7 +236,7 @@ fn node_reclaim_suffices() -> Outcome {
     go(&spared)?;
     wait_for_changes(&mut agent, "DiskPressure", &[true, false])?;
     reached(&spared).with_context(|| format!("{:?}", agent.events))?;
-    let (bytes, _) = reclaimed(&agent);
+    let (bytes, _) = freed_by(&agent);
     ensure!(bytes >= 24 << 20, "only {bytes} bytes are back");
     ensure!(
         !disk.volume(&past).exists(),

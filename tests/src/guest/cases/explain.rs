@@ -75,10 +75,10 @@ fn has_all(text: &str, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The pods of a list of places, in their order.
-fn pods(places: &Value) -> Vec<&str> {
-    let places = places.as_array().into_iter().flatten();
-    places.filter_map(|place| place["pod"].as_str()).collect()
+/// The pods of a list of pods, in their order.
+fn pods(pods: &Value) -> Vec<&str> {
+    let pods = pods.as_array().into_iter().flatten();
+    pods.filter_map(|pod| pod["pod"].as_str()).collect()
 }
 
 /// Three pods, by the kubelet's order: above its request, without a request but small and of higher priority, within
@@ -121,13 +121,13 @@ impl Scene {
                 return false;
             };
             seen = own;
-            let places = seen["ranking"]["places"].as_array();
-            places.is_some_and(|places| {
-                places.len() == ORDER.len() && places.iter().all(|own| own["usage"].is_u64())
+            let pods = seen["ranking"]["pods"].as_array();
+            pods.is_some_and(|pods| {
+                pods.len() == ORDER.len() && pods.iter().all(|own| own["usage"].is_u64())
             })
         });
         ensure!(
-            pods(&seen["ranking"]["places"]) == ORDER,
+            pods(&seen["ranking"]["pods"]) == ORDER,
             "the ranking is {}",
             seen["ranking"]
         );

@@ -97,7 +97,7 @@ fn who_is_throttled_killed_and_next_is_seen() -> Outcome {
     ensure!(text.contains("default/database"), "{text}");
     agent.stop()?;
     let journal = journal.to_string_lossy();
-    let text = top(&["--replay", &journal, "--output", "json"])?;
+    let text = top(&["--journal", &journal, "--output", "json"])?;
     let recorded: Value = serde_json::from_str(&text)?;
     let lines = recorded["recentLines"].to_string();
     ensure!(lines.contains("default_leaky"), "{lines}");

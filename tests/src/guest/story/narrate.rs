@@ -140,7 +140,7 @@ impl Narrator {
             Event::Started(_)
             | Event::Stopped(_)
             | Event::KernelOomKill { .. }
-            | Event::NodeReclaimed { .. }
+            | Event::DiskFreed { .. }
             | Event::LastLineKill { .. }
             | Event::Other => {}
         }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::arbitration::cluster::{NodeState, Options};
-use plimsoll_core::arbitration::leaving::{GRACE_MAX_S, Leaving};
+use plimsoll_core::arbitration::deletion::{Deletion, GRACE_MAX_S};
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::is_of_limits;
 
@@ -67,17 +67,17 @@ pub(super) fn note_leaving(store: &Store, memory: &mut Memory, mono_ms: u64) {
 
 /// By our own clock, from when the deletion was seen: of the pod, or of its namespace, which deletes its pods unless
 /// something keeps it from that.
-fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Leaving {
+fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Deletion {
     if !pod.is_leaving {
         let since_ms = memory.terminating_since.get(&pod.namespace);
         let since_ms = since_ms.filter(|_| pod.node.is_some());
-        return since_ms.map_or(Leaving::No, |since_ms| {
-            Leaving::of(GRACE_MAX_S, mono_ms.saturating_sub(*since_ms))
+        return since_ms.map_or(Deletion::No, |since_ms| {
+            Deletion::of(GRACE_MAX_S, mono_ms.saturating_sub(*since_ms))
         });
     }
     let since = memory.leaving_since.get(uid).copied();
     let (grace_s, since_ms) = since.unwrap_or((pod.leaving_grace_s, mono_ms));
-    Leaving::of(grace_s, mono_ms.saturating_sub(since_ms))
+    Deletion::of(grace_s, mono_ms.saturating_sub(since_ms))
 }
 
 /// As the core takes objects.
@@ -225,10 +225,10 @@ fn named_pod(
     let has_many_budgets = store.has_many_budgets(&pod.namespace);
     let leaving = leaving(memory, uid, pod, mono_ms);
     let is_leaving = match leaving {
-        Leaving::No => false,
-        Leaving::Soon => true,
+        Deletion::No => false,
+        Deletion::Soon => true,
         // A pending one waits for nothing any more, and from a node that is lost none comes back.
-        Leaving::Later | Leaving::Hangs => !pod.node.as_ref().is_some_and(|node| {
+        Deletion::Later | Deletion::Hangs => !pod.node.as_ref().is_some_and(|node| {
             let node = store.nodes.get(node);
             node.is_some_and(|node| node.is_ready)
         }),
@@ -246,14 +246,14 @@ fn named_pod(
         // What is never evicted: pods of namespaces that are not arbitrated, and those that the Eviction API refused.
         daemon: pod.is_daemon
             // Nothing can be done about it but by its node.
-            || leaving == Leaving::Hangs
+            || leaving == Deletion::Hangs
             || has_many_budgets
             || spec.is_none()
             || memory.left_alone.contains(uid),
         nodes: None,
         // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it. One that waits
         // is no victim.
-        budgets: if has_many_budgets || leaving == Leaving::Later || pod.node.is_none() {
+        budgets: if has_many_budgets || leaving == Deletion::Later || pod.node.is_none() {
             BTreeSet::new()
         } else {
             selecting(budgets, &pod.labels)

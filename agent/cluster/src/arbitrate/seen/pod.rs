@@ -1,7 +1,7 @@
 //! Pods: what counts of them, and what their owners write on them.
 
 use plimsoll_core::arbitration::amounts::RESOURCES_MAX;
-use plimsoll_core::arbitration::leaving::GRACE_MAX_S;
+use plimsoll_core::arbitration::deletion::GRACE_MAX_S;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::kube::admission::pod_object::MoreStatus;

@@ -1,4 +1,4 @@
-use plimsoll_core::kube::node_topology::{Amounts, Held, Zone};
+use plimsoll_core::kube::node_resource_topology::{Amounts, Held, Zone};
 
 use super::*;
 use crate::pod::tests::api_pod;
@@ -242,7 +242,7 @@ fn only_what_was_written_here_is_deleted() {
 /// all that they are made of.
 #[test]
 fn the_object_is_the_one_that_the_plugin_was_asked_of() {
-    let vectors = include_str!("../../../../core/src/placement/node_topology/tests/plugin.jsonl");
+    let vectors = include_str!("../../../../core/src/placement/numa_zones/tests/plugin.jsonl");
     let cases = vectors
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());

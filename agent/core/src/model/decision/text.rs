@@ -197,9 +197,9 @@ impl fmt::Display for Decision {
                 freed_bytes,
             } => {
                 let how = match ending {
-                    Ending::Freed => "gone",
-                    Ending::Lingering => "gone, not all memory freed",
-                    Ending::Stuck => "still there",
+                    EvictionEnding::Freed => "gone",
+                    EvictionEnding::Lingering => "gone, not all memory freed",
+                    EvictionEnding::Stuck => "still there",
                 };
                 write!(
                     f,
@@ -208,13 +208,13 @@ impl fmt::Display for Decision {
                     Human(*usage_before_bytes)
                 )
             }
-            Self::ReclaimNode { signal, sources } => {
+            Self::FreeDisk { signal, sources } => {
                 write!(f, "free disk space for {signal}:")?;
                 for (at, source) in sources.iter().enumerate() {
                     let what = match source {
-                        ReclaimSource::EndedPods => "logs and volumes of ended pods",
-                        ReclaimSource::EndedContainers => "ended containers",
-                        ReclaimSource::UnusedImages => "unused images",
+                        FreeSource::EndedPods => "logs and volumes of ended pods",
+                        FreeSource::EndedContainers => "ended containers",
+                        FreeSource::UnusedImages => "unused images",
                     };
                     write!(f, "{} {what}", if at > 0 { "," } else { "" })?;
                 }

@@ -70,12 +70,12 @@ pub struct Refusal {
     /// Bytes free by resource and NUMA node.
     pub free: BTreeMap<String, BTreeMap<u32, u64>>,
     /// What would help.
-    pub way_out: WayOut,
+    pub shortfall: Shortfall,
 }
 
 /// What would have to be free.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WayOut {
+pub enum Shortfall {
     /// Nothing helps: all nodes together may not hand out that much.
     TooLarge {
         /// Bytes that pods may have at most, by resource.
@@ -114,12 +114,12 @@ impl View<'_> {
             let free = nodes.map(|(id, node)| (*id, node.free(resource)));
             (resource.clone(), free.collect())
         };
-        let way_out = match kind {
+        let shortfall = match kind {
             RefusalKind::ViolatesGroup => self.on(nodes),
             RefusalKind::NoDefaultAffinity | RefusalKind::NoDefaultPreferred => {
-                self.way_out(NumaMask::EMPTY)
+                self.shortfall(NumaMask::EMPTY)
             }
-            RefusalKind::CannotExtend | RefusalKind::NoExtendedPreferred => self.way_out(nodes),
+            RefusalKind::CannotExtend | RefusalKind::NoExtendedPreferred => self.shortfall(nodes),
         };
         AllocateError::Refused(Box::new(Refusal {
             kind,
@@ -128,20 +128,20 @@ impl View<'_> {
             nodes,
             wanted: self.demand.clone(),
             free: self.demand.keys().map(free).collect(),
-            way_out,
+            shortfall,
         }))
     }
 
-    fn way_out(&self, including: NumaMask) -> WayOut {
+    fn shortfall(&self, including: NumaMask) -> Shortfall {
         match self.candidates.roomiest(including) {
             Some(nodes) => self.on(nodes),
-            None => WayOut::TooLarge {
+            None => Shortfall::TooLarge {
                 allocatable: self.sums(self.books.mask(), |node, name| node.allocatable(name)),
             },
         }
     }
 
-    fn on(&self, nodes: NumaMask) -> WayOut {
+    fn on(&self, nodes: NumaMask) -> Shortfall {
         let free = self.sums(nodes, |node, name| node.free(name));
         let wanted = self.demand.iter();
         let missing = wanted
@@ -156,7 +156,7 @@ impl View<'_> {
                 }
             }
         }
-        WayOut::Free {
+        Shortfall::Free {
             nodes,
             missing,
             holders,
@@ -203,7 +203,7 @@ impl fmt::Display for Refusal {
             nodes,
             wanted,
             free,
-            way_out,
+            shortfall,
         } = self;
         write!(f, "pod {pod}, container {container}: ")?;
         match kind {
@@ -238,13 +238,13 @@ impl fmt::Display for Refusal {
                 separator = ",";
             }
         }
-        match way_out {
-            WayOut::TooLarge { allocatable } => write!(
+        match shortfall {
+            Shortfall::TooLarge { allocatable } => write!(
                 f,
                 "; pods may have {} on this machine: request less, or reserve less for the system",
                 Amounts(allocatable)
             ),
-            WayOut::Free {
+            Shortfall::Free {
                 nodes,
                 missing,
                 holders,

@@ -9,7 +9,7 @@
 //! while it cannot read a container's mounts; nor is one removed here.
 //!
 //! Differences, on purpose: the kubelet removes *all* unused images, here it is one at a time, and the file system is
-//! read between them ([`Targets`](super::node_reclaim::Targets)). When an image was used last is also taken from the
+//! read between them ([`Targets`](super::freeing::Targets)). When an image was used last is also taken from the
 //! times of its containers, so that the order outlives a restart of the agent. The newest container of each name stays
 //! while its sandbox runs: the kubelet counts restarts by it, and knows by it that an init container is done.
 //!
@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::decision::ReclaimSource;
+use crate::model::decision::FreeSource;
 use crate::protocol::runtime_link::{
     ContainerState, Inventory, Removal, RuntimeContainer, RuntimeImage,
 };
@@ -99,7 +99,7 @@ fn used_ns(container: &RuntimeContainer, unix_ns: u64, now_ns: u64) -> u64 {
 pub fn next(
     inventory: &Inventory,
     book: &ImageBook,
-    sources: &[ReclaimSource],
+    sources: &[FreeSource],
     passed_over: &BTreeSet<Removal>,
     now_ns: u64,
 ) -> Option<Removal> {
@@ -108,8 +108,8 @@ pub fn next(
         return None;
     }
     let may_go = |removal: &Removal| !passed_over.contains(removal);
-    let containers = sources.contains(&ReclaimSource::EndedContainers);
-    let images = sources.contains(&ReclaimSource::UnusedImages) && inventory.mounts_unread == 0;
+    let containers = sources.contains(&FreeSource::EndedContainers);
+    let images = sources.contains(&FreeSource::UnusedImages) && inventory.mounts_unread == 0;
     ended_containers(inventory)
         .into_iter()
         .filter(|_| containers)
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn an_image_that_is_mounted_stays_and_all_do_while_it_is_not_known_which_are() {
-        use ReclaimSource::{EndedContainers, UnusedImages};
+        use FreeSource::{EndedContainers, UnusedImages};
         let mut all = inventory(
             vec![image("1", &[]), image("2", &[])],
             vec![container("a", "x", Some(300)), container("b", "y", None)],
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(unused(&all, &book, 6 * S), ["sha256:2", "sha256:1"]);
         all.mounts_unread = 1;
         let none = BTreeSet::new();
-        let next = |sources: &[ReclaimSource]| next(&all, &book, sources, &none, 0);
+        let next = |sources: &[FreeSource]| next(&all, &book, sources, &none, 0);
         let dead = Some(Removal::Container("a".to_owned()));
         assert_eq!(next(&[EndedContainers, UnusedImages]), dead);
         assert_eq!(next(&[UnusedImages]), None);
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn containers_before_images_and_nothing_of_an_incomplete_list() {
-        use ReclaimSource::{EndedContainers, EndedPods, UnusedImages};
+        use FreeSource::{EndedContainers, EndedPods, UnusedImages};
         let both = [EndedContainers, UnusedImages];
         let mut all = inventory(
             vec![image("1", &["x"]), image("2", &[])],
@@ -351,7 +351,7 @@ mod tests {
         book.observe(&all, 0);
         let none = BTreeSet::new();
         let next =
-            |inventory: &Inventory, sources: &[ReclaimSource], passed_over: &BTreeSet<Removal>| {
+            |inventory: &Inventory, sources: &[FreeSource], passed_over: &BTreeSet<Removal>| {
                 next(inventory, &book, sources, passed_over, 0)
             };
         let (dead, unused) = (

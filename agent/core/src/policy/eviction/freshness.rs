@@ -54,7 +54,7 @@ pub(crate) fn pods_needed(view: &View<'_>, sample: &Sample) -> bool {
     let state = view.state;
     let is_awaited = |leaving| leaving::is_awaited(&leaving, view.now_ns);
     let is_due = |pod: &PodState| pod.leaving.is_some_and(is_awaited) || is_old(pod, view.now_ns);
-    let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
+    let under_way = state.remedies.episode.is_some() || state.disk_freeing.is_some();
     if under_way || sample.storage.is_some() || state.pods.values().any(is_due) {
         return true;
     }
@@ -83,7 +83,7 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
 /// that is gone is not missed before its end is reported, unless its pod is asked for.
 pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> PodsRead {
     let View { config, state, .. } = *view;
-    let under_way = state.remedies.episode.is_some() || state.node_reclaim.is_some();
+    let under_way = state.remedies.episode.is_some() || state.disk_freeing.is_some();
     if under_way || sample.storage.is_some() {
         return PodsRead::All;
     }

@@ -1,5 +1,5 @@
 //! Pods on their way out: SIGTERM, grace period, kill, and the wait for their memory. What begins and ends that:
-//! [`termination`](crate::policy::eviction::termination).
+//! [`steps`].
 //!
 //! Problem: a second pod must never be chosen while the first one's memory is still being freed (earlyoom#61, the
 //! kubelet's fixed 30 s wait), yet a process that cannot die must not hold up the node for ever. Approach: a pod has
@@ -15,7 +15,9 @@
 //! victim is: for a short time after a threshold is met, what it has may come back ([`may_come_back`]); then it is
 //! ranked as any other.
 
-use crate::model::decision::{Ending, KillReason};
+pub(crate) mod steps;
+
+use crate::model::decision::{EvictionEnding, KillReason};
 use crate::model::signal::{Observations, Resource, Signal};
 use crate::model::state::{Leaving, NodeState, PodState};
 
@@ -46,11 +48,11 @@ pub(crate) enum After {
     /// It still leaves.
     Leaving(Leaving),
     /// It has ended.
-    Ended(Ending),
+    Ended(EvictionEnding),
 }
 
 /// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed.
-/// [`termination`](crate::policy::eviction::termination) does the same, and says it.
+/// [`steps`] does the same, and says it.
 pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> After {
     if kill_now(&leaving, false, now_ns).is_some() {
         killed(&mut leaving, now_ns, None);
@@ -205,21 +207,21 @@ pub(super) fn ending(
     usage_bytes: Option<u64>,
     read_ns: u64,
     now_ns: u64,
-) -> Option<Ending> {
+) -> Option<EvictionEnding> {
     if let Some(empty_at_ns) = leaving.empty_at_ns {
         // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup was removed.
         let back =
             usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= leaving.usage_before_bytes);
         if back {
-            return Some(Ending::Freed);
+            return Some(EvictionEnding::Freed);
         }
         // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest
         // figure may be from before the cgroup was empty.
         return (read_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
-            .then_some(Ending::Lingering);
+            .then_some(EvictionEnding::Lingering);
     }
     let tried_ns = leaving.kill_tried_ns?;
-    (now_ns >= tried_ns.saturating_add(STUCK_AFTER_KILL_NS)).then_some(Ending::Stuck)
+    (now_ns >= tried_ns.saturating_add(STUCK_AFTER_KILL_NS)).then_some(EvictionEnding::Stuck)
 }
 
 /// When something is to be done about this pod, if nothing happens before.

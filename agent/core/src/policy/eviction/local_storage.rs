@@ -16,8 +16,8 @@ use crate::model::rank_row::Nanos;
 use crate::model::reading::PodStorage;
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
+use crate::policy::eviction::leaving;
 use crate::policy::eviction::rank::DiskScope;
-use crate::policy::eviction::termination;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
@@ -36,12 +36,12 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };
-        termination::evict(
+        leaving::steps::evict(
             config,
             state,
             &used.uid,
             Resource::DiskBytes(FileSystem::Node),
-            termination::hard_grace_s(config),
+            leaving::steps::hard_grace_s(config),
             Reason::LocalStorage(reason),
             decisions,
         );

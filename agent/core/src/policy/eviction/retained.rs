@@ -3,7 +3,7 @@
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
-use crate::model::decision::Ending;
+use crate::model::decision::EvictionEnding;
 use crate::model::signal::Resource;
 use crate::model::state::{Hold, Leaving, Retained};
 
@@ -15,7 +15,7 @@ pub(crate) fn after(
     config: &EngineConfig,
     known: Option<Hold>,
     leaving: &Leaving,
-    ending: Ending,
+    ending: EvictionEnding,
     used_bytes: u64,
     now_ns: u64,
 ) -> Option<Hold> {
@@ -23,7 +23,7 @@ pub(crate) fn after(
         return known;
     };
     let freed_bytes = leaving.used_before_bytes.saturating_sub(used_bytes);
-    let failed = ending == Ending::Lingering
+    let failed = ending == EvictionEnding::Lingering
         && leaving.evicted_for == Some(Resource::Memory)
         && freed_bytes < leaving.used_before_bytes / FREED_PART;
     if !failed {

@@ -10,13 +10,13 @@
 //!    after that may use less than is known, and the same pods go.
 
 use crate::model::config::EngineConfig;
-use crate::model::decision::ReclaimSource;
+use crate::model::decision::FreeSource;
 use crate::model::event::{Cause, CgroupMemory, NodeMemory, Sample};
 use crate::model::options;
 use crate::model::signal::{Observations, Resource, Signal};
-use crate::model::state::{NodeReclaim, PodState};
+use crate::model::state::{DiskFreeing, PodState};
 use crate::model::threshold::Operator;
-use crate::policy::disk::node_reclaim;
+use crate::policy::disk::freeing;
 use crate::policy::eviction::disruption::{Budgeting, Preference};
 use crate::policy::eviction::foresight;
 use crate::policy::eviction::lineup::Lineup;
@@ -59,7 +59,7 @@ pub(crate) struct Asked {
     /// The most urgent threshold.
     pub(crate) met: Option<Met>,
     /// Set if this is about the threshold for which disk space has been freed, and about no other.
-    pub(crate) after_reclaim: bool,
+    pub(crate) after_freeing: bool,
 }
 
 /// What the figures of the node in a sample ahead say. Kept from one question about the sample to the next: in between
@@ -139,7 +139,7 @@ pub(crate) enum Next {
     /// Wait: the memory of an evicted pod did not come back, and no other pod has what is missing.
     Held,
     /// Free disk space.
-    FreeDisk(&'static [ReclaimSource]),
+    FreeDisk(&'static [FreeSource]),
     /// Evict, unless a remedy helps.
     Evict,
 }
@@ -151,14 +151,14 @@ pub(crate) fn asked(
     observations: &Observations,
     foreseen: Option<&foresight::Shortage>,
 ) -> Asked {
-    if let Some(reclaim) = &view.state.node_reclaim {
-        let is_done = reclaim.done && cause == Cause::NodeReclaimed;
+    if let Some(freeing) = &view.state.disk_freeing {
+        let is_done = freeing.done && cause == Cause::DiskFreed;
         // Nothing was heard of it for too long: go by what is known.
-        let waited_ns = view.now_ns.saturating_sub(reclaim.since_ns);
-        if is_done || waited_ns >= node_reclaim::PATIENCE_NS {
+        let waited_ns = view.now_ns.saturating_sub(freeing.since_ns);
+        if is_done || waited_ns >= freeing::PATIENCE_NS {
             return Asked {
-                met: after_reclaim(view, reclaim, observations),
-                after_reclaim: true,
+                met: after_freeing(view, freeing, observations),
+                after_freeing: true,
             };
         }
     }
@@ -166,17 +166,17 @@ pub(crate) fn asked(
         met: foreseen
             .map(Met::foreseen)
             .or_else(|| thresholds::most_urgent(view, observations)),
-        after_reclaim: false,
+        after_freeing: false,
     }
 }
 
 /// Space has been freed and file systems have been read again: does a pod still have to be evicted?
-fn after_reclaim(
+fn after_freeing(
     view: &View<'_>,
-    reclaim: &NodeReclaim,
+    freeing: &DiskFreeing,
     observations: &Observations,
 ) -> Option<Met> {
-    let threshold = view.config.thresholds.get(reclaim.threshold)?;
+    let threshold = view.config.thresholds.get(freeing.threshold)?;
     if thresholds::all_satisfied(view.config, observations) {
         return None;
     }
@@ -185,7 +185,7 @@ fn after_reclaim(
         .get(threshold.signal)
         .or_else(|| view.state.observations.get(threshold.signal))?;
     Some(Met {
-        index: reclaim.threshold,
+        index: freeing.threshold,
         threshold: *threshold,
         observation,
         foreseen: None,
@@ -201,12 +201,12 @@ pub(crate) fn next(view: &View<'_>, asked: &Asked, observations: &Observations) 
     if waits_for_victim(view, met, observations) || !stall::is_known(view, resource) {
         return Next::Nothing;
     }
-    let sources = node_reclaim::sources(resource, view.config.layout);
+    let sources = freeing::sources(resource, view.config.layout);
     if breaker::holds(view, met, observations) {
         Next::Held
-    } else if sources.is_empty() || asked.after_reclaim {
+    } else if sources.is_empty() || asked.after_freeing {
         Next::Evict
-    } else if view.state.node_reclaim.is_none() {
+    } else if view.state.disk_freeing.is_none() {
         Next::FreeDisk(sources)
     } else {
         Next::Nothing
@@ -221,8 +221,8 @@ fn waits_for_victim(view: &View<'_>, met: &Met, observations: &Observations) -> 
     let seen_ns = known.and_then(|known| known.first_observed_ns);
     let since_ns = seen_ns.map(|seen_ns| seen_ns.saturating_add(met.threshold.grace_ns));
     let met_ns = view.now_ns.saturating_sub(since_ns.unwrap_or(view.now_ns));
-    let mut leavers = view.state.leaving().filter_map(|pod| view.leaving(pod));
-    leavers.any(|leaving| {
+    let mut leaving_uids = view.state.leaving().filter_map(|pod| view.leaving(pod));
+    leaving_uids.any(|leaving| {
         let passed_over = resource == Resource::Memory
             && leaving::is_overdue(&leaving, view.now_ns)
             && leaving::has_memory_fallen(&leaving, observations);

@@ -10,7 +10,7 @@
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
-use crate::model::decision::Ending;
+use crate::model::decision::EvictionEnding;
 use crate::model::event::{PodMemory, PodsRead, Sample};
 use crate::model::rank_row::RankRow;
 use crate::model::reading::{NumaPods, PodLoads};
@@ -97,7 +97,7 @@ impl<'a> View<'a> {
 
     /// Whether it ends with the sample ahead, and memory stays.
     pub(crate) fn ends_lingering(&self, pod: &PodState) -> bool {
-        self.after(pod) == Some(After::Ended(Ending::Lingering))
+        self.after(pod) == Some(After::Ended(EvictionEnding::Lingering))
     }
 
     /// Memory that outlived evicted pods.
@@ -137,7 +137,7 @@ impl<'a> View<'a> {
             return !leaving::is_stuck(pod, self.now_ns);
         }
         match self.after(pod) {
-            Some(After::Ended(ending)) => ending != Ending::Stuck,
+            Some(After::Ended(ending)) => ending != EvictionEnding::Stuck,
             Some(After::Leaving(leaving)) => {
                 !leaving::is_overdue(&leaving, self.now_ns) && !leaving::is_stuck(pod, self.now_ns)
             }

@@ -24,16 +24,17 @@
 //!
 //! **Guarantee.** Let a container use U pages (what is charged to it, swap included) and let L be known to be in one of
 //! its processes (0 where nothing is known). Its processes' badness B is at most `adj·step + U`, and one of them has at
-//! least `adj·step + L`. A place is *certain* when the latter is above the former of every place after it. Hence:
-//! *while a certain place has a process, the kernel takes none of a later place.* The first in the ranking is certain
-//! unless a later usage is larger than the whole range, 997 steps, so in practice always; place *i* is certain when the
-//! places 2 to *i*, each `⌊U/step⌋ + 1` steps, fit into the range and no later usage is more than the steps that are
-//! left. On 4 TiB that is room for 900 small containers; and when the first few have ended, all is computed anew.
+//! least `adj·step + L`. A place is *certain* when the latter is above the former of every container after it. Hence:
+//! *while a certain container has a process, the kernel takes none of a later position.* The first in the ranking is
+//! certain unless a later usage is larger than the whole range, 997 steps, so in practice always; container *i* is
+//! certain when the containers 2 to *i*, each `⌊U/step⌋ + 1` steps, fit into the range and no later usage is more than
+//! the steps that are left. On 4 TiB that is room for 900 small containers; and when the first few have ended, all is
+//! computed anew.
 //!
 //! *Proof.* Let M be the smallest `adj·step + L` so far. The next score is the largest integer with `adj·step + U < M`,
 //! if that is within the range: then all its processes are below one process of each place before. Scores never rise
 //! along the sequence, and a score at the end of the range is one that could not go lower: `finished` tests those
-//! places like all others, and does not call them certain.
+//! containers like all others, and does not call them certain.
 //!
 //! **What it does not cover.** Pages that a process maps and another cgroup pays for count for the kernel and not in U.
 //! For an OOM of a cpuset or of a memory policy the kernel counts only the nodes allowed there, so that a step is
@@ -41,7 +42,7 @@
 //! the range none of it changes which process is first.
 //!
 //! **Stability.** A score that a container has is kept as long as it keeps the order and is at most [`DRIFT_MAX`] below
-//! the one that a fresh computation gives, unless fresh scores make more places certain. Fresh ones leave each
+//! the one that a fresh computation gives, unless fresh scores make more containers certain. Fresh ones leave each
 //! container room to grow by an eighth.
 
 use std::cmp::Reverse;
@@ -141,7 +142,7 @@ impl OomContainer {
     }
 }
 
-/// Which part of the sequence a place belongs to. In its order.
+/// Which part of the sequence a container belongs to. In its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
@@ -153,16 +154,16 @@ pub enum Tier {
     Protected,
 }
 
-/// One container's place in the sequence, with what led to it.
+/// One container in the sequence, with what led to its position.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OomPlace {
+pub struct PlannedContainer {
     /// Its pod.
     pub uid: PodUid,
     /// Its name.
     pub container: String,
-    /// Its place, from 1: the kernel is to take this one first.
+    /// Its position, from 1: the kernel is to take this one first.
     pub position: usize,
-    /// Its pod's place in the memory eviction ranking, from 1.
+    /// Its pod's rank in the memory eviction ranking, from 1.
     pub pod_rank: usize,
     /// Which part of the sequence.
     pub tier: Tier,
@@ -182,7 +183,7 @@ pub struct OomPlace {
     pub badness_min_pages: i64,
     /// The same as `badness_max_pages` by the kubelet's score.
     pub kubelet_badness_max_pages: i64,
-    /// While it has a process, the kernel takes none of a later place.
+    /// While it has a process, the kernel takes none of a later position.
     pub certain: bool,
 }
 
@@ -192,40 +193,43 @@ pub struct OomPlan {
     /// The node that it was made for.
     pub node: OomNode,
     /// First to be taken first.
-    pub places: Vec<OomPlace>,
+    pub containers: Vec<PlannedContainer>,
 }
 
 impl OomPlan {
-    /// How many places from the first one on are certain.
+    /// How many containers from the first one on are certain.
     pub fn certain(&self) -> usize {
-        self.places.iter().take_while(|place| place.certain).count()
+        self.containers
+            .iter()
+            .take_while(|container| container.certain)
+            .count()
     }
 
-    /// The places whose score is to be written.
-    pub fn changes(&self) -> impl Iterator<Item = &OomPlace> {
-        self.places
+    /// The containers whose score is to be written.
+    pub fn changes(&self) -> impl Iterator<Item = &PlannedContainer> {
+        self.containers
             .iter()
-            .filter(|place| place.current_adj != Some(place.adj))
+            .filter(|container| container.current_adj != Some(container.adj))
     }
 
-    /// One container's place.
-    pub fn place(&self, uid: &PodUid, container: &str) -> Option<&OomPlace> {
-        self.places
+    /// One container of a pod.
+    pub fn container(&self, uid: &PodUid, container: &str) -> Option<&PlannedContainer> {
+        self.containers
             .iter()
-            .find(|place| place.uid == *uid && place.container == container)
+            .find(|planned| planned.uid == *uid && planned.container == container)
     }
 }
 
 /// Puts the containers of `pods` into the order of eviction. Which order `pods` are in does not matter. O(n log n).
 pub fn oom_plan(node: OomNode, pods: &[OomPod]) -> OomPlan {
-    let places = sequence(node, pods);
-    let fresh = assign_scores(&node, &places, |_, _| None);
-    let kept = assign_scores(&node, &places, |index, most| {
-        let current = places[index].current_adj?;
+    let containers = sequence(node, pods);
+    let fresh = assign_scores(&node, &containers, |_, _| None);
+    let kept = assign_scores(&node, &containers, |index, most| {
+        let current = containers[index].current_adj?;
         let keeps = current <= most && current >= fresh[index].saturating_sub(DRIFT_MAX);
         keeps.then_some(current)
     });
-    let plan = |scores: Vec<i32>| with_certainty(node, places.clone(), &scores);
+    let plan = |scores: Vec<i32>| with_certainty(node, containers.clone(), &scores);
     let (fresh, kept) = (plan(fresh), plan(kept));
     if kept.certain() >= fresh.certain() {
         kept
@@ -235,10 +239,10 @@ pub fn oom_plan(node: OomNode, pods: &[OomPod]) -> OomPlan {
 }
 
 /// The sequence, without scores.
-fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<OomPlace> {
+fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<PlannedContainer> {
     let mut ranked: Vec<&OomPod> = pods.iter().collect();
     ranked.sort_unstable_by(|a, b| Ranking::Memory.compare(&a.row, &b.row));
-    let mut places = Vec::with_capacity(pods.iter().map(|pod| pod.containers.len()).sum());
+    let mut planned = Vec::with_capacity(pods.iter().map(|pod| pod.containers.len()).sum());
     for (index, pod) in ranked.into_iter().enumerate() {
         let mut containers: Vec<&OomContainer> = pod.containers.iter().collect();
         containers.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
@@ -250,7 +254,7 @@ fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<OomPlace> {
                 (false, true) => Tier::Exempt,
                 (false, false) => Tier::Ranked,
             };
-            places.push(OomPlace {
+            planned.push(PlannedContainer {
                 uid: pod.row.uid.clone(),
                 container: container.name.clone(),
                 position: 0,
@@ -274,29 +278,29 @@ fn sequence(node: OomNode, pods: &[OomPod]) -> Vec<OomPlace> {
         }
     }
     // Stable: within a tier the ranking's order stays.
-    places.sort_by_key(|place| place.tier);
-    places
+    planned.sort_by_key(|container| container.tier);
+    planned
 }
 
-/// Scores from the front. `keep` is asked with a place and the most that the order allows there, and may name the score
-/// to keep.
+/// Scores from the front. `keep` is asked with a position, from 0, and the most that the order allows there, and may
+/// name the score to keep.
 fn assign_scores(
     node: &OomNode,
-    places: &[OomPlace],
+    containers: &[PlannedContainer],
     keep: impl Fn(usize, i32) -> Option<i32>,
 ) -> Vec<i32> {
-    let mut scores = Vec::with_capacity(places.len());
-    // The least that a process of any earlier place has.
+    let mut scores = Vec::with_capacity(containers.len());
+    // The least that a process of any earlier container has.
     let mut least: Option<i64> = None;
     let mut before = RANKED_MAX;
-    for (index, place) in places.iter().enumerate() {
-        let (floor, ceiling) = match place.tier {
+    for (index, container) in containers.iter().enumerate() {
+        let (floor, ceiling) = match container.tier {
             Tier::Ranked => (RANKED_MIN, RANKED_MAX),
             Tier::Exempt => (EXEMPT_MIN, EXEMPT_MAX),
-            Tier::Protected => (place.kubelet_adj, place.kubelet_adj),
+            Tier::Protected => (container.kubelet_adj, container.kubelet_adj),
         };
         let ceiling = ceiling.min(before);
-        let usage_pages = node.pages_up(place.usage_bytes);
+        let usage_pages = node.pages_up(container.usage_bytes);
         let highest = |pages| highest_below(node, least, pages).clamp(floor.min(ceiling), ceiling);
         let most = highest(usage_pages);
         let adj = keep(index, most)
@@ -304,7 +308,7 @@ fn assign_scores(
             .unwrap_or_else(|| highest(usage_pages.saturating_add(usage_pages / 8)));
         let min_pages = node
             .badness_pages(adj, 0)
-            .saturating_add(place.badness_min_pages);
+            .saturating_add(container.badness_min_pages);
         least = Some(least.map_or(min_pages, |least| least.min(min_pages)));
         before = adj;
         scores.push(adj);
@@ -326,19 +330,20 @@ fn highest_below(node: &OomNode, least: Option<i64>, pages: u64) -> i32 {
     i32::try_from(room.div_euclid(step)).unwrap_or(if room < 0 { i32::MIN } else { i32::MAX })
 }
 
-fn with_certainty(node: OomNode, mut places: Vec<OomPlace>, scores: &[i32]) -> OomPlan {
+fn with_certainty(node: OomNode, mut containers: Vec<PlannedContainer>, scores: &[i32]) -> OomPlan {
     let mut worst_later = i64::MIN;
-    for (index, (place, adj)) in places.iter_mut().zip(scores).enumerate().rev() {
-        place.position = index + 1;
-        place.adj = *adj;
-        place.badness_max_pages = node.badness_pages(*adj, node.pages_up(place.usage_bytes));
-        place.badness_min_pages = node
+    for (index, (container, adj)) in containers.iter_mut().zip(scores).enumerate().rev() {
+        container.position = index + 1;
+        container.adj = *adj;
+        container.badness_max_pages =
+            node.badness_pages(*adj, node.pages_up(container.usage_bytes));
+        container.badness_min_pages = node
             .badness_pages(*adj, 0)
-            .saturating_add(place.badness_min_pages);
-        place.certain = place.badness_min_pages > worst_later;
-        worst_later = worst_later.max(place.badness_max_pages);
+            .saturating_add(container.badness_min_pages);
+        container.certain = container.badness_min_pages > worst_later;
+        worst_later = worst_later.max(container.badness_max_pages);
     }
-    OomPlan { node, places }
+    OomPlan { node, containers }
 }
 
 #[cfg(test)]

@@ -63,24 +63,33 @@ type Process = (usize, u64);
 
 /// Whom the kernel takes: the place of the process with the most badness. Of equals the last one, which is the worst
 /// for us.
-fn victim(plan: &OomPlan, processes: &[Process], score: impl Fn(&OomPlace) -> i32) -> usize {
+fn victim(
+    plan: &OomPlan,
+    processes: &[Process],
+    score: impl Fn(&PlannedContainer) -> i32,
+) -> usize {
     let chosen = processes
         .iter()
-        .filter(|(place, _)| score(&plan.places[*place]) != -1000)
+        .filter(|(place, _)| score(&plan.containers[*place]) != -1000)
         .max_by_key(|(place, pages)| {
-            let badness = plan.node.badness_pages(score(&plan.places[*place]), *pages);
+            let badness = plan
+                .node
+                .badness_pages(score(&plan.containers[*place]), *pages);
             (badness, *place)
         });
     chosen.unwrap().0
 }
 
 fn whole(plan: &OomPlan) -> Vec<Process> {
-    let pages = |place: &OomPlace| place.usage_bytes.div_ceil(PAGE.get());
-    plan.places.iter().map(pages).enumerate().collect()
+    let pages = |place: &PlannedContainer| place.usage_bytes.div_ceil(PAGE.get());
+    plan.containers.iter().map(pages).enumerate().collect()
 }
 
-fn of<'plan>(plan: &'plan OomPlan, uid: &str) -> &'plan OomPlace {
-    let place = plan.places.iter().find(|place| place.uid.as_str() == uid);
+fn of<'plan>(plan: &'plan OomPlan, uid: &str) -> &'plan PlannedContainer {
+    let place = plan
+        .containers
+        .iter()
+        .find(|place| place.uid.as_str() == uid);
     place.unwrap()
 }
 
@@ -97,8 +106,8 @@ fn many_processes_do_not_hide_a_pod_above_its_request() {
         [516, 485]
     );
     let plan = oom_plan(node, &pods);
-    assert_eq!(plan.places[0].uid.as_str(), "b-above");
-    assert!(plan.places[0].certain);
+    assert_eq!(plan.containers[0].uid.as_str(), "b-above");
+    assert!(plan.containers[0].certain);
     let mut processes: Vec<Process> = vec![(1, 28 * GIB / PAGE)];
     processes.extend([(0, 10 * GIB / PAGE); 10]);
     assert_eq!(
@@ -122,14 +131,18 @@ fn a_node_of_tebibytes_tells_small_pods_apart() {
         [985, 999, 999]
     );
     let plan = oom_plan(node, &pods);
-    let order: Vec<_> = plan.places.iter().map(|place| place.uid.as_str()).collect();
+    let order: Vec<_> = plan
+        .containers
+        .iter()
+        .map(|place| place.uid.as_str())
+        .collect();
     assert_eq!(order, ["small-over", "middle-within", "large-within"]);
     assert_eq!(plan.certain(), 3);
     assert_eq!(victim(&plan, &whole(&plan), |place| place.adj), 0);
     // By the kubelet's scores it is the large one, which is within its request.
     let kubelet = victim(&plan, &whole(&plan), |place| place.kubelet_adj);
-    assert_eq!(plan.places[kubelet].uid.as_str(), "large-within");
-    let scores: Vec<i32> = plan.places.iter().map(|place| place.adj).collect();
+    assert_eq!(plan.containers[kubelet].uid.as_str(), "large-within");
+    let scores: Vec<i32> = plan.containers.iter().map(|place| place.adj).collect();
     assert_eq!(scores, [1000, 999, 982]);
 }
 
@@ -151,7 +164,7 @@ fn within_a_pod_the_one_above_its_request_goes_first_and_an_innocent_sidecar_las
     let leaky = container("leaky", 5 * GIB, GIB, 900);
     let plan = oom_plan(node, &[pod("p", 0, vec![sidecar.clone(), main, leaky])]);
     let order = |plan: &OomPlan| -> Vec<String> {
-        plan.places
+        plan.containers
             .iter()
             .map(|place| place.container.clone())
             .collect()
@@ -184,7 +197,7 @@ fn exempt_pods_come_after_all_others_and_guaranteed_ones_last() {
     critical.exempt = true;
     let plan = oom_plan(node, &[guaranteed, critical, exempt, best_effort]);
     let found: Vec<_> = plan
-        .places
+        .containers
         .iter()
         .map(|place| (place.uid.as_str(), place.tier, place.adj))
         .collect();
@@ -201,7 +214,7 @@ fn exempt_pods_come_after_all_others_and_guaranteed_ones_last() {
     assert_eq!(victim(&plan, &whole(&plan), |place| place.adj), 0);
     // Above its request (its limits were lowered while it runs), it is like any other.
     let shrunk = pod("shrunk", 0, vec![container("c", 2 * GIB, GIB, -997)]);
-    assert_eq!(oom_plan(node, &[shrunk]).places[0].adj, 1000);
+    assert_eq!(oom_plan(node, &[shrunk]).containers[0].adj, 1000);
 }
 
 #[test]
@@ -220,7 +233,11 @@ fn a_small_change_rewrites_nothing_and_a_large_one_only_what_it_must() {
     };
     let first = oom_plan(node, &pods(usages, &[None; 5]));
     assert_eq!(first.changes().count(), 5);
-    let scores: Vec<Option<i32>> = first.places.iter().map(|place| Some(place.adj)).collect();
+    let scores: Vec<Option<i32>> = first
+        .containers
+        .iter()
+        .map(|place| Some(place.adj))
+        .collect();
     let grown = usages.map(|usage| usage + usage / 10);
     assert_eq!(oom_plan(node, &pods(grown, &scores)).changes().count(), 0);
     // The third grows within its place: it and those behind it get out of the way.
@@ -250,9 +267,9 @@ fn a_node_too_small_for_steps_and_an_absurd_one_are_no_reason_to_panic() {
     ] {
         let huge = container("c", u64::MAX, u64::MAX, 3);
         let plan = oom_plan(node, &[pod("p", 0, vec![huge])]);
-        assert_eq!(plan.places[0].adj, 1000);
+        assert_eq!(plan.containers[0].adj, 1000);
     }
-    assert!(oom_plan(node(GIB), &[]).places.is_empty());
+    assert!(oom_plan(node(GIB), &[]).containers.is_empty());
 }
 
 prop_compose! {
@@ -303,7 +320,7 @@ fn any_node() -> impl Strategy<Value = OomNode> {
 /// Splits each place's pages into processes; the first has at least what is known to be in one.
 fn split(plan: &OomPlan, cuts: &[u64]) -> Vec<Process> {
     let mut processes = Vec::new();
-    for (index, (place, pages)) in plan.places.iter().zip(whole(plan)).enumerate() {
+    for (index, (place, pages)) in plan.containers.iter().zip(whole(plan)).enumerate() {
         let at_least = place.badness_min_pages - plan.node.badness_pages(place.adj, 0);
         let at_least = u64::try_from(at_least).unwrap();
         let cut = cuts[index % cuts.len()];
@@ -325,8 +342,8 @@ proptest! {
     ) {
         let plan = oom_plan(node, &pods);
         let mut processes = split(&plan, &cuts);
-        for index in 0..plan.places.len() {
-            if plan.places[index].certain {
+        for index in 0..plan.containers.len() {
+            if plan.containers[index].certain {
                 prop_assert_eq!(victim(&plan, &processes, |place| place.adj), index);
             }
             processes.retain(|(place, _)| *place != index);
@@ -340,19 +357,19 @@ proptest! {
             container.current_adj = None;
         }
         let plan = oom_plan(node, &pods);
-        let steps = |place: &OomPlace| {
+        let steps = |place: &PlannedContainer| {
             let pages = place.usage_bytes.div_ceil(PAGE.get());
             (pages + pages / 8) / node.step_pages + 1
         };
-        let ranked = plan.places.iter().filter(|place| place.tier == Tier::Ranked).count();
+        let ranked = plan.containers.iter().filter(|place| place.tier == Tier::Ranked).count();
         let mut left = 997u64;
         for index in 0..ranked {
-            let spent = if index == 0 { 0 } else { steps(&plan.places[index]) };
+            let spent = if index == 0 { 0 } else { steps(&plan.containers[index]) };
             let Some(now) = left.checked_sub(spent) else { break };
             left = now;
-            let later = plan.places[index + 1..].iter().map(steps).max().unwrap_or(0);
+            let later = plan.containers[index + 1..].iter().map(steps).max().unwrap_or(0);
             if later <= left {
-                prop_assert!(plan.places[index].certain, "place {} of {:?}", index, plan);
+                prop_assert!(plan.containers[index].certain, "place {} of {:?}", index, plan);
             }
         }
     }
@@ -362,7 +379,7 @@ proptest! {
         node in any_node(), pods in any_pods(),
     ) {
         let plan = oom_plan(node, &pods);
-        let places = &plan.places;
+        let places = &plan.containers;
         prop_assert_eq!(places.len(), pods.iter().map(|pod| pod.containers.len()).sum::<usize>());
         for pair in places.windows(2) {
             prop_assert!((pair[0].tier, pair[0].pod_rank) <= (pair[1].tier, pair[1].pod_rank));
@@ -384,7 +401,7 @@ proptest! {
         let mut again = pods.clone();
         for pod in &mut again {
             for container in &mut pod.containers {
-                container.current_adj = first.place(&pod.row.uid, &container.name).map(|place| place.adj);
+                container.current_adj = first.container(&pod.row.uid, &container.name).map(|container| container.adj);
             }
         }
         prop_assert_eq!(oom_plan(node, &again).changes().count(), 0);

@@ -10,7 +10,7 @@ const LATE_MS: u64 = 30_000;
 
 /// What the deletion of a pod comes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leaving {
+pub enum Deletion {
     /// It is not being deleted.
     No,
     /// It will be gone soon.
@@ -21,7 +21,7 @@ pub enum Leaving {
     Hangs,
 }
 
-impl Leaving {
+impl Deletion {
     /// Of a pod on a node that is being deleted since so many milliseconds, and may take so many seconds.
     #[must_use]
     pub const fn of(grace_s: u64, since_ms: u64) -> Self {
@@ -41,11 +41,11 @@ mod tests {
 
     #[test]
     fn soon_is_ten_minutes_and_half_a_minute_past_the_time() {
-        assert_eq!(Leaving::of(600, 0), Leaving::Soon);
-        assert_eq!(Leaving::of(600, 629_999), Leaving::Soon);
-        assert_eq!(Leaving::of(600, 630_000), Leaving::Hangs);
-        assert_eq!(Leaving::of(0, 29_999), Leaving::Soon);
-        assert_eq!(Leaving::of(601, 0), Leaving::Later);
-        assert_eq!(Leaving::of(u64::MAX, u64::MAX), Leaving::Later);
+        assert_eq!(Deletion::of(600, 0), Deletion::Soon);
+        assert_eq!(Deletion::of(600, 629_999), Deletion::Soon);
+        assert_eq!(Deletion::of(600, 630_000), Deletion::Hangs);
+        assert_eq!(Deletion::of(0, 29_999), Deletion::Soon);
+        assert_eq!(Deletion::of(601, 0), Deletion::Later);
+        assert_eq!(Deletion::of(u64::MAX, u64::MAX), Deletion::Later);
     }
 }

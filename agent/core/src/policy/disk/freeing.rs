@@ -9,7 +9,7 @@
 //! but not for ever.
 
 use crate::model::config::EngineConfig;
-use crate::model::decision::ReclaimSource;
+use crate::model::decision::FreeSource;
 use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::reading::FileSystemReading;
 use crate::model::signal::{Observation, Resource};
@@ -20,8 +20,8 @@ use crate::model::threshold::{Passes, Threshold};
 pub const PATIENCE_NS: u64 = 65_000_000_000;
 
 /// What can be freed for `resource`; empty if it is no file system.
-pub fn sources(resource: Resource, layout: ImageFsLayout) -> &'static [ReclaimSource] {
-    use ReclaimSource::{EndedContainers, EndedPods, UnusedImages};
+pub fn sources(resource: Resource, layout: ImageFsLayout) -> &'static [FreeSource] {
+    use FreeSource::{EndedContainers, EndedPods, UnusedImages};
     let (Resource::DiskBytes(file_system) | Resource::DiskInodes(file_system)) = resource else {
         return &[];
     };
@@ -101,8 +101,8 @@ impl Targets {
     }
 
     /// The sources, of those given, that free something where a threshold is not satisfied; none: enough is free.
-    pub fn short_of(&self, given: &[ReclaimSource], now: &FileSystemsNow) -> Vec<ReclaimSource> {
-        let frees = |source: &&ReclaimSource| {
+    pub fn short_of(&self, given: &[FreeSource], now: &FileSystemsNow) -> Vec<FreeSource> {
+        let frees = |source: &&FreeSource| {
             self.thresholds.iter().any(|threshold| {
                 let resource = threshold.signal.row().resource;
                 let observation = now.observation(resource);
@@ -118,7 +118,7 @@ impl Targets {
 mod tests {
     use super::*;
     use crate::model::threshold::{ThresholdSettings, parse};
-    use ReclaimSource::{EndedContainers, EndedPods, UnusedImages};
+    use FreeSource::{EndedContainers, EndedPods, UnusedImages};
 
     const GIB: u64 = 1 << 30;
 
@@ -172,7 +172,7 @@ mod tests {
                 imagefs: disk,
                 containerfs: disk,
             };
-            let wanted: &[ReclaimSource] = if is_short { &all } else { &[] };
+            let wanted: &[FreeSource] = if is_short { &all } else { &[] };
             assert_eq!(targets.short_of(&all, &now), wanted, "{available} {inodes}");
         }
         // What cannot be read asks for nothing.

@@ -9,7 +9,7 @@
 //!    two differ, the directory's mount must be one that mounts of the host appear in: deleting a directory takes away,
 //!    unseen, what other namespaces have mounted there, and nobody sees the mounts of all namespaces;
 //! 4. the caller says that the pod has ended, or, for a pod that nobody has heard of, nothing about its directory has
-//!    changed for [`ReclaimRequest::age_min`]: the kubelet may just be making it.
+//!    changed for [`FreeRequest::age_min`]: the kubelet may just be making it.
 //!
 //! What goes are the emptyDir volumes, then the directories above them as far as they are empty, and the pod's
 //! directory of logs. Other volumes stay: they may be somebody's data. Deletion is [`super::super::remove`]: no link is
@@ -30,13 +30,13 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use rustix::fs::{AtFlags, CWD, Mode, openat, unlinkat};
 use rustix::io::Errno;
 
-use super::{Kept, KeptBecause, NodeReclaim, ReclaimError, ReclaimRequest, Reclaimed};
+use super::{FreeError, FreeRequest, Freed, FreesDisk, Kept, KeptBecause};
 use crate::host::cgroup::{CgroupMounts, CgroupPath};
 use crate::pods;
 use crate::pods::directories::VolumePlugin;
 use crate::storage::descent::{NAMES_MAX, OPEN_DIRECTORY};
 use crate::storage::mountinfo::{has_mount_at_or_below, has_mount_inside, inside};
-use crate::storage::places::{Places, mountinfo};
+use crate::storage::pod_paths::{PodPaths, mountinfo};
 use crate::storage::remove::{Removal, open_beneath};
 use crate::storage::walk::Walk;
 
@@ -55,7 +55,7 @@ const MACHINE_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The provider.
 #[derive(Debug)]
 pub struct EndedPods {
-    places: Places,
+    paths: PodPaths,
     mounts: CgroupMounts,
     cgroup_root: CgroupPath,
     waiting: VecDeque<Candidate>,
@@ -158,9 +158,9 @@ impl Candidate {
 
 impl EndedPods {
     /// For pods below `cgroup_root`.
-    pub fn new(places: Places, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
+    pub fn new(paths: PodPaths, mounts: CgroupMounts, cgroup_root: CgroupPath) -> Self {
         Self {
-            places,
+            paths,
             mounts,
             cgroup_root,
             waiting: VecDeque::new(),
@@ -170,17 +170,17 @@ impl EndedPods {
     }
 
     /// Lists the directories of pods that are not live. How many there are beyond [`CANDIDATES_MAX`].
-    fn look(&mut self, request: &ReclaimRequest) -> Result<u64, ReclaimError> {
+    fn look(&mut self, request: &FreeRequest) -> Result<u64, FreeError> {
         let mut beyond = 0;
         self.current = None;
         self.waiting.clear();
-        mountinfo(&self.places, "self").ok_or(ReclaimError::Mounts)?;
-        let logs_dir = self.places.host.path(&self.places.logs_dir);
+        mountinfo(&self.paths, "self").ok_or(FreeError::Mounts)?;
+        let logs_dir = self.paths.host.path(&self.paths.logs_dir);
         for (kind, dir) in [
-            (Kind::Volumes, self.places.pods_dir()),
+            (Kind::Volumes, self.paths.pods_dir()),
             (Kind::Logs, logs_dir),
         ] {
-            let error = |error: &std::io::Error| ReclaimError::Directory {
+            let error = |error: &std::io::Error| FreeError::Directory {
                 path: dir.clone(),
                 source: Errno::from_io_error(error).unwrap_or(Errno::IO),
             };
@@ -215,7 +215,7 @@ impl EndedPods {
     }
 
     /// Whether its turn may come.
-    fn check(&self, candidate: &Candidate, request: &ReclaimRequest) -> Result<(), KeptBecause> {
+    fn check(&self, candidate: &Candidate, request: &FreeRequest) -> Result<(), KeptBecause> {
         match self.has_processes(&candidate.uid) {
             Some(false) => {}
             Some(true) => return Err(KeptBecause::Processes),
@@ -232,13 +232,13 @@ impl EndedPods {
 
     /// Whether nothing is mounted on a directory, as far as that can be known at all.
     fn check_mounts(&self, directory: &Path) -> Result<(), KeptBecause> {
-        let Some(ours) = mountinfo(&self.places, "self") else {
+        let Some(ours) = mountinfo(&self.paths, "self") else {
             return Err(KeptBecause::Mounted);
         };
         if has_mount_at_or_below(&ours, directory) {
             return Err(KeptBecause::Mounted);
         }
-        let namespace = |of: &str| std::fs::read_link(self.places.host.procfs(of)).ok();
+        let namespace = |of: &str| std::fs::read_link(self.paths.host.procfs(of)).ok();
         // In a PID namespace of our own, process 1 is no process of the host.
         if namespace("self/ns/pid").is_none_or(|ours| ours != Path::new(MACHINE_PID_NAMESPACE)) {
             return Err(KeptBecause::MountsHidden);
@@ -248,7 +248,7 @@ impl EndedPods {
             (Some(_), Some(_)) => {}
             _ => return Err(KeptBecause::MountsHidden),
         }
-        let (Some(hosts), Some(inside)) = (mountinfo(&self.places, "1"), inside(&ours, directory))
+        let (Some(hosts), Some(inside)) = (mountinfo(&self.paths, "1"), inside(&ours, directory))
         else {
             return Err(KeptBecause::MountsHidden);
         };
@@ -347,31 +347,31 @@ impl EndedPods {
     }
 }
 
-impl NodeReclaim for EndedPods {
+impl FreesDisk for EndedPods {
     fn name(&self) -> &'static str {
         "ended-pods"
     }
 
-    fn reclaim(
+    fn free(
         &mut self,
-        request: &ReclaimRequest,
+        request: &FreeRequest,
         is_first: bool,
         entries: u32,
-    ) -> Result<Reclaimed, ReclaimError> {
-        let mut reclaimed = Reclaimed::default();
+    ) -> Result<Freed, FreeError> {
+        let mut freed = Freed::default();
         if is_first {
-            reclaimed.kept_more = self.look(request)?;
+            freed.kept_more = self.look(request)?;
         }
         let mut left = entries;
         while left > 0 {
             if let Some(current) = &mut self.current {
-                if current.advance(request.dry, &mut left, &mut reclaimed) {
+                if current.advance(request.dry, &mut left, &mut freed) {
                     self.current = None;
                 }
                 continue;
             }
             let Some(candidate) = self.waiting.pop_front() else {
-                return Ok(reclaimed);
+                return Ok(freed);
             };
             left -= 1;
             if request.live.contains(&candidate.uid) {
@@ -382,11 +382,11 @@ impl NodeReclaim for EndedPods {
             }) {
                 Ok(current) => self.current = current,
                 Err(KeptBecause::Unreadable(Errno::NOENT)) => {}
-                Err(why) => reclaimed.keep(candidate.kept(why)),
+                Err(why) => freed.keep(candidate.kept(why)),
             }
         }
-        reclaimed.more = true;
-        Ok(reclaimed)
+        freed.more = true;
+        Ok(freed)
     }
 }
 
@@ -436,9 +436,9 @@ impl Current {
     }
 
     /// Goes on; `true`: nothing is left to do.
-    fn advance(&mut self, dry: bool, left: &mut u32, reclaimed: &mut Reclaimed) -> bool {
+    fn advance(&mut self, dry: bool, left: &mut u32, freed: &mut Freed) -> bool {
         if self.job.is_some() {
-            self.go_on(*left, reclaimed);
+            self.go_on(*left, freed);
             *left = 0; // what is left of a slice is not worth counting exactly
             return false;
         }
@@ -449,12 +449,12 @@ impl Current {
             return true;
         };
         *left = left.saturating_sub(1);
-        self.start(name, dry, reclaimed);
+        self.start(name, dry, freed);
         false
     }
 
     /// Starts with the tree of this name.
-    fn start(&mut self, name: CString, dry: bool, reclaimed: &mut Reclaimed) {
+    fn start(&mut self, name: CString, dry: bool, freed: &mut Freed) {
         let names = self.names_max.saturating_sub(self.names);
         let started = if dry {
             open_beneath(self.dir.as_fd(), &name)
@@ -468,35 +468,35 @@ impl Current {
             Ok(job) => {
                 if let Job::Count(walk) = &job {
                     // The root is counted when a walk starts.
-                    reclaimed.bytes += walk.so_far().bytes;
-                    reclaimed.inodes += walk.so_far().inodes;
+                    freed.bytes += walk.so_far().bytes;
+                    freed.inodes += walk.so_far().inodes;
                 }
                 self.job = Some((name, job));
             }
             Err(Errno::NOENT) => {}
-            Err(error) => reclaimed.keep(self.kept(&name, KeptBecause::Unreadable(error))),
+            Err(error) => freed.keep(self.kept(&name, KeptBecause::Unreadable(error))),
         }
     }
 
     /// Goes on with the tree whose turn it is, for `entries` entries.
-    fn go_on(&mut self, entries: u32, reclaimed: &mut Reclaimed) {
+    fn go_on(&mut self, entries: u32, freed: &mut Freed) {
         let Some((name, mut job)) = self.job.take() else {
             return;
         };
         let before = job.so_far();
         let ended = job.advance(entries);
         let now = job.so_far();
-        reclaimed.bytes += now.0 - before.0;
-        reclaimed.inodes += now.1 - before.1;
+        freed.bytes += now.0 - before.0;
+        freed.inodes += now.1 - before.1;
         let Some(ended) = ended else {
             self.job = Some((name, job));
             return;
         };
         self.names = self.names.saturating_add(job.names());
         match ended {
-            Ended::Gone => reclaimed.items += 1,
-            Ended::Cut => reclaimed.keep(self.kept(&name, KeptBecause::TooManyNames(self.names))),
-            Ended::Left(why) => reclaimed.keep(self.kept(&name, why)),
+            Ended::Gone => freed.items += 1,
+            Ended::Cut => freed.keep(self.kept(&name, KeptBecause::TooManyNames(self.names))),
+            Ended::Left(why) => freed.keep(self.kept(&name, why)),
         }
     }
 

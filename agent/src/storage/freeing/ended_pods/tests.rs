@@ -5,13 +5,13 @@ use super::*;
 use crate::host::HostRoot;
 use crate::host::shown::Show as _;
 use crate::notes;
-use crate::storage::places::RuntimeLayers;
-use crate::storage::reclaim::AGE_MIN;
+use crate::storage::freeing::AGE_MIN;
+use crate::storage::pod_paths::RuntimeLayers;
 
 /// A machine in a directory.
 struct Machine {
     _dir: tempfile::TempDir,
-    places: Places,
+    paths: PodPaths,
     provider: EndedPods,
 }
 
@@ -21,7 +21,7 @@ impl Machine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(std::fs::canonicalize(dir.path()).unwrap());
-        let places = Places {
+        let paths = PodPaths {
             host: host.clone(),
             kubelet_dir: PathBuf::from("/var/lib/kubelet"),
             logs_dir: PathBuf::from("/var/log/pods"),
@@ -51,13 +51,13 @@ impl Machine {
         let root = CgroupPath::new("/").unwrap();
         Self {
             _dir: dir,
-            provider: EndedPods::new(places.clone(), mounts, root),
-            places,
+            provider: EndedPods::new(paths.clone(), mounts, root),
+            paths,
         }
     }
 
     fn path(&self, path: &str) -> PathBuf {
-        self.places.host.path(path)
+        self.paths.host.path(path)
     }
 
     fn has(&self, path: &str) -> bool {
@@ -81,20 +81,20 @@ impl Machine {
         write(&path, &format!("populated {populated}\nfrozen 0\n"));
     }
 
-    fn reclaim(&mut self, request: &ReclaimRequest) -> Reclaimed {
-        self.reclaim_by(request, 100_000)
+    fn free(&mut self, request: &FreeRequest) -> Freed {
+        self.free_by(request, 100_000)
     }
 
-    fn reclaim_by(&mut self, request: &ReclaimRequest, entries: u32) -> Reclaimed {
-        let mut all = self.provider.reclaim(request, true, entries).unwrap();
+    fn free_by(&mut self, request: &FreeRequest, entries: u32) -> Freed {
+        let mut all = self.provider.free(request, true, entries).unwrap();
         for _ in 0..100_000 {
             if !all.more {
                 return all;
             }
-            let next = self.provider.reclaim(request, false, entries).unwrap();
+            let next = self.provider.free(request, false, entries).unwrap();
             all.add(next);
         }
-        panic!("a reclaim without end");
+        panic!("freeing without end");
     }
 }
 
@@ -107,16 +107,16 @@ fn uids(names: &[&str]) -> BTreeSet<PodUid> {
     names.iter().map(|name| PodUid::from(*name)).collect()
 }
 
-fn wet(ended: &[&str]) -> ReclaimRequest {
-    ReclaimRequest {
+fn wet(ended: &[&str]) -> FreeRequest {
+    FreeRequest {
         dry: false,
         ended: uids(ended),
-        ..ReclaimRequest::default()
+        ..FreeRequest::default()
     }
 }
 
-fn why(reclaimed: &Reclaimed) -> Vec<KeptBecause> {
-    let mut kept: Vec<_> = reclaimed.kept.iter().collect();
+fn why(freed: &Freed) -> Vec<KeptBecause> {
+    let mut kept: Vec<_> = freed.kept.iter().collect();
     kept.sort_by(|left, right| left.path.cmp(&right.path));
     kept.into_iter().map(|kept| kept.why).collect()
 }
@@ -138,12 +138,12 @@ fn volumes_and_logs_of_ended_pods_go_and_nothing_else() {
         let mut request = wet(&["ended", "whole", "live"]);
         request.live = uids(&["live"]);
 
-        let reclaimed = machine.reclaim_by(&request, entries);
-        assert_eq!(reclaimed.items, 4, "{reclaimed:?}");
-        assert_eq!(reclaimed.kept, []);
-        assert!(reclaimed.bytes >= 4 * 512);
+        let freed = machine.free_by(&request, entries);
+        assert_eq!(freed.items, 4, "{freed:?}");
+        assert_eq!(freed.kept, []);
+        assert!(freed.bytes >= 4 * 512);
         // data, deep, er, f; cache, f; default_name_ended, app, 0.log; data, f.
-        assert_eq!(reclaimed.inodes, 11);
+        assert_eq!(freed.inodes, 11);
         for path in gone.iter().chain([&only_volume]) {
             assert!(!machine.has(path), "{path}");
         }
@@ -152,7 +152,7 @@ fn volumes_and_logs_of_ended_pods_go_and_nothing_else() {
         }
         assert!(!machine.has("/var/lib/kubelet/pods/whole"));
         assert!(!machine.has("/var/log/pods/default_name_ended"));
-        assert_eq!(machine.reclaim(&request), Reclaimed::default());
+        assert_eq!(machine.free(&request), Freed::default());
     }
 }
 
@@ -167,9 +167,9 @@ fn a_dry_request_says_the_same_and_deletes_nothing() {
     rustix::fs::syncfs(std::fs::File::open(machine.path("/")).unwrap()).unwrap();
     let mut dry = wet(&["ended"]);
     dry.dry = true;
-    let said = machine.reclaim_by(&dry, 2);
+    let said = machine.free_by(&dry, 2);
     assert!(paths.iter().all(|path| machine.has(path)));
-    let done = machine.reclaim(&wet(&["ended"]));
+    let done = machine.free(&wet(&["ended"]));
     assert_eq!(
         (said.bytes, said.items, done.items),
         (done.bytes, 3, 3),
@@ -180,7 +180,7 @@ fn a_dry_request_says_the_same_and_deletes_nothing() {
 
 #[test]
 fn dry_by_default() {
-    assert!(ReclaimRequest::default().dry);
+    assert!(FreeRequest::default().dry);
 }
 
 #[test]
@@ -197,12 +197,12 @@ fn a_pod_with_processes_keeps_all_whatever_the_cgroup_driver() {
         let other = machine.volume_file("u-11", "data/f");
         machine.processes("kubepods/burstable/podu-11", 0);
         machine.processes(cgroup, 1);
-        let reclaimed = machine.reclaim(&wet(&["u-1", "u-11"]));
-        assert_eq!(why(&reclaimed), [KeptBecause::Processes; 2], "{cgroup}");
+        let freed = machine.free(&wet(&["u-1", "u-11"]));
+        assert_eq!(why(&freed), [KeptBecause::Processes; 2], "{cgroup}");
         assert!(machine.has(&volume) && machine.has(&log));
         assert!(!machine.has(&other));
         machine.processes(cgroup, 0);
-        assert_eq!(machine.reclaim(&wet(&["u-1"])).items, 2, "{cgroup}");
+        assert_eq!(machine.free(&wet(&["u-1"])).items, 2, "{cgroup}");
     }
 }
 
@@ -213,7 +213,7 @@ fn what_cannot_be_known_counts_as_running() {
     // An unreadable file: a directory in its place.
     std::fs::create_dir_all(machine.path("/sys/fs/cgroup/kubepods/podu/cgroup.events")).unwrap();
     assert_eq!(
-        why(&machine.reclaim(&wet(&["u"]))),
+        why(&machine.free(&wet(&["u"]))),
         [KeptBecause::CgroupUnknown]
     );
     assert!(machine.has(&volume));
@@ -227,7 +227,7 @@ fn cgroups_that_a_pod_makes_in_its_own_are_not_looked_through() {
         let path = format!("/sys/fs/cgroup/kubepods/burstable/podother/{index}");
         std::fs::create_dir_all(machine.path(&path)).unwrap();
     }
-    assert_eq!(machine.reclaim(&wet(&["u"])).items, 1);
+    assert_eq!(machine.free(&wet(&["u"])).items, 1);
     assert!(!machine.has(&volume));
 }
 
@@ -236,8 +236,8 @@ fn without_any_kubepods_pods_are_elsewhere() {
     let mut machine = Machine::new();
     machine.volume_file("u", "data/f");
     std::fs::remove_dir(machine.path("/sys/fs/cgroup/kubepods")).unwrap();
-    let reclaimed = machine.reclaim(&wet(&["u"]));
-    assert_eq!(why(&reclaimed), [KeptBecause::CgroupUnknown]);
+    let freed = machine.free(&wet(&["u"]));
+    assert_eq!(why(&freed), [KeptBecause::CgroupUnknown]);
 }
 
 #[test]
@@ -246,16 +246,16 @@ fn a_pod_that_nobody_has_heard_of_must_be_old() {
     let (volume, log) = (machine.volume_file("u", "data/f"), machine.log("u"));
     let mut request = wet(&[]);
     assert_eq!(request.age_min, AGE_MIN);
-    assert_eq!(why(&machine.reclaim(&request)), [KeptBecause::Young; 2]);
+    assert_eq!(why(&machine.free(&request)), [KeptBecause::Young; 2]);
     request.age_min = Duration::ZERO;
-    assert_eq!(machine.reclaim(&request).items, 2);
+    assert_eq!(machine.free(&request).items, 2);
     assert!(!machine.has(&volume) && !machine.has(&log));
     // A time that lies ahead is no age.
     let file = machine.volume_file("u", "data/f");
     let ahead = SystemTime::now() + Duration::from_secs(3600);
     let open = std::fs::File::open(machine.path(&file)).unwrap();
     open.set_modified(ahead).unwrap();
-    assert_eq!(why(&machine.reclaim(&request)), [KeptBecause::Young]);
+    assert_eq!(why(&machine.free(&request)), [KeptBecause::Young]);
 }
 
 #[test]
@@ -265,11 +265,11 @@ fn nothing_is_deleted_where_something_is_mounted() {
     let mounted = machine.path(&format!("/var/lib/kubelet/pods/u/{EMPTY_DIRS}/tmpfs"));
     let text = format!("9 1 0:9 / {} rw - tmpfs tmpfs rw\n", mounted.shown());
     write(&machine.path("/proc/self/mountinfo"), &text);
-    assert_eq!(why(&machine.reclaim(&wet(&["u"]))), [KeptBecause::Mounted]);
+    assert_eq!(why(&machine.free(&wet(&["u"]))), [KeptBecause::Mounted]);
     // Without the list of mounts nothing is certain.
     std::fs::remove_file(machine.path("/proc/self/mountinfo")).unwrap();
-    let unreadable = machine.provider.reclaim(&wet(&["u"]), true, 100);
-    assert!(matches!(unreadable, Err(ReclaimError::Mounts)));
+    let unreadable = machine.provider.free(&wet(&["u"]), true, 100);
+    assert!(matches!(unreadable, Err(FreeError::Mounts)));
     assert!(machine.has(&volume));
 }
 
@@ -292,7 +292,7 @@ fn links_in_the_place_of_any_directory_lead_nowhere() {
         symlink(machine.path("/outside"), &place).unwrap();
         let mut request = wet(&["u"]);
         request.age_min = Duration::ZERO;
-        machine.reclaim_by(&request, 1);
+        machine.free_by(&request, 1);
         assert!(machine.has(outside), "{}", place.shown());
     }
 }
@@ -304,12 +304,12 @@ fn a_pod_that_is_wanted_again_keeps_what_has_not_gone_yet() {
         machine.volume_file(uid, "data/f");
     }
     let mut request = wet(&["a", "b", "c"]);
-    let first = machine.provider.reclaim(&request, true, 1).unwrap();
+    let first = machine.provider.free(&request, true, 1).unwrap();
     assert!(first.more);
     request.live = uids(&["a", "b", "c"]);
     let mut rest = first;
     while rest.more {
-        let next = machine.provider.reclaim(&request, false, 1).unwrap();
+        let next = machine.provider.free(&request, false, 1).unwrap();
         rest.add(next);
     }
     assert_eq!(rest.items, 1, "only the one whose turn had come");
@@ -324,15 +324,15 @@ fn a_directory_that_somebody_fills_again_and_again_holds_up_nobody() {
     let other = machine.volume_file("b", "data/f");
     let mut deepest = machine.path(&file).parent().unwrap().to_owned();
     let request = wet(&["a", "b"]);
-    let mut all = machine.provider.reclaim(&request, true, 1).unwrap();
+    let mut all = machine.provider.free(&request, true, 1).unwrap();
     let mut calls = 0;
     while all.more {
         calls += 1;
-        assert!(calls < 1_000, "a reclaim without end");
+        assert!(calls < 1_000, "freeing without end");
         // One level a call, and a level takes two: its name is read, and it is entered.
         deepest.push("d");
         std::fs::create_dir(&deepest).unwrap();
-        let next = machine.provider.reclaim(&request, false, 1).unwrap();
+        let next = machine.provider.free(&request, false, 1).unwrap();
         all.add(next);
     }
     assert_eq!(why(&all), [KeptBecause::TooManyNames(100)]);
@@ -345,7 +345,7 @@ fn a_directory_that_somebody_fills_again_and_again_holds_up_nobody() {
     assert_eq!(all.items, 1);
     // Nobody fills it any more: another request does the rest, with a bound above the depth of any tree.
     machine.provider.names_max = NAMES_MAX;
-    assert_eq!(machine.reclaim(&request).items, 1);
+    assert_eq!(machine.free(&request).items, 1);
     assert!(!machine.has("/var/lib/kubelet/pods/a"));
 }
 
@@ -365,19 +365,19 @@ fn the_trees_of_a_pod_share_a_bound_and_a_dry_request_says_so_too() {
             if !request.dry && entries > 1 {
                 break; // the rest is gone then
             }
-            let reclaimed = machine.reclaim_by(&request, entries);
-            assert_eq!(why(&reclaimed), [KeptBecause::TooManyNames(15)]);
-            assert_eq!(reclaimed.items, 1, "{reclaimed:?}");
+            let freed = machine.free_by(&request, entries);
+            assert_eq!(why(&freed), [KeptBecause::TooManyNames(15)]);
+            assert_eq!(freed.items, 1, "{freed:?}");
         }
     }
-    assert_eq!(machine.reclaim(&wet(&["u"])).items, 1);
+    assert_eq!(machine.free(&wet(&["u"])).items, 1);
     assert!(!machine.has("/var/lib/kubelet/pods/u"));
 }
 
 #[test]
 fn a_machine_without_the_directories_has_nothing_to_free() {
     let mut machine = Machine::new();
-    assert_eq!(machine.reclaim(&wet(&["u"])), Reclaimed::default());
+    assert_eq!(machine.free(&wet(&["u"])), Freed::default());
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
         notes::left_out("no mount namespaces here");
         return;
     };
-    let proc = |of: &str| machine.places.host.procfs(of);
+    let proc = |of: &str| machine.paths.host.procfs(of);
     for (of, real) in [("self", agent.proc()), ("1", host.proc())] {
         std::fs::remove_file(proc(of).join("mountinfo")).ok();
         std::fs::remove_file(proc(of).join("ns/mnt")).unwrap();
@@ -455,13 +455,13 @@ fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
         .join(directory.strip_prefix("/").unwrap())
         .join("g");
     let uid = wet(&["u"]);
-    assert_eq!(why(&machine.reclaim(&uid)), [KeptBecause::Mounted]);
+    assert_eq!(why(&machine.free(&uid)), [KeptBecause::Mounted]);
     assert!(seen.exists(), "the host still has its volume");
     // Another pod, where the host has mounted nothing yet: it could at any moment, and the agent would not see it.
     let other = machine.volume_file("v", "data/f");
-    let reclaimed = machine.reclaim(&wet(&["u", "v"]));
+    let freed = machine.free(&wet(&["u", "v"]));
     let both = [KeptBecause::Mounted, KeptBecause::MountsHidden];
-    assert_eq!(why(&reclaimed), both);
+    assert_eq!(why(&freed), both);
     assert!(machine.has(&other));
 }
 
@@ -469,9 +469,9 @@ fn a_volume_that_only_the_hosts_namespace_has_mounted_is_not_deleted() {
 fn in_a_pid_namespace_of_its_own_the_agent_deletes_nothing() {
     let mut machine = Machine::new();
     machine.volume_file("u", "data/f");
-    let link = machine.places.host.procfs("self/ns/pid");
+    let link = machine.paths.host.procfs("self/ns/pid");
     std::fs::remove_file(&link).unwrap();
     symlink("pid:[4026532000]", &link).unwrap();
-    let reclaimed = machine.reclaim(&wet(&["u"]));
-    assert_eq!(why(&reclaimed), [KeptBecause::MountsHidden]);
+    let freed = machine.free(&wet(&["u"]));
+    assert_eq!(why(&freed), [KeptBecause::MountsHidden]);
 }

@@ -26,7 +26,9 @@ use std::fmt;
 
 pub use placed::OwnPlacement;
 
-use crate::kube::node_topology::{Alignment, Amounts, Held, ListedPod, NodeTopology, Zone};
+use crate::kube::node_resource_topology::{
+    Alignment, Amounts, Held, ListedPod, NodeTopology, Zone,
+};
 use crate::placement::cpu_set::{CPUS_MAX, CpuSet};
 use crate::placement::machine::{Machine, page_size};
 use crate::placement::numa_mask::NumaMask;

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kube::node_topology::{KnownPod, zone_name};
+use crate::kube::node_resource_topology::{KnownPod, zone_name};
 
 /// A request: CPUs, GiB of memory, NICs; and disk space, which no zone has.
 pub(super) type Request = (u64, u64, u64);

@@ -1,4 +1,4 @@
-use crate::kube::node_topology::KnownPod;
+use crate::kube::node_resource_topology::KnownPod;
 use crate::protocol::pod_resources::Devices;
 
 use super::*;

@@ -1,11 +1,11 @@
 //! What a decision says of a pod's leaving: the one match on all decisions for that.
 
 use crate::kube::pod_uid::PodUid;
-use crate::model::decision::{Decision, Ending};
+use crate::model::decision::{Decision, EvictionEnding};
 
 /// What a decision says of a pod's leaving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Departure<'a> {
+pub enum EvictionChange<'a> {
     /// Nothing that has to be followed up.
     None,
     /// The pod is evicted.
@@ -15,7 +15,7 @@ pub enum Departure<'a> {
         /// Which pod.
         uid: &'a PodUid,
         /// How it ended.
-        ending: Ending,
+        ending: EvictionEnding,
         /// `memory.current` of the pod when its eviction began.
         usage_before_bytes: u64,
         /// How much of that came back.
@@ -25,15 +25,15 @@ pub enum Departure<'a> {
 
 impl Decision {
     /// What it says of a pod's leaving.
-    pub const fn departure(&self) -> Departure<'_> {
+    pub const fn eviction_change(&self) -> EvictionChange<'_> {
         match self {
-            Self::Evict { uid, .. } => Departure::Evicted(uid),
+            Self::Evict { uid, .. } => EvictionChange::Evicted(uid),
             Self::Finished {
                 uid,
                 ending,
                 usage_before_bytes,
                 freed_bytes,
-            } => Departure::Over {
+            } => EvictionChange::Over {
                 uid,
                 ending: *ending,
                 usage_before_bytes: *usage_before_bytes,
@@ -45,7 +45,7 @@ impl Decision {
             | Self::End { .. }
             | Self::Kill { .. }
             | Self::ReleaseMemory { .. }
-            | Self::ReclaimNode { .. }
+            | Self::FreeDisk { .. }
             | Self::ReadStorageEvery { .. }
             | Self::Reclaim { .. }
             | Self::StopReclaim { .. }
@@ -61,7 +61,7 @@ impl Decision {
             | Self::RestoreCpu { .. }
             | Self::NoVictim { .. }
             | Self::EvictionsHeld { .. }
-            | Self::Condition { .. } => Departure::None,
+            | Self::Condition { .. } => EvictionChange::None,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
-use crate::model::decision::{Decision, Ending, KillReason, Reason};
+use crate::model::decision::{Decision, EvictionEnding, KillReason, Reason};
 use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::Resource;
 use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
@@ -28,8 +28,8 @@ pub(crate) fn decide(
         // Its kubelet ends it.
         EventKind::PodRemoved { uid } if config.beside_kubelet && is_running(state, uid) => {}
         EventKind::PodRemoved { uid } => end(state, uid, decisions),
-        EventKind::PodEnding { uid } if config.exempt_uids.contains(uid) => {}
-        EventKind::PodEnding { uid } => ends_elsewhere(state, uid),
+        EventKind::PodEndedByKubelet { uid } if config.exempt_uids.contains(uid) => {}
+        EventKind::PodEndedByKubelet { uid } => ends_elsewhere(state, uid),
         EventKind::EvictionRefused { uid } => refused(config, state, uid, decisions),
         EventKind::LastLineKill { uid, .. } if config.exempt_uids.contains(uid) => {}
         EventKind::LastLineKill { uid, kill } => finish(state, uid, kill, decisions),
@@ -41,10 +41,10 @@ pub(crate) fn decide(
     let NodeState {
         pods,
         retained,
-        leavers,
+        leaving_uids,
         ..
     } = state;
-    for (uid, pod) in leaving_of(pods, leavers) {
+    for (uid, pod) in leaving_of(pods, leaving_uids) {
         let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
         let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
         let Some(leaving) = &mut pod.leaving else {
@@ -75,7 +75,7 @@ pub(crate) fn decide(
             let known = retained.as_ref().map(|retained| retained.hold);
             let hold = retained::after(config, known, leaving, ending, pod.row.usage, now_ns);
             retained::remember(retained, uid, hold);
-            pod.stuck = ending == Ending::Stuck;
+            pod.stuck = ending == EvictionEnding::Stuck;
             pod.stuck_since_ns = now_ns;
             pod.leaving = None;
             gone |= pod.removed;

@@ -18,7 +18,7 @@ const MOUNTINFO_AT_ONCE_BYTES: usize = 8 << 10;
 
 /// Where pods keep things on this machine.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct PodPaths {
     /// The machine.
     pub host: HostRoot,
     /// The kubelet's directory.
@@ -31,7 +31,7 @@ pub struct Places {
     pub runtime_layers: RuntimeLayers,
 }
 
-impl Places {
+impl PodPaths {
     /// The directory of all pods' directories.
     pub fn pods_dir(&self) -> PathBuf {
         self.host.path(&self.kubelet_dir).join("pods")
@@ -98,9 +98,9 @@ impl RuntimeLayers {
 }
 
 /// What a process sees mounted, by `/proc`.
-pub(super) fn mountinfo(places: &Places, process: &str) -> Option<Vec<u8>> {
+pub(super) fn mountinfo(paths: &PodPaths, process: &str) -> Option<Vec<u8>> {
     use std::io::Read;
-    let path = places.host.procfs(format!("{process}/mountinfo"));
+    let path = paths.host.procfs(format!("{process}/mountinfo"));
     let mut text = Vec::with_capacity(MOUNTINFO_AT_ONCE_BYTES);
     let file = std::fs::File::open(path).ok()?;
     file.take(MOUNTINFO_BYTES_MAX).read_to_end(&mut text).ok()?;

@@ -5,7 +5,7 @@
 //! pods that have ended ([`EndedPods`]); what only a container runtime can remove is in [`super::runtime`].
 //!
 //! Each call is bounded and goes on where the last one stopped. Nothing is deleted unless the request says so
-//! ([`ReclaimRequest::dry`]).
+//! ([`FreeRequest::dry`]).
 
 mod ended_pods;
 
@@ -28,7 +28,7 @@ pub const AGE_MIN: Duration = Duration::from_secs(600);
 
 /// What may be freed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReclaimRequest {
+pub struct FreeRequest {
     /// Only say what would be deleted.
     pub dry: bool,
     /// Pods that are wanted or still run. Nothing of theirs is touched.
@@ -40,7 +40,7 @@ pub struct ReclaimRequest {
     pub age_min: Duration,
 }
 
-impl Default for ReclaimRequest {
+impl Default for FreeRequest {
     /// Dry, and nothing known.
     fn default() -> Self {
         Self {
@@ -101,7 +101,7 @@ pub enum KeptBecause {
 
 /// What a call freed, or would have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Reclaimed {
+pub struct Freed {
     /// Bytes on disk.
     pub bytes: u64,
     /// Inodes.
@@ -120,7 +120,7 @@ pub struct Reclaimed {
     pub kept_more: u64,
 }
 
-impl Reclaimed {
+impl Freed {
     /// Adds what another call did.
     pub fn add(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -146,7 +146,7 @@ impl Reclaimed {
 
 /// Why a provider cannot work.
 #[derive(Debug, thiserror::Error)]
-pub enum ReclaimError {
+pub enum FreeError {
     /// A directory of all pods cannot be read.
     #[error("{path}: {source}; nothing of ended pods is freed there", path = path.shown())]
     Directory {
@@ -165,37 +165,37 @@ pub enum ReclaimError {
 }
 
 /// Something that frees space of the node without ending a pod.
-pub trait NodeReclaim: Send {
+pub trait FreesDisk: Send {
     /// Its name, in one word.
     fn name(&self) -> &'static str;
 
     /// Frees, looking at about `entries` files. `is_first`: a new request, so look at everything again.
     ///
     /// # Errors
-    /// [`ReclaimError`] when it cannot work at all; what is merely kept is in the answer.
-    fn reclaim(
+    /// [`FreeError`] when it cannot work at all; what is merely kept is in the answer.
+    fn free(
         &mut self,
-        request: &ReclaimRequest,
+        request: &FreeRequest,
         is_first: bool,
         entries: u32,
-    ) -> Result<Reclaimed, ReclaimError>;
+    ) -> Result<Freed, FreeError>;
 }
 
 /// Beside a kubelet: directories, containers and images are its own, and it frees them itself.
 #[derive(Debug, Clone, Copy)]
 pub struct LeftToKubelet;
 
-impl NodeReclaim for LeftToKubelet {
+impl FreesDisk for LeftToKubelet {
     fn name(&self) -> &'static str {
         "kubelet"
     }
 
-    fn reclaim(
+    fn free(
         &mut self,
-        _request: &ReclaimRequest,
+        _request: &FreeRequest,
         _is_first: bool,
         _entries: u32,
-    ) -> Result<Reclaimed, ReclaimError> {
-        Ok(Reclaimed::default())
+    ) -> Result<Freed, FreeError> {
+        Ok(Freed::default())
     }
 }

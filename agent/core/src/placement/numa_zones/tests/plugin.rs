@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::properties::{Request, plugin_admits};
 use super::*;
 use crate::kube::admission::names::is_native;
-use crate::kube::node_topology::{ExclusiveRequests, KnownPod, NodeTopology, ZONES_MAX};
+use crate::kube::node_resource_topology::{ExclusiveRequests, KnownPod, NodeTopology, ZONES_MAX};
 use crate::kube::pod::Pod;
 use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Managed, Survey, SurveyError, survey_of};
-use crate::kube::node_topology::Alignment;
+use crate::kube::node_resource_topology::Alignment;
 use crate::kube::pod_uid::PodUid;
 use crate::placement::assignments::Assignment;
 use crate::placement::cpu_set::CpuSet;
