@@ -466,7 +466,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let error = replay(&path, |_, _| Ok(())).unwrap_err().to_string();
         assert!(error.contains("is empty"), "{error}");
-        std::fs::write(&path, text.replacen("\"journal\":5", "\"journal\":9", 1)).unwrap();
+        std::fs::write(&path, text.replacen("\"journal\":6", "\"journal\":9", 1)).unwrap();
         assert!(matches!(
             replay(&path, |_, _| Ok(())),
             Err(JournalReadError::Version { found: 9, .. })
