@@ -30,8 +30,6 @@ pub fn overused(
 pub struct Entitled {
     /// Its place.
     pub pod: usize,
-    /// What its namespace uses before it: its bound pods, and the entitled ones before this.
-    pub before: Amounts,
     /// With it, its namespace is within what is reserved, in every resource that it requests.
     pub within_reserved: bool,
 }
@@ -62,7 +60,6 @@ pub fn entitled(cluster: &Cluster, census: &Census, deserved: &Deserved) -> Vec<
             let entitled = Entitled {
                 pod: *pod,
                 within_reserved: within(&consumer.reserved),
-                before: used.clone(),
             };
             all.push(((Reverse(consumer.unlimited), share, namespace), entitled));
             for (used, request) in used.iter_mut().zip(requests) {

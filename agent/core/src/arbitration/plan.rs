@@ -149,6 +149,8 @@ struct Planner<'a> {
     potential: Table<u64>,
     /// What each namespace uses, as the plan goes on.
     used: Table<u64>,
+    /// What the pods of each for which a node has been found in this plan request.
+    claimed: Table<u64>,
     /// Of what each uses more than it deserves; an unlimited one of nothing.
     over: Vec<ResourceSet>,
     budgets: Vec<u64>,
@@ -294,7 +296,7 @@ impl<'a> Planner<'a> {
             }
         }
         let none = Table::new(cluster.consumers.len(), resources, 0);
-        let (mut used, mut deserves, mut reserved) = (none.clone(), none.clone(), none);
+        let (mut used, mut deserves, mut reserved) = (none.clone(), none.clone(), none.clone());
         for (at, ask) in census.asks.iter().enumerate() {
             used.row_mut(at).copy_from_slice(&ask.used);
             deserves.row_mut(at).copy_from_slice(&deserved.amounts[at]);
@@ -345,6 +347,7 @@ impl<'a> Planner<'a> {
             cut: Vec::new(),
             potential,
             used,
+            claimed: none,
             over,
             budgets: cluster.budgets.clone(),
             evictions_left: cluster.options.max_evictions_per_cycle,
@@ -580,6 +583,10 @@ impl<'a> Planner<'a> {
         self.free.change(node, subtract, requests, &self.parts);
         self.free_later
             .change(node, subtract, requests, &self.parts);
+        let claimed = self.claimed.row_mut(self.cluster.pods[pod].namespace);
+        for (claimed, request) in claimed.iter_mut().zip(requests) {
+            *claimed = claimed.saturating_add(*request);
+        }
         self.changes.note(node);
     }
 

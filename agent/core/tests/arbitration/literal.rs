@@ -32,7 +32,6 @@ struct Reading<'a> {
 /// An entitled pod.
 struct Turn {
     pod: usize,
-    before: Vec<u64>,
     is_urgent: bool,
 }
 
@@ -246,7 +245,6 @@ impl<'a> Reading<'a> {
                 let share = self.resources().filter_map(share).max().unwrap_or(0);
                 let turn = Turn {
                     pod: at,
-                    before: u.clone(),
                     is_urgent: consumer.unlimited || within(&consumer.reserved),
                 };
                 turns.push(((!consumer.unlimited, share, namespace), turn));
@@ -381,8 +379,14 @@ impl<'a> Reading<'a> {
             self.served(*at, |r| self.used[*at][r]) - self.served(*at, |r| self.rest(set, *at, r))
         };
         let loss: i128 = namespaces.iter().map(lost).sum();
-        let after = self.served(p.namespace, |r| turn.before[r] + p.requests[r]);
-        let gain = after - self.served(p.namespace, |r| turn.before[r]);
+        let claimed = self.claims.iter().map(|(at, _)| &self.cluster.pods[*at]);
+        let claimed: Vec<&Pod> = claimed.filter(|of| of.namespace == p.namespace).collect();
+        let has = |r: usize| {
+            let claimed: u64 = claimed.iter().map(|of| of.requests[r]).sum();
+            self.used[p.namespace][r] + claimed
+        };
+        let after = self.served(p.namespace, |r| has(r) + p.requests[r]);
+        let gain = after - self.served(p.namespace, has);
         if !turn.is_urgent && gain <= loss {
             return None;
         }

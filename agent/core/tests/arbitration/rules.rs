@@ -13,6 +13,7 @@ struct Replay<'a> {
     /// What is free once leaving pods are gone.
     free: Vec<Vec<i128>>,
     gone: Vec<usize>,
+    claims: Vec<usize>,
     budgets: Vec<u64>,
 }
 
@@ -38,7 +39,6 @@ pub(crate) fn check(cluster: &Cluster) -> Result<(), TestCaseError> {
             .all(|r| before[r] + pod.requests[r] <= cluster.consumers[pod.namespace].reserved[r]);
         let claim = Claim {
             pod: step.pod,
-            before,
             within_reserved,
         };
         match &step.action {
@@ -77,7 +77,6 @@ pub(crate) fn check(cluster: &Cluster) -> Result<(), TestCaseError> {
 
 struct Claim {
     pod: usize,
-    before: Vec<u64>,
     within_reserved: bool,
 }
 
@@ -107,6 +106,7 @@ impl<'a> Replay<'a> {
                 .collect(),
             free: free.collect(),
             gone: Vec::new(),
+            claims: Vec::new(),
             budgets: cluster.budgets.clone(),
         }
     }
@@ -118,6 +118,7 @@ impl<'a> Replay<'a> {
         {
             *free -= i128::from(*request);
         }
+        self.claims.push(pod);
     }
 
     fn evict(&mut self, node: usize, pods: &[usize]) {
@@ -240,8 +241,13 @@ impl<'a> Replay<'a> {
 
     fn gain(&self, claim: &Claim) -> u128 {
         let pod = &self.cluster.pods[claim.pod];
-        let after = self.served(pod.namespace, |r| claim.before[r] + pod.requests[r]);
-        after - self.served(pod.namespace, |r| claim.before[r])
+        let claimed = self.claims.iter().map(|at| &self.cluster.pods[*at]);
+        let claimed: Vec<_> = claimed.filter(|of| of.namespace == pod.namespace).collect();
+        let has = |r: usize| {
+            let claimed: u64 = claimed.iter().map(|of| of.requests[r]).sum();
+            self.used[pod.namespace][r] + claimed
+        };
+        self.served(pod.namespace, |r| has(r) + pod.requests[r]) - self.served(pod.namespace, has)
     }
 
     fn loss(&self, set: &[usize], rest: impl Fn(usize, usize) -> u64) -> u128 {

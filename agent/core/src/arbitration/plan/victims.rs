@@ -331,8 +331,11 @@ impl Planner<'_> {
             return Price::Any;
         }
         let pod = &self.cluster.pods[entitled.pod];
-        let with_it = |resource: usize| entitled.before[resource] + pod.requests[resource];
-        let before = |resource: usize| entitled.before[resource];
+        // Not what the walk of its namespace came to: pods before it may have found no room.
+        let used = self.used.row(pod.namespace);
+        let claimed = self.claimed.row(pod.namespace);
+        let before = |resource: usize| used[resource].saturating_add(claimed[resource]);
+        let with_it = |resource: usize| before(resource).saturating_add(pod.requests[resource]);
         let requests = pod.requests.iter().zip(&self.census.capacity);
         let rounded_up = |(request, capacity): (&u64, &Option<u64>)| {
             part_of(i128::from(*request), *capacity, 40) + 1

@@ -340,13 +340,16 @@ pub fn resize_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
         .annotations
         .contains_key(CONFIG_MIRROR_ANNOTATION)
     {
-        return vec![FieldError::forbidden("", "static pods cannot be resized")];
+        return vec![FieldError::forbidden("[]", "static pods cannot be resized")];
     }
     if old.more.spec.os.name == WINDOWS {
-        return vec![FieldError::forbidden("", "windows pods cannot be resized")];
+        return vec![FieldError::forbidden(
+            "[]",
+            "windows pods cannot be resized",
+        )];
     }
     if old.pod.qos_class() != QosClass::of(&resized.pod) {
-        let recorded = old.pod.status.qos_class.map_or("", QosClass::as_str);
+        let recorded = resized.pod.status.qos_class.map_or("", QosClass::as_str);
         let what = "Pod QOS Class may not change as a result of resizing";
         errors.push(FieldError::invalid("spec", &json_text(recorded), what));
     }
@@ -480,6 +483,7 @@ fn without_other_changes(pod: &PodObject, old: &PodObject) -> PodObject {
     {
         return resized;
     }
+    resized.pod.status = old.pod.status.clone();
     resized.pod.spec = was.clone();
     resized.pod.spec.resources.clone_from(&new.resources);
     let (meta, old_meta) = (&mut resized.more.metadata, old.meta());

@@ -27,7 +27,7 @@ mod sort_keys;
 
 use std::cmp::Ordering;
 
-use crate::kube::pod::{Pod, Volume};
+use crate::kube::pod::Pod;
 use crate::model::file_system::{FileSystem, ImageFsLayout};
 use crate::model::rank_row::Comparator;
 pub use crate::model::rank_row::{Nanos, RankRow};
@@ -235,15 +235,11 @@ impl DiskScope {
             add(self.rootfs, container.rootfs);
             add(self.logs, container.logs);
         }
-        for volume in volumes {
-            let spec_volume = pod
-                .spec
-                .volumes
-                .iter()
-                .find(|spec_volume| spec_volume.name == volume.name);
+        for volume in pod.spec.volumes.iter().filter(|volume| volume.is_local()) {
+            let measured = volumes.iter().find(|of| of.name == volume.name);
             add(
-                self.local_volumes && spec_volume.is_some_and(Volume::is_local),
-                volume.used,
+                self.local_volumes,
+                measured.map_or(Used::default(), |of| of.used),
             );
         }
         sum
