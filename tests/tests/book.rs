@@ -381,6 +381,111 @@ fn every_path_that_is_named_exists() {
     assert_eq!(found, ["agent/src/x.rs"]);
 }
 
+/// The rows of the tables below a heading of ARCHITECTURE.md, as their cells.
+fn rows(heading: &str) -> Vec<Vec<String>> {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut parts = page.split("\n## ");
+    let part = parts.find(|part| part.starts_with(heading)).unwrap();
+    let lines = part.lines().filter(|line| line.starts_with("| "));
+    let cells = |line: &str| {
+        let cells = line.trim_matches('|').split(" | ");
+        cells.map(|cell| cell.trim().to_owned()).collect()
+    };
+    lines.map(cells).collect()
+}
+
+/// What stands between back-ticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// A word in back-ticks that could be a module, in the row of a room of the agent, is one of that room.
+#[test]
+fn every_module_in_the_table_of_rooms_exists() {
+    let sources: Vec<String> = sources::rust().into_iter().map(|(file, _)| file).collect();
+    let is_module = |word: &str| {
+        word.chars()
+            .all(|letter| letter.is_ascii_lowercase() || letter == '_')
+    };
+    let (mut room, mut named) = (String::new(), 0);
+    for row in rows("Rooms") {
+        if let Some(first) = quoted(&row[0]).next() {
+            first.clone_into(&mut room);
+        }
+        if !room.starts_with("agent/") || !room.ends_with('/') {
+            continue;
+        }
+        for word in quoted(&row[1]).map(|word| word.trim_end_matches('/')) {
+            if !is_module(word) {
+                continue;
+            }
+            named += 1;
+            let is_there = sources.iter().any(|file| {
+                file.strip_prefix(&room).is_some_and(|below| {
+                    below
+                        .split('/')
+                        .any(|part| part.trim_end_matches(".rs") == word)
+                })
+            });
+            assert!(is_there, "ARCHITECTURE.md: `{word}` is not in {room}");
+        }
+    }
+    assert!(named > 80, "{named} modules: the table is read");
+}
+
+/// The names of the threads that a source starts, outside its tests.
+fn threads_of(source: &str) -> Vec<String> {
+    let code = source
+        .split("#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or_default();
+    let starts = [
+        "WorkerThread::start(",
+        "ListenerThread::start(",
+        "thread::Builder::new()",
+    ];
+    let names = starts.iter().flat_map(|start| code.split(start).skip(1));
+    let names = names.filter_map(|rest| {
+        // The name is the first text before the work begins.
+        let before = rest.split("move |").next()?;
+        let name = before.split('"').nth(1)?;
+        Some(name.to_owned())
+    });
+    names.collect()
+}
+
+#[test]
+fn the_table_of_threads_has_every_thread_of_the_agent() {
+    let mut started = BTreeMap::new();
+    for (file, source) in sources::rust() {
+        let is_agent = file.starts_with("agent/src/") && !file.starts_with("agent/src/commands/");
+        if is_agent && !file.ends_with("tests.rs") && !file.contains("/tests/") {
+            for name in threads_of(&source) {
+                started.insert(name, file.clone());
+            }
+        }
+    }
+    let mut known = BTreeMap::new();
+    for row in rows("Threads of the agent").iter().skip(1) {
+        let rooms: Vec<&str> = quoted(&row[1]).collect();
+        for name in quoted(&row[0]) {
+            known.insert(name.to_owned(), rooms.join(" "));
+        }
+    }
+    let names = |threads: &BTreeMap<String, String>| threads.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&known), names(&started));
+    for (name, file) in &started {
+        let rooms = known[name].split(' ');
+        let is_there = |room: &str| file.starts_with(&format!("agent/src/{room}"));
+        assert!(
+            rooms.into_iter().any(is_there),
+            "`{name}` is started in {file}"
+        );
+    }
+    let text = "WorkerThread::start(\n \"a\", 1, move |x| { \"no\" }); thread::Builder::new().name(\"b\".to_owned())";
+    assert_eq!(threads_of(text), ["a", "b"]);
+}
+
 #[test]
 fn what_comments_of_sources_name_exists() {
     let mut named = 0;

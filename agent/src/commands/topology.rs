@@ -39,7 +39,7 @@ Examples:
   plimsoll topology --zones                           what each NUMA node has left beside a kubelet; --output json as it is published
 
 CORES \"8 × 2\" is eight cores of two threads; SIBLINGS \"0+8\" are the threads of one core.
-machine.json: docs/reference/machine.md. Lines of topologies.jsonl (tests/golden) are accepted, too.")]
+machine.json: docs/reference/machine.md. Lines of tests/vectors/topologies.jsonl are accepted, too.")]
 pub struct TopologyArgs {
     /// Draw the machine this file describes; - for standard input [default: this machine]
     #[arg(long, value_name = "FILE")]

@@ -1,7 +1,7 @@
 //! `plimsoll run`: puts everything in place, phase by phase, and hands over to the loop.
 //!
 //! **Phases.** Check the host ([`Plan::check`]) → put back what an agent before has left ([`Ledgers::put_back`]) → the
-//! cgroups above the pods → what is sampled → BPF programs → sources → protect this process → engine and features →
+//! cgroups above the pods → BPF programs → what is sampled → sources → protect this process → features → engine →
 //! serve → run. From the first change of a kernel setting on, every step is in a ledger, and [`run`] undoes it whatever
 //! happens after it.
 //!

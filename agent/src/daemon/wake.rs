@@ -49,8 +49,8 @@ use crate::storage::StorageEvent;
 
 /// Manifest changes that may wait for the loop; their thread waits beyond.
 const MANIFEST_CHANGES: usize = 16;
-/// Between two rescans where the kernel reports cgroups that come and go: only drains the pressure ring and finds what
-/// was missed.
+/// Between two rescans where the kernel reports cgroups that come and go. One drains the pressure ring, finds what was
+/// missed in a twelfth of the pods, and gives each feature its turn.
 const RESCAN_REPORTED: Duration = Duration::from_secs(5);
 /// Between two rescans where nothing reports the first and last process of a pod, or those put into it later.
 const RESCAN_UNREPORTED: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 //!
 //! **Problem.** In a cluster an agent should not be `privileged`, and an operator wants to know what to grant and what
 //! it buys. **Approach.** [`CAPABILITIES`] is the whole list, each with its loss. The guest test
-//! `ladder::the_smallest_capabilities` runs the agent with exactly these, and `docs/reference/capabilities.md` is
+//! `capabilities::the_smallest_set_loses_nothing` runs the agent with exactly these, and `docs/reference/capabilities.md` is
 //! written from what was seen there when each was taken away. **Terms.** As in capabilities(7). The agent is taken to
 //! be user 0: files that belong to root it may open without any of them.
 #![forbid(unsafe_code)]
