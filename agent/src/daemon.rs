@@ -122,7 +122,7 @@ pub struct Agent {
     /// `None`: CPU time is not looked after.
     cpu_work: Option<cpu::CpuWork>,
     /// `None`: nothing is placed.
-    placing: Option<PlacementWork>,
+    placement: Option<PlacementWork>,
     /// `None`: there is no last line in the kernel.
     last_line: Option<LastLine>,
     pod_warnings: pod_warnings::PodWarnings,
@@ -188,7 +188,7 @@ impl Agent {
             remedies: None,
             memory_release: None,
             cpu_work: None,
-            placing: None,
+            placement: None,
             last_line: None,
             pod_warnings: pod_warnings::PodWarnings::default(),
             tally: Tally::default(),
@@ -350,7 +350,7 @@ impl Agent {
                         .map_or(0, MemoryRelease::refused),
                     lines_lost: self.reporter.lost(),
                     reports: self.kubelet.as_ref().and_then(KubeletWork::counts),
-                    placement: self.placing.as_ref().map(PlacementWork::tally),
+                    placement: self.placement.as_ref().map(PlacementWork::tally),
                     nri: self.nri.as_ref().map(NriWork::tally),
                     journal_steps_lost: self.journal.as_ref().map(Journal::lost),
                     ..self.tally.clone()

@@ -15,6 +15,7 @@ pub mod capabilities;
 pub mod output;
 pub mod panics;
 
+pub mod agent_caches;
 pub mod cgroup;
 pub mod cgroup_paths;
 pub mod child_program;
@@ -31,7 +32,6 @@ pub mod meminfo;
 #[cfg(test)]
 pub(crate) mod mounted;
 pub mod numa;
-pub mod own_caches;
 pub mod pressure;
 pub mod processes;
 pub mod program;

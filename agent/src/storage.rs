@@ -283,14 +283,14 @@ impl Storage {
         };
         // If the second cannot be started, dropping the first ends it.
         let runtime_events = events.clone();
-        let observer = reader::Reader::new(
+        let reader = reader::Reader::new(
             file_systems,
             Arc::clone(&shared),
             observer_figures,
             events.clone(),
         );
-        let observer = WorkerThread::start("storage", STACK_BYTES, 0, move |queue, _| {
-            observer.run(&queue);
+        let reader = WorkerThread::start("storage", STACK_BYTES, 0, move |queue, _| {
+            reader.run(&queue);
         })
         .map_err(thread)?;
         let means = surveyor::Means {
@@ -298,7 +298,7 @@ impl Storage {
             mounts,
             providers,
             cycle: settings.cycle,
-            observer: observer.thread().cloned(),
+            reader: reader.thread().cloned(),
         };
         let surveyor_shared = Arc::clone(&shared);
         let surveyor =
@@ -317,7 +317,7 @@ impl Storage {
         let runtime = runtime.transpose().map_err(thread)?;
         let handle = StorageHandle {
             shared,
-            observer,
+            reader,
             surveyor,
             runtime,
         };
@@ -354,7 +354,7 @@ fn layer_roots(settings: &StorageSettings) -> Vec<PathBuf> {
 pub struct StorageHandle {
     shared: Arc<Shared>,
     /// It has no jobs: it is unparked.
-    observer: WorkerThread<Infallible>,
+    reader: WorkerThread<Infallible>,
     surveyor: WorkerThread<Order>,
     runtime: Option<WorkerThread<FreeOrder>>,
 }
@@ -373,7 +373,7 @@ impl StorageHandle {
     pub fn set_interval(&self, interval: Duration) {
         let interval = interval_ms(interval);
         if self.shared.interval_ms.swap(interval, Ordering::Relaxed) != interval
-            && let Some(thread) = self.observer.thread()
+            && let Some(thread) = self.reader.thread()
         {
             thread.unpark();
         }
@@ -456,7 +456,7 @@ impl StorageHandle {
         if let Some(runtime) = &mut self.runtime {
             runtime.close();
         }
-        let has_ended = self.observer.end_by(deadline);
+        let has_ended = self.reader.end_by(deadline);
         let has_ended = self.surveyor.end_by(deadline) && has_ended;
         let runtime = self.runtime.as_mut();
         runtime.is_none_or(|runtime| runtime.end_by(deadline)) && has_ended

@@ -352,7 +352,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
         );
     }
     let memory = PodMemoryFiles::open(&mounts, &pod).unwrap();
-    assert!(memory.read().unwrap().usage_bytes > 0);
+    assert!(memory.read_usage_bytes().unwrap() > 0);
 
     // SIGTERM reaches the two first processes and not their children; the kill reaches the rest.
     wait_until("two children", || {
@@ -403,7 +403,7 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
         pods::cgroup::remove_empty(&mounts, &pod).unwrap()
     });
     assert!(
-        memory.read().unwrap_err().is_vanished(),
+        memory.read_usage_bytes().unwrap_err().is_vanished(),
         "open files say that their cgroup is gone"
     );
     assert!(pod_kill.refresh().unwrap_err().is_vanished());

@@ -2,6 +2,7 @@
 //! clock that is set does not matter.
 
 use k8s_openapi::jiff::Timestamp;
+use plimsoll_core::kube::time::Time;
 
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +39,9 @@ pub fn rfc3339_us(unix_ms: u64) -> String {
 /// Milliseconds since 1970 of a `metav1.Time`; `None` for what is no time.
 #[must_use]
 pub fn unix_ms_of(text: &str) -> Option<u64> {
-    let timestamp: Timestamp = text.parse().ok()?;
-    u64::try_from(timestamp.as_millisecond()).ok()
+    let time = Time::parse(text).ok()?;
+    let ms = u64::try_from(time.seconds).ok()?.saturating_mul(1000);
+    Some(ms.saturating_add(u64::from(time.nanos / 1_000_000)))
 }
 
 #[cfg(test)]

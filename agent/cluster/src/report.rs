@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use plimsoll_core::kube::pod::NO_NAMESPACE;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::protocol::cluster_link::{
-    EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster,
+    EvictionIntent, INTENTS_MAX, Settled, ToAgent, ToCluster, valid_ms,
 };
 
 use crate::backoff::{Backoff, Pace};
@@ -28,7 +28,7 @@ use event::{EventKey, Events, Regarding, Said};
 use eviction::{Effect, Eviction, Purpose, Step, View};
 use node::{NodePurpose, NodeReports, SeenNode};
 use policy::{EvictBy, Policy};
-use pressure::{OverusedList, valid_ms};
+use pressure::OverusedList;
 use reach::Reach;
 use topology::{ObjectState, TopologyReports};
 

@@ -767,15 +767,6 @@ impl OomScores {
         }
         None
     }
-
-    /// The score that a container's processes have, or are about to get. `None` for a container without a cgroup.
-    pub fn score(&self, uid: &PodUid, container: &str) -> Option<i32> {
-        let cgroups = &self.pods.get(uid)?.cgroups;
-        cgroups
-            .iter()
-            .find(|cgroup| cgroup.container.as_deref() == Some(container))
-            .map(|cgroup| cgroup.wanted)
-    }
 }
 
 impl PodScores {

@@ -209,7 +209,7 @@ fn json(answer: &Answer) -> io::Result<String> {
         Answer::Throttling(answer) => serde_json::to_string_pretty(answer),
         Answer::Memory(answer) => serde_json::to_string_pretty(answer),
         Answer::Placement(answer) => serde_json::to_string_pretty(answer),
-        Answer::OwnPlacement(answer) => serde_json::to_string_pretty(answer),
+        Answer::AgentPlacement(answer) => serde_json::to_string_pretty(answer),
         Answer::Records(answer) => serde_json::to_string_pretty(answer),
         Answer::Health(answer) => serde_json::to_string_pretty(answer),
         Answer::Overview(answer) => serde_json::to_string_pretty(answer),

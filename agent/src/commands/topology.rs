@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use plimsoll_core::placement::numa_zones::{OwnPlacement, Survey};
+use plimsoll_core::placement::numa_zones::{AgentPlacement, Survey};
 
 use crate::commands::error;
 use crate::commands::exit_status::CommandError;
@@ -143,12 +143,12 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
 }
 
 /// What an agent has placed that runs here. One that runs and cannot be asked is said.
-fn placed_here(socket: &Path) -> Option<OwnPlacement> {
+fn placed_here(socket: &Path) -> Option<AgentPlacement> {
     if !socket.exists() {
         return None;
     }
-    match ask(socket, &Request::OwnPlacement) {
-        Ok(Answer::OwnPlacement(placed)) => placed.map(|placed| *placed),
+    match ask(socket, &Request::AgentPlacement) {
+        Ok(Answer::AgentPlacement(placed)) => placed.map(|placed| *placed),
         Ok(_) => None,
         Err(error) => {
             eprintln!("plimsoll: what the agent has placed is not counted: {error}");

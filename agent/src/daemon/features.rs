@@ -99,10 +99,10 @@ const FEATURES: [Feature; 11] = [
     },
     // CPUs and NUMA nodes.
     Feature {
-        begin: |agent, sources| sources.placement = agent.begin_placing(),
+        begin: |agent, sources| sources.placement = agent.begin_placement(),
         follow_up: Agent::give_back,
-        rescan: Agent::look_after_placing,
-        end: |agent| agent.placing = None,
+        rescan: Agent::rescan_placement,
+        end: |agent| agent.placement = None,
         ..NOTHING
     },
     // CPU time.

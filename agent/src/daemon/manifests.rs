@@ -55,7 +55,7 @@ impl Agent {
         self.pods_are_listed();
         // Limits were written, and an exclusive container has none on CPU time.
         self.containers_came();
-        self.look_after_placing();
+        self.rescan_placement();
         self.look_after_cpu();
         for budget in budgets {
             self.handle_event(EventKind::BudgetApplied { budget });

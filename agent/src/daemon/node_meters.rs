@@ -1,7 +1,7 @@
 //! Reads what an eviction may depend on beside memory and storage: processes, pressure stalls and NUMA nodes.
 //!
 //! **Problem.** Not every kernel has all of these, and an agent that cannot count PIDs must still guard memory.
-//! **Approach.** Only what a threshold asks for is observed ([`Observables`]). [`NodeMeters::open`] opens what there is
+//! **Approach.** Only what a threshold asks for is observed ([`Wanted`]). [`NodeMeters::open`] opens what there is
 //! and returns what there is not, each with its file and reason, to be said once. After that a reading is a `pread` per
 //! file. Only [`NodeMeters::read_processes`] allocates (its reading is shared with the engine), so it is not for the
 //! way from a record to a kill.
@@ -25,7 +25,7 @@ use crate::source::stall_triggers::stall_of;
 
 /// What is to be observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Observables {
+pub struct Wanted {
     /// The node's PIDs and each pod's processes.
     pub processes: bool,
     /// `/proc/pressure`.
@@ -34,7 +34,7 @@ pub struct Observables {
     pub numa: bool,
 }
 
-impl Observables {
+impl Wanted {
     /// Everything.
     pub const ALL: Self = Self {
         processes: true,
@@ -56,7 +56,7 @@ impl Observables {
 
 /// Something that cannot be observed on this machine, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unobserved {
+pub enum Missing {
     /// A file about the node's PIDs.
     #[error(
         "{0}; pid.available is computed from what else there is, and has no value without a limit"
@@ -82,23 +82,23 @@ pub struct NodeMeters {
 
 impl NodeMeters {
     /// Opens the wanted files. Also returns those that this machine lacks.
-    pub fn open(host: &HostRoot, wanted: Observables) -> (Self, Vec<Unobserved>) {
-        let mut unobserved = Vec::new();
-        let mut observer = Self::default();
+    pub fn open(host: &HostRoot, wanted: Wanted) -> (Self, Vec<Missing>) {
+        let mut missing = Vec::new();
+        let mut meters = Self::default();
         if wanted.processes {
-            observer.processes =
-                ProcessFiles::open(host, |error| unobserved.push(Unobserved::Processes(error)));
+            meters.processes =
+                ProcessFiles::open(host, |error| missing.push(Missing::Processes(error)));
         }
         if wanted.pressure {
-            observer.pressure =
-                PressureFiles::open(host, |error| unobserved.push(Unobserved::Pressure(error)));
+            meters.pressure =
+                PressureFiles::open(host, |error| missing.push(Missing::Pressure(error)));
         }
         if wanted.numa {
-            observer.numa = NumaFiles::open(host)
-                .map_err(|error| unobserved.push(Unobserved::Numa(error)))
+            meters.numa = NumaFiles::open(host)
+                .map_err(|error| missing.push(Missing::Numa(error)))
                 .ok();
         }
-        (observer, unobserved)
+        (meters, missing)
     }
 
     /// Reads all that is open into a sample that is not urgent. What was read into it before is gone.
@@ -249,9 +249,9 @@ mod tests {
 
     fn processes_of_pods(host: &HostRoot, mount: &str) {
         write_limits(host);
-        let (observer, _) = NodeMeters::open(host, Observables::ALL);
+        let (meters, _) = NodeMeters::open(host, Wanted::ALL);
         let pods = pods(host, mount);
-        let read = observer
+        let read = meters
             .read_processes(5, &pods, |_, error| panic!("{error}"))
             .unwrap()
             .unwrap();
@@ -265,7 +265,7 @@ mod tests {
 
         let procs = "kubepods/besteffort/podb/c/cgroup.procs";
         std::fs::remove_file(host.path(mount).join(procs)).unwrap();
-        let read = observer.read_processes(6, &pods, |_, error| panic!("{error}"));
+        let read = meters.read_processes(6, &pods, |_, error| panic!("{error}"));
         let processes = read.unwrap().unwrap().pods[1].processes;
         assert_eq!(processes, 3, "a container that is gone has none");
     }
@@ -295,21 +295,21 @@ mod tests {
             passes: Passes::default(),
         };
         assert_eq!(
-            Observables::by(&[threshold(Signal::MemoryAvailable)]),
-            Observables::default()
+            Wanted::by(&[threshold(Signal::MemoryAvailable)]),
+            Wanted::default()
         );
         let all = [
             Signal::PidAvailable,
             Signal::IoFull10,
             Signal::NumaMemoryAvailable,
         ];
-        assert_eq!(Observables::by(&all.map(threshold)), Observables::ALL);
+        assert_eq!(Wanted::by(&all.map(threshold)), Wanted::ALL);
 
         let (_dir, host) = fake_v2();
         write_limits(&host);
-        let wanted = Observables::by(&[threshold(Signal::PidAvailable)]);
-        let (mut observer, unobserved) = NodeMeters::open(&host, wanted);
-        assert_eq!(unobserved.len(), 1, "threads-max: {unobserved:?}");
+        let wanted = Wanted::by(&[threshold(Signal::PidAvailable)]);
+        let (mut meters, missing) = NodeMeters::open(&host, wanted);
+        assert_eq!(missing.len(), 1, "threads-max: {missing:?}");
         let pods = pods(&host, "/sys/fs/cgroup");
         let mut sample = Sample {
             numa: vec![NumaMemory::default()],
@@ -321,7 +321,7 @@ mod tests {
             (PROCESSES_INTERVAL_MIN_NS, false),
             (PROCESSES_INTERVAL_MIN_NS + 1, true),
         ] {
-            observer.observe(now_ns, &pods, &mut sample, |_, error| panic!("{error}"));
+            meters.observe(now_ns, &pods, &mut sample, |_, error| panic!("{error}"));
             let at_ns = sample.processes.as_ref().map(|read| read.at_ns);
             assert_eq!(at_ns, counted.then_some(now_ns));
             assert!(sample.pressure.is_none() && sample.numa.is_empty());
@@ -331,8 +331,8 @@ mod tests {
     #[test]
     fn a_machine_without_any_of_it() {
         let (_dir, host) = fake_v2();
-        let (mut observer, unobserved) = NodeMeters::open(&host, Observables::ALL);
-        let text: Vec<_> = unobserved.iter().map(ToString::to_string).collect();
+        let (mut meters, missing) = NodeMeters::open(&host, Wanted::ALL);
+        let text: Vec<_> = missing.iter().map(ToString::to_string).collect();
         let files = [
             "pid_max",
             "threads-max",
@@ -351,37 +351,35 @@ mod tests {
             host.cgroup_mounts().unwrap(),
             CgroupPath::default(),
         );
-        let read = observer.read_processes(1, &pods, |_, error| panic!("{error}"));
+        let read = meters.read_processes(1, &pods, |_, error| panic!("{error}"));
         assert_eq!(read.unwrap(), None);
-        assert_eq!(observer.read_pressure(1, |error| panic!("{error}")), None);
+        assert_eq!(meters.read_pressure(1, |error| panic!("{error}")), None);
         let mut numa = vec![NumaMemory::default()];
-        observer.read_numa(&mut numa).unwrap();
+        meters.read_numa(&mut numa).unwrap();
         assert_eq!(numa, []);
     }
 
     #[test]
     fn this_machine() {
         let host = HostRoot::live();
-        let (mut observer, unobserved) = NodeMeters::open(&host, Observables::ALL);
+        let (mut meters, missing) = NodeMeters::open(&host, Wanted::ALL);
         let pods = Pods::new(
             host.clone(),
             host.cgroup_mounts().unwrap(),
             CgroupPath::default(),
         );
-        let processes = observer
+        let processes = meters
             .read_processes(1, &pods, |_, error| panic!("{error}"))
             .unwrap();
         assert!(processes.is_some_and(|read| read.running < read.max));
-        let has_pressure = !unobserved
+        let has_pressure = !missing
             .iter()
-            .any(|what| matches!(what, Unobserved::Pressure(_)));
-        let pressure = observer.read_pressure(1, |error| panic!("{error}"));
+            .any(|what| matches!(what, Missing::Pressure(_)));
+        let pressure = meters.read_pressure(1, |error| panic!("{error}"));
         assert_eq!(has_pressure, pressure.is_some());
-        let has_numa = !unobserved
-            .iter()
-            .any(|what| matches!(what, Unobserved::Numa(_)));
+        let has_numa = !missing.iter().any(|what| matches!(what, Missing::Numa(_)));
         let mut numa = Vec::new();
-        observer.read_numa(&mut numa).unwrap();
+        meters.read_numa(&mut numa).unwrap();
         assert_eq!(has_numa, !numa.is_empty());
     }
 }

@@ -121,7 +121,7 @@ impl Agent {
             work.changed.extend(either.cloned());
             work.closed = closed;
         }
-        let placed = self.placing.as_ref().map(PlacementWork::revision);
+        let placed = self.placement.as_ref().map(PlacementWork::revision);
         if placed != work.placed {
             work.placed = placed;
             let was_placed = |(uid, answers): (&PodUid, &PodAnswers)| {
@@ -129,8 +129,9 @@ impl Agent {
                 is_placed.then(|| uid.clone())
             };
             work.changed.extend(work.sent.iter().filter_map(was_placed));
-            let placing = self.placing.iter();
-            let now = placing.flat_map(|placing| placing.holders().chain(placing.with_foreign()));
+            let placement = self.placement.iter();
+            let now =
+                placement.flat_map(|placement| placement.holders().chain(placement.with_foreign()));
             work.changed.extend(now.cloned());
         }
     }
@@ -141,8 +142,8 @@ impl Agent {
         let Some(work) = &mut self.nri else {
             return;
         };
-        let placing = self.placing.as_ref();
-        let pool = placing.and_then(PlacementWork::pool_of_new);
+        let placement = self.placement.as_ref();
+        let pool = placement.and_then(PlacementWork::pool_of_new);
         let text = || pool.map(|cpus| cpus.to_string());
         if pool != work.pool && work.link.set(NriChange::SharedPool(text())) {
             work.pool = pool;
@@ -155,8 +156,8 @@ impl Agent {
                 refusal: work.closed.contains(&uid).then(|| EVICTED.to_owned()),
                 oom_score_adj: ordered.cloned().unwrap_or_default(),
                 specified: scores.map_or_else(BTreeMap::new, |scores| scores.specified(&uid)),
-                places: placing.map_or_else(BTreeMap::new, |placing| placing.places(&uid)),
-                foreign: placing.map_or_else(BTreeSet::new, |placing| placing.foreign(&uid)),
+                places: placement.map_or_else(BTreeMap::new, |placement| placement.places(&uid)),
+                foreign: placement.map_or_else(BTreeSet::new, |placement| placement.foreign(&uid)),
             };
             let sent = work.sent.get(&uid);
             if sent == Some(&answers) || (sent.is_none() && answers.is_empty()) {
@@ -203,8 +204,8 @@ impl Agent {
     /// The runtime makes a container.
     fn nri_makes(&mut self, uid: &PodUid, made: MadeContainer) {
         let (id, name) = (made.id.clone(), made.name.clone());
-        if let Some(placing) = &mut self.placing
-            && let Some(text) = placing.note_made(&self.pods, uid, made)
+        if let Some(placement) = &mut self.placement
+            && let Some(text) = placement.note_made(&self.pods, uid, made)
         {
             self.warn(text);
         }
@@ -254,8 +255,8 @@ impl Agent {
             FromNri::Update { answer, .. } => work.tally.count(&answer),
             FromNri::Updated { pod_uid } => {
                 // A runtime that has not heard the answer, or another plugin, may have put the container elsewhere.
-                if let Some(placing) = &mut self.placing {
-                    placing.note_updated();
+                if let Some(placement) = &mut self.placement {
+                    placement.note_updated();
                 }
                 self.rescans.note(&PodUid::new(pod_uid));
                 self.rescans.ask();
@@ -263,8 +264,8 @@ impl Agent {
             FromNri::Events { away } => work.note_events(away),
             FromNri::Started { pod_uid, name, id } => {
                 let uid = PodUid::new(pod_uid);
-                if let Some(placing) = &mut self.placing {
-                    placing.note_named(&self.pods, &uid, &id, &name);
+                if let Some(placement) = &mut self.placement {
+                    placement.note_named(&self.pods, &uid, &id, &name);
                 }
                 if let Some(scores) = &mut self.oom.scores {
                     scores.note_made(&uid, id, name);

@@ -27,7 +27,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::machine::Machine;
 use plimsoll_core::placement::memory::NodeMemory;
 use plimsoll_core::placement::node::{NodePlacement, PlacementSettings};
-use plimsoll_core::policy::placement::{is_waiting_for_devices, may_resize, own_placement};
+use plimsoll_core::policy::placement::{agent_placement, is_waiting_for_devices, may_resize};
 use plimsoll_core::protocol::runtime_link::ContainerPlace;
 
 use self::applied::InForce;
@@ -430,16 +430,16 @@ fn kubelets(cpus: &PathBuf, memory: &PathBuf) -> Result<Assignments> {
 impl Agent {
     /// Also places pods on CPUs and NUMA nodes.
     #[must_use]
-    pub fn with_placing(mut self, placing: Option<PlacementWork>) -> Self {
-        self.placing = placing;
+    pub fn with_placement(mut self, work: Option<PlacementWork>) -> Self {
+        self.placement = work;
         self
     }
 
     /// Begins, before the first manifest is looked at.
-    pub(super) fn begin_placing(&mut self) -> Option<Reports> {
-        let placing = self.placing.as_mut()?;
-        let reports = placing.reports.take();
-        if let Some(start) = placing.start.take() {
+    pub(super) fn begin_placement(&mut self) -> Option<Reports> {
+        let work = self.placement.as_mut()?;
+        let reports = work.reports.take();
+        if let Some(start) = work.start.take() {
             self.handle_event(EventKind::PlacementStarted(start));
         }
         reports
@@ -447,14 +447,14 @@ impl Agent {
 
     /// Takes note of a placement. Allocates nothing.
     pub(super) fn note_placement(&mut self, assignments: &Arc<Assignments>) {
-        if let Some(placing) = &mut self.placing {
-            placing.due = Some(Arc::clone(assignments));
+        if let Some(work) = &mut self.placement {
+            work.due = Some(Arc::clone(assignments));
         }
     }
 
     /// Has what was noted carried out.
     pub(super) fn place_what_is_due(&mut self) {
-        let due = self.placing.as_mut().and_then(|placing| placing.due.take());
+        let due = self.placement.as_mut().and_then(|work| work.due.take());
         if let Some(assignments) = due {
             self.place(&assignments);
             self.publish_placement();
@@ -465,11 +465,11 @@ impl Agent {
     fn publish_placement(&self) {
         let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
         if let Some(source) = source.filter(|source| source.wants_placement())
-            && let Some(placing) = &self.placing
+            && let Some(work) = &self.placement
         {
             // What is decided and not in force, because the kubelet places, is nobody's.
-            let placed = own_placement(self.engine.state());
-            source.place(placed.filter(|_| placing.tally.is_active));
+            let placed = agent_placement(self.engine.state());
+            source.place(placed.filter(|_| work.tally.is_active));
         }
     }
 
@@ -484,38 +484,38 @@ impl Agent {
 
     /// Has a placement carried out. Does not wait.
     fn place(&mut self, assignments: &Assignments) {
-        if let Some(placing) = &mut self.placing {
+        if let Some(work) = &mut self.placement {
             let pods = self.engine.state().pods.values();
             let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
             let placement = self.engine.state().placement.as_ref();
             let memory = placement.and_then(NodePlacement::memory);
             let memory = memory.map_or_else(BTreeMap::new, |memory| memory.nodes().clone());
-            let wanted = placing.wanted(assignments, &pods, memory);
-            placing.in_force.decide(assignments);
-            placing.names.clone_from(&wanted.names);
-            placing.foreign_given.clone_from(&wanted.foreign);
-            placing.answered_given.clone_from(&wanted.answered);
-            placing.has_changed = true;
-            placing.number = placing.placement.want(wanted);
+            let wanted = work.wanted(assignments, &pods, memory);
+            work.in_force.decide(assignments);
+            work.names.clone_from(&wanted.names);
+            work.foreign_given.clone_from(&wanted.foreign);
+            work.answered_given.clone_from(&wanted.answered);
+            work.has_changed = true;
+            work.number = work.placement.want(wanted);
         }
     }
 
     /// Has what was decided carried out again, where other names, or other answers of the runtime, are known by now.
     /// Whether that was so.
     pub(super) fn place_by_new_names(&mut self) -> bool {
-        let Some(placing) = &mut self.placing else {
+        let Some(work) = &mut self.placement else {
             return false;
         };
-        placing.made.retain(&self.pods, placing.listed);
-        let decided = placing.in_force.decided().cloned();
-        let Some(decided) = decided.filter(|_| placing.beside_kubelet) else {
+        work.made.retain(&self.pods, work.listed);
+        let decided = work.in_force.decided().cloned();
+        let Some(decided) = decided.filter(|_| work.beside_kubelet) else {
             return false;
         };
         let pods = self.engine.state().pods.values();
         let pods: Vec<Arc<Pod>> = pods.map(|pod| Arc::clone(&pod.pod)).collect();
-        let is_new = placing.names_of(&decided, &pods) != placing.names
-            || placing.made.foreign != placing.foreign_given
-            || placing.made.answered != placing.answered_given;
+        let is_new = work.names_of(&decided, &pods) != work.names
+            || work.made.foreign != work.foreign_given
+            || work.made.answered != work.answered_given;
         if is_new {
             self.place(&decided);
         }
@@ -524,14 +524,14 @@ impl Agent {
 
     /// What the thread has done, or seen.
     pub(super) fn placement_reported(&mut self, report: Report) {
-        let placing = self.placing.as_mut();
+        let work = self.placement.as_mut();
         match report {
             Report::Applied { number, outcome } => {
-                if let Some(placing) = placing {
-                    placing.came_into_force(number, &outcome);
+                if let Some(work) = work {
+                    work.came_into_force(number, &outcome);
                 }
                 let not_kept = outcome.fell_back.as_ref();
-                self.say_not_placing(
+                self.say_no_placement(
                     not_kept.map(|(why, _)| format!("new placement of CPUs and memory: {why}")),
                 );
                 for remark in outcome.remarks() {
@@ -539,13 +539,13 @@ impl Agent {
                 }
             }
             Report::Failed { error, .. } => {
-                if let Some(placing) = placing {
-                    placing.tally.is_active = false;
+                if let Some(work) = work {
+                    work.tally.is_active = false;
                     if let PlacementError::OtherOwner(OtherOwner::Kubelet { .. }) = error {
-                        placing.in_force.ended();
+                        work.in_force.ended();
                     }
                 }
-                self.say_not_placing(Some(format!("placement of CPUs and memory: {error}")));
+                self.say_no_placement(Some(format!("placement of CPUs and memory: {error}")));
                 self.warn(format!("nothing is placed: {error}"));
             }
             Report::Machine { usable } => self.machine_changed(*usable),
@@ -553,8 +553,8 @@ impl Agent {
     }
 
     fn machine_changed(&mut self, usable: Usable) {
-        if let Some(placing) = &mut self.placing {
-            placing.usable = usable;
+        if let Some(work) = &mut self.placement {
+            work.usable = usable;
             self.plan_with_machine();
         }
     }
@@ -562,14 +562,14 @@ impl Agent {
     /// Has the engine plan with the machine that the thread has seen last. Where it cannot be read, or the engine
     /// cannot plan with it, the engine goes on with the one before; each look after pods tries again.
     fn plan_with_machine(&mut self) {
-        let Some(placing) = &mut self.placing else {
+        let Some(work) = &mut self.placement else {
             return;
         };
-        let usable = placing.usable;
-        if placing.planned == usable {
+        let usable = work.usable;
+        if work.planned == usable {
             return;
         }
-        let machine = read_machine(&placing.host).map_err(|error| error.to_string());
+        let machine = read_machine(&work.host).map_err(|error| error.to_string());
         let machine = machine.and_then(|machine| {
             let machine = machine.without(usable.outside);
             machine.map_err(|error| error.to_string())
@@ -577,8 +577,8 @@ impl Agent {
         let machine = match machine {
             Ok(machine) => machine,
             Err(why) => {
-                if placing.not_taken.as_ref() != Some(&why) {
-                    placing.not_taken = Some(why.clone());
+                if work.not_taken.as_ref() != Some(&why) {
+                    work.not_taken = Some(why.clone());
                     self.warn(format!(
                         "{why}; pods are placed as on the machine before, until it can be read"
                     ));
@@ -586,13 +586,13 @@ impl Agent {
                 return;
             }
         };
-        placing.not_taken = None;
+        work.not_taken = None;
         // The same machine again comes to the same.
-        if placing.refused.as_ref() == Some(&machine) {
+        if work.refused.as_ref() == Some(&machine) {
             return;
         }
         let start = PlacementStart {
-            settings: placing.settings.without(usable.outside),
+            settings: work.settings.without(usable.outside),
             machine: machine.clone(),
             saved: None,
         };
@@ -607,18 +607,18 @@ impl Agent {
         self.handle_event(EventKind::PlacementStarted(Box::new(start)));
         let placement = self.engine.state().placement.as_ref();
         let is_taken = placement.is_some_and(|placement| *placement.machine() == machine);
-        if let Some(placing) = &mut self.placing {
+        if let Some(work) = &mut self.placement {
             match is_taken {
-                true => (placing.planned, placing.refused) = (usable, None),
-                false => placing.refused = Some(machine),
+                true => (work.planned, work.refused) = (usable, None),
+                false => work.refused = Some(machine),
             }
         }
     }
 
     /// All manifests that were there at the start have been taken in.
     pub(super) fn pods_are_listed(&mut self) {
-        if let Some(placing) = &mut self.placing
-            && !std::mem::replace(&mut placing.listed, true)
+        if let Some(work) = &mut self.placement
+            && !std::mem::replace(&mut work.listed, true)
         {
             self.handle_event(EventKind::PodsListed);
         }
@@ -628,20 +628,20 @@ impl Agent {
     /// then everything about it is as it was.
     pub(super) fn admit_resize(&mut self, pod: &Arc<Pod>) -> bool {
         let refused = may_resize(self.engine.state(), pod).err();
-        let Some(placing) = &mut self.placing else {
+        let Some(work) = &mut self.placement else {
             return true;
         };
-        if placing.beside_kubelet {
+        if work.beside_kubelet {
             return true; // the kubelet has decided on that
         }
         let uid = pod.uid();
         match refused {
             None => {
-                placing.resizes.remove(&uid);
+                work.resizes.remove(&uid);
                 true
             }
             Some(refused) => {
-                placing.resizes.insert(uid, Arc::clone(pod));
+                work.resizes.insert(uid, Arc::clone(pod));
                 self.warn(refused.to_string());
                 false
             }
@@ -650,14 +650,14 @@ impl Agent {
 
     /// The specification that was to wait for the pod's end.
     pub(super) fn forget_resize(&mut self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.placing.as_mut()?.resizes.remove(uid)
+        self.placement.as_mut()?.resizes.remove(uid)
     }
 
     /// Containers may have come, or their limits have been written: the thread is to look when there is time
-    /// ([`Agent::look_after_placing`]). What nobody tells of it sees at its next look.
+    /// ([`Agent::rescan_placement`]). What nobody tells of it sees at its next look.
     pub(super) fn containers_came(&mut self) {
-        if let Some(placing) = &mut self.placing {
-            placing.unseen = true;
+        if let Some(work) = &mut self.placement {
+            work.unseen = true;
         }
     }
 
@@ -670,16 +670,16 @@ impl Agent {
 
     /// The thread looks if there is something to see; init containers may have ended; a machine that could not be read
     /// is read again.
-    pub(super) fn look_after_placing(&mut self) {
+    pub(super) fn rescan_placement(&mut self) {
         self.plan_with_machine();
-        let Some(placing) = &mut self.placing else {
+        let Some(work) = &mut self.placement else {
             return;
         };
-        if std::mem::take(&mut placing.unseen)
+        if std::mem::take(&mut work.unseen)
             && !self.place_by_new_names()
-            && let Some(placing) = &self.placing
+            && let Some(work) = &self.placement
         {
-            placing.placement.look();
+            work.placement.look();
         }
         for (uid, container) in self.ended_init_containers() {
             self.handle_event(EventKind::ContainerEnded { uid, container });
@@ -694,7 +694,7 @@ impl Agent {
     /// Its kubelet is asked for pods that wait for nothing else.
     pub(super) fn ask_for_devices(&self) {
         let source = self.kubelet.as_ref().and_then(KubeletWork::topology);
-        let Some(source) = source.filter(|_| self.placing.is_some()) else {
+        let Some(source) = source.filter(|_| self.placement.is_some()) else {
             return;
         };
         if is_waiting_for_devices(self.engine.state()) {
@@ -719,13 +719,13 @@ impl Agent {
 
     /// What was to wait for room is applied when there is some.
     fn apply_waiting_resizes(&mut self) {
-        let Some(placing) = &mut self.placing else {
+        let Some(work) = &mut self.placement else {
             return;
         };
-        if !std::mem::take(&mut placing.has_changed) {
+        if !std::mem::take(&mut work.has_changed) {
             return;
         }
-        let waiting: Vec<PodUid> = placing.resizes.keys().cloned().collect();
+        let waiting: Vec<PodUid> = work.resizes.keys().cloned().collect();
         for uid in waiting {
             let Some(pod) = self.forget_resize(&uid) else {
                 continue;
@@ -733,8 +733,8 @@ impl Agent {
             if may_resize(self.engine.state(), &pod).is_ok() {
                 self.apply(pod, "");
                 self.containers_came();
-            } else if let Some(placing) = &mut self.placing {
-                placing.resizes.insert(uid, pod);
+            } else if let Some(work) = &mut self.placement {
+                work.resizes.insert(uid, pod);
             }
         }
     }
@@ -742,7 +742,7 @@ impl Agent {
     /// Init containers that hold something although a container that starts after them runs.
     fn ended_init_containers(&self) -> Vec<(PodUid, String)> {
         let state = self.engine.state();
-        let (Some(placing), Some(placement)) = (&self.placing, &state.placement) else {
+        let (Some(work), Some(placement)) = (&self.placement, &state.placement) else {
             return Vec::new();
         };
         let mut ended = Vec::new();
@@ -755,29 +755,29 @@ impl Agent {
             let mut holding = inits
                 .filter(|init| !init.is_sidecar() && placement.holds(uid, &init.name))
                 .peekable();
-            if holding.peek().is_some() && self.runs_its_containers(placing, uid, &pod.pod) {
+            if holding.peek().is_some() && self.runs_its_containers(work, uid, &pod.pod) {
                 ended.extend(holding.map(|init| (uid.clone(), init.name.clone())));
             }
         }
         ended
     }
 
-    fn runs_its_containers(&self, placing: &PlacementWork, uid: &PodUid, pod: &Pod) -> bool {
+    fn runs_its_containers(&self, work: &PlacementWork, uid: &PodUid, pod: &Pod) -> bool {
         let Some((path, _)) = self.pods.cgroup(uid) else {
             return false;
         };
-        if placing.beside_kubelet {
-            let cgroups = pods::cgroup::containers(&placing.mounts, path);
+        if work.beside_kubelet {
+            let cgroups = pods::cgroup::containers(&work.mounts, path);
             return cgroups.unwrap_or_default().iter().any(|cgroup| {
                 let name = container_name(pod, &cgroup.name);
                 name.is_some_and(|name| pod.spec.containers.iter().any(|one| one.name == name))
-                    && pods::cgroup::is_populated(&placing.mounts, &cgroup.path).unwrap_or(false)
+                    && pods::cgroup::is_populated(&work.mounts, &cgroup.path).unwrap_or(false)
             });
         }
         pod.spec.containers.iter().any(|container| {
             let cgroup = pods::cgroup::container_path(path, &container.name);
             cgroup.is_ok_and(|cgroup| {
-                pods::cgroup::is_populated(&placing.mounts, &cgroup).unwrap_or(false)
+                pods::cgroup::is_populated(&work.mounts, &cgroup).unwrap_or(false)
             })
         })
     }

@@ -47,7 +47,7 @@ pub struct Sampler {
     /// What the kubelet limits it to, and what this node's own configuration leaves to pods. The lesser one counts.
     kubelets_limit: Option<(MemoryLimitFile, u64)>,
     /// What thresholds need beside memory.
-    observer: NodeMeters,
+    node_meters: NodeMeters,
     /// What some thresholds need of pods beside memory.
     meters: Option<PodMeters>,
     /// Whether a threshold is on what pods use together: then it is read before the question which pods are wanted.
@@ -75,7 +75,7 @@ impl Sampler {
                 ..CgroupMemory::default()
             },
             kubelets_limit: None,
-            observer: NodeMeters::default(),
+            node_meters: NodeMeters::default(),
             meters: None,
             kubepods_first: true,
         })
@@ -105,9 +105,9 @@ impl Sampler {
         Ok(())
     }
 
-    /// Also reads what `observer` has open, into each sample that is not urgent.
-    pub fn with_observer(mut self, observer: NodeMeters) -> Self {
-        self.observer = observer;
+    /// Also reads what `node_meters` has open, into each sample that is not urgent.
+    pub fn with_node_meters(mut self, node_meters: NodeMeters) -> Self {
+        self.node_meters = node_meters;
         self
     }
 
@@ -160,7 +160,7 @@ impl Sampler {
         sample.numa_pods = None;
         sample.loads = None;
         if !urgent {
-            self.observer
+            self.node_meters
                 .observe(at_ns, pods, sample, |uid, error| failed(uid, error));
             if let Some(meters) = &mut self.meters {
                 meters.follow(pods, |uid, error| failed(Some(uid), error));

@@ -32,7 +32,7 @@ use crate::act::release::MemoryRelease;
 use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
 use crate::daemon::limits::{Limits, Origins};
-use crate::daemon::node_meters::{NodeMeters, Observables};
+use crate::daemon::node_meters::{NodeMeters, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
 use crate::daemon::start::kubelet::{conflicts, running_config, soft_grace_s};
@@ -103,11 +103,13 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
         .enable_io()
         .enable_time()
         .build()
-        .context("the event loop cannot be made")?;
+        .context("the event loop cannot be made; raise the limit of open files (ulimit -n)")?;
     // From here on a signal ends the agent in an orderly way: before the first kernel setting is changed.
     let mut stop = {
         let _in_runtime = runtime.enter();
-        StopSignals::catch().context("SIGINT and SIGTERM cannot be caught")?
+        StopSignals::catch().context(
+            "SIGINT and SIGTERM cannot be caught; raise the limit of open files (ulimit -n)",
+        )?
     };
     let space = if plan.no_space.is_some() {
         let space = SpaceWatch::start(&args.state_dir)?;
@@ -214,7 +216,7 @@ impl Start<'_> {
             .map(|path| Journal::create(path, &engine))
             .transpose()?;
         let is_aligned = features
-            .placing
+            .placement
             .as_ref()
             .is_some_and(PlacementWork::is_aligned);
         let kubelet = self.pod_source(&mut sources, is_aligned)?;
@@ -410,9 +412,9 @@ impl Start<'_> {
             ..
         } = &mut self.plan;
         let thresholds = &config.engine.thresholds;
-        let (observer, unobserved) = NodeMeters::open(host, Observables::by(thresholds));
+        let (node_meters, missing) = NodeMeters::open(host, Wanted::by(thresholds));
         let (meters, unmeasured) = PodMeters::by(mounts, thresholds);
-        self.lost.extend(unobserved.iter().map(ToString::to_string));
+        self.lost.extend(missing.iter().map(ToString::to_string));
         self.lost
             .extend(unmeasured.map(|error| format!("disk traffic of pods: {error}")));
         if let Ok(text) = huge_pages::remark(host, &config.engine) {
@@ -428,7 +430,7 @@ impl Start<'_> {
         }
         let sampler = sampler
             .with_thresholds(&config.engine.thresholds)
-            .with_observer(observer)
+            .with_node_meters(node_meters)
             .with_meters(meters);
         if sampler.limits_swap_of_pods() {
             config.engine.pod_swap = match config.cgroups.qos.swap_behavior {
@@ -571,7 +573,7 @@ impl Start<'_> {
         };
         self.leave_to_kubelet();
         let mut features = Features {
-            placing: self.placing(capacity)?,
+            placement: self.placement(capacity)?,
             last_line: options
                 .last_line
                 .map(|options| LastLine::new(options, &self.plan.host)),
@@ -623,7 +625,7 @@ impl Start<'_> {
         }
     }
 
-    fn placing(&mut self, capacity: NodeCapacity) -> Result<Option<PlacementWork>> {
+    fn placement(&mut self, capacity: NodeCapacity) -> Result<Option<PlacementWork>> {
         let Plan {
             args,
             config,
@@ -798,7 +800,7 @@ impl Start<'_> {
 
 /// Optional parts of the agent.
 struct Features {
-    placing: Option<PlacementWork>,
+    placement: Option<PlacementWork>,
     last_line: Option<LastLine>,
     oom: OomWork,
     remedies: Option<(Remedies, remedies::Reports)>,
@@ -809,7 +811,7 @@ struct Features {
 impl Features {
     fn add_to(self, agent: Agent) -> Agent {
         let mut agent = agent
-            .with_placing(self.placing)
+            .with_placement(self.placement)
             .with_last_line(self.last_line)
             .with_oom(self.oom)
             .with_memory_release(self.memory_release);

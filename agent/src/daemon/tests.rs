@@ -606,7 +606,7 @@ fn nothing_is_allocated_when_a_victim_had_cpus_and_the_next_one_goes() {
         let placement = node.agent.engine.state().placement.as_ref().unwrap();
         placement.has_exclusive_cpus(&uid)
     };
-    let placements = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    let placements = |node: &Node| node.agent.placement.as_ref().unwrap().number();
     node.timer();
     node.rest();
     node.timer();

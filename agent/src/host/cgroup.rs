@@ -17,7 +17,7 @@ use super::file::{FileError, errno_of, read_text};
 
 use crate::host::shown::Show as _;
 
-pub use memory::{CgroupMemory, MemoryLimitFile, PageCache, PodMemoryFiles, UNLIMITED_BYTES};
+pub use memory::{MemoryLimitFile, PageCache, PodMemoryFiles, UNLIMITED_BYTES};
 
 /// How deep below the pod's cgroup containers' own cgroups are looked for.
 pub const CGROUP_DEPTH_MAX: usize = 6;
@@ -666,15 +666,13 @@ pub(crate) mod tests {
         )
         .unwrap();
         let files = PodMemoryFiles::open(&mounts, &pod).unwrap();
+        assert_eq!(files.read_usage_bytes().unwrap(), 5000);
         assert_eq!(
-            files.read().unwrap(),
-            CgroupMemory {
-                usage_bytes: 5000,
-                cache: PageCache {
-                    inactive_file_bytes: 77,
-                    active_file_bytes: 7,
-                    lazily_freed_bytes: 0,
-                },
+            files.read_cache().unwrap(),
+            PageCache {
+                inactive_file_bytes: 77,
+                active_file_bytes: 7,
+                lazily_freed_bytes: 0,
             }
         );
         let lazily_freed = |files: &PodMemoryFiles, text: &str| {
@@ -687,7 +685,7 @@ pub(crate) mod tests {
         assert_eq!(lazily_freed(&files, &text), 0);
         std::fs::write(dir.join("memory.stat"), "inactive_file 77\n").unwrap();
         assert!(matches!(
-            files.read().unwrap_err(),
+            files.read_cache().unwrap_err(),
             FileError::Malformed { .. }
         ));
 
@@ -701,17 +699,14 @@ pub(crate) mod tests {
         )
         .unwrap();
         let files = PodMemoryFiles::open(&host.cgroup_mounts().unwrap(), &pod).unwrap();
+        assert_eq!(files.read_usage_bytes().unwrap(), 6000);
         assert_eq!(
-            files.read().unwrap(),
-            CgroupMemory {
-                usage_bytes: 6000,
-                cache: PageCache {
-                    inactive_file_bytes: 78,
-                    active_file_bytes: 8,
-                    lazily_freed_bytes: 66,
-                },
+            files.read_cache().unwrap(),
+            PageCache {
+                inactive_file_bytes: 78,
+                active_file_bytes: 8,
+                lazily_freed_bytes: 66,
             }
         );
-        assert_eq!(files.read_usage_bytes().unwrap(), 6000);
     }
 }

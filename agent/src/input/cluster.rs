@@ -22,6 +22,7 @@ use plimsoll_core::kube::owner::OwnerReference;
 use plimsoll_core::kube::pod::{DEFAULT_NAMESPACE, Pod};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::time::Time;
+use plimsoll_core::protocol::cluster_link::{WITHHELD_ANNOTATION, valid_ms};
 
 use super::manifests::{Bounds, ManifestError, read_or_stdin};
 use super::yaml::{self, Limits, Node, Value};
@@ -37,11 +38,6 @@ const NODE_SELECTOR_BYTES_MAX: usize = 4096;
 
 /// How long something without a time stamp is taken to have been there: longer than any grace period.
 const LONG_S: u64 = 86_400;
-
-/// The annotation with what a node's agent holds back under pressure, and when it was written.
-const WITHHELD: &str = "plimsoll.dev/withheld";
-/// How long it holds, seconds; one that is dated further ahead is void as well.
-const WITHHELD_FOR_S: u64 = 60;
 
 /// What the files have.
 #[derive(Debug, Default)]
@@ -243,10 +239,12 @@ impl Reader {
         let annotations = document
             .get("metadata")
             .and_then(|metadata| metadata.get("annotations"));
-        let Some(annotation) = annotations.and_then(|annotations| annotations.get(WITHHELD)) else {
+        let Some(annotation) =
+            annotations.and_then(|annotations| annotations.get(WITHHELD_ANNOTATION))
+        else {
             return Named::new();
         };
-        let field = format!("metadata.annotations[{WITHHELD}]");
+        let field = format!("metadata.annotations[{WITHHELD_ANNOTATION}]");
         let limits = Limits {
             nodes: 1024,
             documents: 1,
@@ -273,7 +271,7 @@ impl Reader {
         let (at, amounts): (Vec<_>, Vec<_>) = fields.partition(|(key, _)| key.name == "at");
         let is_void = at.first().is_some_and(|(_, at)| {
             let at_s = at.text().and_then(seconds_since_1970).unwrap_or(0);
-            at_s.abs_diff(self.now_s) >= WITHHELD_FOR_S
+            valid_ms(at_s.saturating_mul(1000), self.now_s.saturating_mul(1000)) == 0
         });
         if is_void {
             return Named::new();
@@ -597,9 +595,9 @@ pub(crate) fn in_canonical_units(name: &str, quantity: &Quantity) -> u64 {
     units::canonical(name, quantity, Rounding::Up)
 }
 
-/// Of a time stamp as the API server writes it, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.
+/// Of a time stamp of the API, such as `2026-11-23T02:39:40Z`; fractions of a second are dropped.
 pub(crate) fn seconds_since_1970(stamp: &str) -> Option<u64> {
-    let time = Time::parse(stamp.ends_with('Z').then_some(stamp)?).ok()?;
+    let time = Time::parse(stamp).ok()?;
     u64::try_from(time.seconds).ok()
 }
 
@@ -622,7 +620,6 @@ mod tests {
             "",
             "2026-11-23",
             "2026-13-23T02:39:40Z",
-            "2026-11-23T02:39:40+01:00",
             "2026-11-00T00:00:00Z",
         ] {
             assert_eq!(seconds_since_1970(wrong), None, "{wrong}");

@@ -91,8 +91,14 @@ pub enum PinError {
         /// What is there: a link, a file in the place of a directory, a name of another form.
         path: PathBuf,
     },
+    /// More is there than any agent makes.
+    #[error("{path} has more than {ENTRIES_MAX} entries, more than plimsoll makes: inspect it, then remove it", path = path.shown())]
+    TooMany {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A file or directory.
-    #[error("{path}: cannot be used: {source}", path = path.shown())]
+    #[error("{path}: cannot be used: {source}; check that bpffs is mounted there and that root may write it", path = path.shown())]
     Io {
         /// Which.
         path: PathBuf,
@@ -109,7 +115,7 @@ pub enum PinError {
         reason: String,
     },
     /// Another agent uses what is pinned.
-    #[error("{path} is in use by {holders}", path = path.shown())]
+    #[error("{path} is in use by {holders}: stop that agent, or give this one another --state-dir", path = path.shown())]
     InUse {
         /// The owner's directory.
         path: PathBuf,
@@ -117,7 +123,7 @@ pub enum PinError {
         holders: Holders,
     },
     /// It was not finished, or something is missing.
-    #[error("{path} is incomplete: {what}", path = path.shown())]
+    #[error("{path} is incomplete: {what}; `plimsoll uninstall` removes it", path = path.shown())]
     Torn {
         /// The set.
         path: PathBuf,
@@ -285,10 +291,12 @@ impl Dir {
             // Only what can be a name of ours is ever removed.
             let is_ours = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-".contains(byte);
             match std::str::from_utf8(name) {
-                Ok(text) if name.iter().all(is_ours) && names.len() < ENTRIES_MAX => {
-                    names.push(text.to_owned());
-                }
+                Ok(text) if name.iter().all(is_ours) => names.push(text.to_owned()),
                 _ => return Err(PinError::Stranger { path: path() }),
+            }
+            if names.len() > ENTRIES_MAX {
+                let path = self.path.clone();
+                return Err(PinError::TooMany { path });
             }
         }
         names.sort();

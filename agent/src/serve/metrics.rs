@@ -388,7 +388,7 @@ fn cluster(reports: Option<ReportCounts>, page: &mut Page<'_>) -> fmt::Result {
         reports(|counts| counts.unsettled),
     )?;
     page.counter(
-        "plimsoll_evictions_unreported",
+        "plimsoll_eviction_reports_dropped",
         "Evictions that will never be reported to the API server, because too many waited; only beside a kubelet.",
         "",
         reports(|counts| counts.unreported),

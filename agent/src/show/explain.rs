@@ -24,7 +24,7 @@ pub(crate) fn render(answer: &Answer, why: bool, style: Style) -> String {
             || "no BPF program sends records\n".to_owned(),
             |it| crate::show::check::records_text(it, style),
         ),
-        Answer::OwnPlacement(answer) => match answer {
+        Answer::AgentPlacement(answer) => match answer {
             Some(_) => "what is placed counts in `plimsoll topology --zones`\n".to_owned(),
             None => "nothing is placed\n".to_owned(),
         },

@@ -14,7 +14,7 @@
 //!
 //! Bounded: [`WATCHES_MAX`] directories are watched; what is beyond is counted in [`CgroupWatch::unwatched`], and a
 //! walk still finds it. [`KNOWN_MAX`] are known; what is beyond is counted in [`CgroupWatch::beyond`], and a walk
-//! follows when there is room. One call looks at [`LOOKS_MAX`] directories.
+//! follows when there is room. One call looks at [`DIRECTORIES_PER_CALL_MAX`] directories.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -40,7 +40,7 @@ pub const WATCHES_MAX: usize = 4096;
 /// Most directories known at once.
 pub const KNOWN_MAX: usize = 16_384;
 /// Directories that one call watches and lists.
-pub const LOOKS_MAX: usize = 64;
+pub const DIRECTORIES_PER_CALL_MAX: usize = 64;
 
 /// Subdirectories that one call takes from these lists. A longer list is left open for the next call.
 const NAMES_MAX: usize = 1024;
@@ -82,7 +82,7 @@ pub enum CgroupWatchError {
         source: Errno,
     },
     /// The changes cannot be read any more.
-    #[error("cannot read the changes below {root} from inotify: {source}", root = root.shown())]
+    #[error("cannot read the changes below {root} from inotify: {source}; pods are found by rescans, each 500 ms", root = root.shown())]
     Unreadable {
         /// The root of the tree.
         root: PathBuf,
@@ -198,7 +198,7 @@ impl CgroupWatch {
         let mut changes = Vec::new();
         self.may_forget = FORGETS_MAX;
         self.take_events(&mut changes)?;
-        self.go_on(LOOKS_MAX, NAMES_MAX, &mut changes)?;
+        self.go_on(DIRECTORIES_PER_CALL_MAX, NAMES_MAX, &mut changes)?;
         if self.has_left_out && self.known.len() < KNOWN_MAX {
             self.has_left_out = false;
             self.wants_walk = true;
@@ -652,7 +652,7 @@ mod tests {
             let before = watch.looked_at;
             all.append(&mut watch.changes().unwrap());
             let looks = watch.looked_at - before;
-            assert!(looks <= LOOKS_MAX, "{looks} looks");
+            assert!(looks <= DIRECTORIES_PER_CALL_MAX, "{looks} looks");
             if !watch.has_more() {
                 return all;
             }
@@ -716,7 +716,7 @@ mod tests {
     #[test]
     fn a_walk_looks_at_a_part_in_each_call() {
         let dir = tempfile::tempdir().unwrap();
-        let known = 4 * LOOKS_MAX;
+        let known = 4 * DIRECTORIES_PER_CALL_MAX;
         for pod in 1..known {
             create_dir(dir.path().join(pod.to_string())).unwrap();
         }
@@ -726,7 +726,7 @@ mod tests {
         for call in 1..=4 {
             assert!(watch.has_more());
             assert_eq!(watch.changes().unwrap(), []);
-            assert_eq!(watch.looked_at, known + call * LOOKS_MAX);
+            assert_eq!(watch.looked_at, known + call * DIRECTORIES_PER_CALL_MAX);
         }
         assert_eq!(all_changes(&mut watch), []);
         assert_eq!(watch.looked_at, 2 * known);
@@ -779,7 +779,7 @@ mod tests {
     #[test]
     fn overflows_during_a_walk_starve_nobody() {
         let dir = tempfile::tempdir().unwrap();
-        let pods = 4 * LOOKS_MAX;
+        let pods = 4 * DIRECTORIES_PER_CALL_MAX;
         for pod in 1..pods {
             create_dir(dir.path().join(format!("pod{pod:04}"))).unwrap();
         }
@@ -796,7 +796,7 @@ mod tests {
             // New ones, between where the walk has come to and where it goes.
             let passed = watch.walk.as_ref().and_then(|walk| walk.passed.clone());
             let passed = passed.unwrap_or_default();
-            for name in 0..LOOKS_MAX {
+            for name in 0..DIRECTORIES_PER_CALL_MAX {
                 let name = format!("{}-{call}-{name}", passed.shown());
                 watch.find(name.into());
             }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_resource_topology::{Alignment, NodeTopology};
 use plimsoll_core::placement::device::ListedDevices;
-use plimsoll_core::placement::numa_zones::{Doubt, OwnPlacement, Survey, survey};
+use plimsoll_core::placement::numa_zones::{AgentPlacement, Doubt, Survey, survey};
 use plimsoll_core::protocol::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 
 use tokio::sync::mpsc;
@@ -92,7 +92,7 @@ pub fn look(
     host: &HostRoot,
     resources: &NodeResources,
     alignment: Option<Alignment>,
-    placed: Option<&OwnPlacement>,
+    placed: Option<&AgentPlacement>,
 ) -> Result<Survey, String> {
     let machine = read_machine(host).map_err(|error| error.to_string())?;
     let surveyed = panics::guard(|| match placed {
@@ -109,12 +109,12 @@ pub struct TopologySource {
     stopper: Arc<Stopper>,
     awaited: Arc<AtomicU64>,
     /// `None`: nobody wants zones.
-    placed: Option<OwnSlot>,
+    placed: Option<PlacementSlot>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the agent has placed, the newest only.
-type OwnSlot = Arc<Mutex<Option<Arc<OwnPlacement>>>>;
+type PlacementSlot = Arc<Mutex<Option<Arc<AgentPlacement>>>>;
 
 impl TopologySource {
     /// Begins.
@@ -150,7 +150,7 @@ impl TopologySource {
 
     /// The agent has placed this; `None`: it places nothing any more. Where that is something new the zones are counted
     /// anew, as soon as the kubelet has answered. Does not wait.
-    pub fn place(&self, placed: Option<OwnPlacement>) {
+    pub fn place(&self, placed: Option<AgentPlacement>) {
         let Some(slot) = &self.placed else {
             return;
         };
@@ -170,7 +170,7 @@ impl TopologySource {
     ) -> io::Result<Self> {
         let stopper = Arc::new(Stopper::default());
         let awaited = Arc::new(AtomicU64::new(NOT_AWAITED));
-        let placed: Option<OwnSlot> = outlets.zones.is_some().then(OwnSlot::default);
+        let placed: Option<PlacementSlot> = outlets.zones.is_some().then(PlacementSlot::default);
         let work = Work {
             start,
             host,
@@ -221,14 +221,14 @@ struct Work {
     devices: Option<Arc<ListedDevices>>,
     /// Since when the loop waits for what the kubelet says, or [`NOT_AWAITED`].
     awaited: Arc<AtomicU64>,
-    placed: Option<OwnSlot>,
+    placed: Option<PlacementSlot>,
     stopper: Arc<Stopper>,
     /// What the kubelet last said.
     resources: Option<NodeResources>,
     /// When the machine was last read.
     looked: Option<Instant>,
     /// What the agent had placed then.
-    counted: Option<Arc<OwnPlacement>>,
+    counted: Option<Arc<AgentPlacement>>,
     sent: Option<NodeTopology>,
     /// What was last said.
     doubts: BTreeSet<Doubt>,

@@ -18,8 +18,8 @@ use super::pod_paths::PodPaths;
 use super::reader::Figures;
 use super::usage::{PodSurvey, Survey};
 use super::{Order, REST, SLICE_ENTRIES, Shared, StorageEvent};
+use crate::host::agent_caches::AgentCaches;
 use crate::host::cgroup::CgroupMounts;
-use crate::host::own_caches::OwnCaches;
 use crate::host::panics;
 use crate::host::syscall::{IoPriority, ioprio_set, sched_idle, sched_other};
 use crate::pods::directories::PodDirs;
@@ -42,7 +42,7 @@ pub(super) struct Means {
     pub(super) providers: Vec<Box<dyn FreesDisk>>,
     pub(super) cycle: Duration,
     /// The thread that reads the file systems, to be woken when a ranking is complete.
-    pub(super) observer: Option<Thread>,
+    pub(super) reader: Option<Thread>,
 }
 
 struct Freeing {
@@ -84,7 +84,7 @@ pub(super) struct Surveyor {
     /// A pod was seen in the machine's user namespace. What it has put into projects of other pods stays there when it
     /// ends.
     doubts_quotas: bool,
-    own_caches: OwnCaches,
+    agent_caches: AgentCaches,
 }
 
 impl Surveyor {
@@ -95,7 +95,7 @@ impl Surveyor {
         figures: SyncSender<Figures>,
         events: Sender<StorageEvent>,
     ) -> Self {
-        let own_caches = OwnCaches::new(means.paths.host.clone(), means.mounts.clone());
+        let agent_caches = AgentCaches::new(means.paths.host.clone(), means.mounts.clone());
         Self {
             means,
             shared,
@@ -118,7 +118,7 @@ impl Surveyor {
             is_idle_class: false,
             has_freed: false,
             doubts_quotas: false,
-            own_caches,
+            agent_caches,
         }
     }
 
@@ -128,10 +128,10 @@ impl Surveyor {
             self.set_class(!is_urgent);
             let start = Instant::now();
             let has_worked = self.slice(start);
-            if has_worked && self.own_caches.is_full(start) {
+            if has_worked && self.agent_caches.is_full(start) {
                 // Not at the lowest priority: the kernel's locks are held meanwhile.
                 self.set_class(false);
-                self.own_caches.trim(start);
+                self.agent_caches.trim(start);
             }
             let worked = start.elapsed();
             self.hand_on();
@@ -461,9 +461,9 @@ impl Surveyor {
                 self.is_changed = false;
                 self.handed_on = Some(Instant::now());
                 if std::mem::take(&mut self.is_ranked)
-                    && let Some(observer) = &self.means.observer
+                    && let Some(reader) = &self.means.reader
                 {
-                    observer.unpark();
+                    reader.unpark();
                 }
             }
         }

@@ -391,10 +391,10 @@ fn orders_beyond_the_queue_are_refused() {
         wait.recv().ok();
         drop(orders);
     });
-    let observer = WorkerThread::start("idle", STACK_BYTES, 0, |queue, _| drop(queue));
+    let reader = WorkerThread::start("idle", STACK_BYTES, 0, |queue, _| drop(queue));
     let full = StorageHandle {
         shared: Arc::clone(&handle.shared),
-        observer: observer.unwrap(),
+        reader: reader.unwrap(),
         surveyor: surveyor.unwrap(),
         runtime: None,
     };

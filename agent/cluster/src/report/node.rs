@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use plimsoll_core::protocol::cluster_link::{NodeConditionReport, PlimsollCondition};
+use plimsoll_core::protocol::cluster_link::{
+    NodeConditionReport, PlimsollCondition, WITHHELD_ANNOTATION,
+};
 
 use crate::backoff::Backoff;
 use crate::call::{Answer, Call, Content, Refusal, Verb, cut};
 use crate::clock::{Now, rfc3339_s};
 use crate::report::body::escaped;
-use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, WITHHELD, withheld_value};
+use crate::report::pressure::{OVERUSED, OverusedList, RENEWED_EVERY_MS, withheld_value};
 
 /// Unchanged conditions are written so often, milliseconds: half as often as the kubelet's
 /// (`nodeStatusReportFrequency`), for each write goes to all who watch nodes.
@@ -481,7 +483,7 @@ fn conditions_call(
 ) -> Call {
     let path = format!("/api/v1/nodes/{}/status", escaped(name));
     let body = json!({
-        "metadata": {"annotations": {WITHHELD: withheld}},
+        "metadata": {"annotations": {WITHHELD_ANNOTATION: withheld}},
         "status": {"conditions": conditions},
     });
     Call::write(
@@ -888,7 +890,7 @@ mod tests {
             let purpose = reports.next(Some(&node), now(at))?;
             let call = reports.send(purpose, "n", now(at), false);
             reports.answered(purpose, &Answer::Done(Vec::new()), now(at));
-            Some(body(&call)["metadata"]["annotations"][WITHHELD].clone())
+            Some(body(&call)["metadata"]["annotations"][WITHHELD_ANNOTATION].clone())
         };
         let value = |at: &str| {
             json!(format!(

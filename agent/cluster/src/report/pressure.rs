@@ -10,9 +10,7 @@
 use std::collections::BTreeMap;
 
 use plimsoll_core::kube::admission::names::dns_label_errors;
-use plimsoll_core::protocol::cluster_link::{
-    EXCESS_MAX, OVERUSED_FOR_MS, OVERUSED_MAX, OverusedNamespace,
-};
+use plimsoll_core::protocol::cluster_link::{EXCESS_MAX, OVERUSED_MAX, OverusedNamespace};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -20,27 +18,12 @@ use crate::clock::{rfc3339_s, unix_ms_of};
 
 /// Of the arbitrator: which namespaces with pods on the node use more of the cluster than they deserve.
 pub const OVERUSED: &str = "plimsoll.dev/overused";
-/// Of the node: what of its allocatable cannot be had without meeting an eviction threshold.
-pub const WITHHELD: &str = "plimsoll.dev/withheld";
 /// Both are written again so often while they hold, milliseconds.
 pub const RENEWED_EVERY_MS: u64 = 25_000;
 /// Bytes of an annotation that are looked at: more than the longest that is right.
 const BYTES_MAX: usize = 128 << 10;
 /// Resources of which something can be withheld.
 const WITHHELD_MAX: usize = 64;
-
-/// How much longer something holds that was written at a time, milliseconds; 0: it is void.
-#[must_use]
-pub fn valid_ms(at_unix_ms: u64, unix_ms: u64) -> u64 {
-    // One that is dated a little ahead is as new as can be.
-    let is_ahead = at_unix_ms > unix_ms.saturating_add(OVERUSED_FOR_MS);
-    let age_ms = unix_ms.saturating_sub(at_unix_ms);
-    if is_ahead {
-        0
-    } else {
-        OVERUSED_FOR_MS.saturating_sub(age_ms)
-    }
-}
 
 /// Namespaces that use more than they deserve, and since when that is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +78,8 @@ fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
     serde_json::from_str(text).ok()
 }
 
-/// The value of [`WITHHELD`]; nothing where nothing is withheld.
+/// The value of [`WITHHELD_ANNOTATION`](plimsoll_core::protocol::cluster_link::WITHHELD_ANNOTATION); nothing where
+/// nothing is withheld.
 #[must_use]
 pub fn withheld_value(memory_bytes: u64, unix_ms: u64) -> Option<String> {
     let value = || json!({"at": rfc3339_s(unix_ms), "memory": memory_bytes.to_string()});
@@ -118,6 +102,8 @@ pub fn read_withheld(text: &str) -> Option<(u64, BTreeMap<String, Value>)> {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_core::protocol::cluster_link::valid_ms;
+
     use super::*;
 
     const T_MS: u64 = 1_795_341_600_000;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use plimsoll_cluster::call::Answer;
-use plimsoll_cluster::report::pressure::{OVERUSED, OverusedList, WITHHELD, read_withheld};
+use plimsoll_cluster::report::pressure::{OVERUSED, OverusedList, read_withheld};
+use plimsoll_core::protocol::cluster_link::WITHHELD_ANNOTATION;
 
 use super::*;
 
@@ -321,7 +322,7 @@ fn a_node_under_pressure_and_the_arbitrator_hear_of_each_other() {
         let path = "/api/v1/nodes/pressed";
         let withheld = async || {
             let node = server.get(path).await?;
-            let text = node["metadata"]["annotations"][WITHHELD]
+            let text = node["metadata"]["annotations"][WITHHELD_ANNOTATION]
                 .as_str()?
                 .to_owned();
             read_withheld(&text).map(|(_, quantities)| quantities["memory"].clone())
@@ -364,7 +365,7 @@ fn a_node_under_pressure_and_the_arbitrator_hear_of_each_other() {
         agent.send(&ToCluster::Withheld { memory_bytes: 0 }).await;
         until("nothing to be withheld", async || {
             let node = server.get(path).await?;
-            node["metadata"]["annotations"][WITHHELD]
+            node["metadata"]["annotations"][WITHHELD_ANNOTATION]
                 .is_null()
                 .then_some(())
         })

@@ -1,5 +1,5 @@
 //! What each NUMA node of a machine has left, by what the kubelet says that it has given away ([`NodeResources`]), or
-//! the agent has ([`OwnPlacement`]).
+//! the agent has ([`AgentPlacement`]).
 //!
 //! **Problem.** A scheduler that knows only the node's totals binds pods that the kubelet then refuses
 //! (`TopologyAffinityError`). The kubelet says who has which CPUs, memory and devices, but not what a NUMA node has,
@@ -24,7 +24,7 @@ mod placed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-pub use placed::OwnPlacement;
+pub use placed::AgentPlacement;
 
 use crate::kube::node_resource_topology::{
     Alignment, Amounts, Held, ListedPod, NodeTopology, Zone,

@@ -40,7 +40,7 @@ use crate::model::state::{NodeState, PodState};
 use crate::placement::assignments::Assignments;
 use crate::placement::device::{GivenDevices, ListedDevices};
 use crate::placement::node::{NodePlacement, Placed};
-use crate::placement::numa_zones::OwnPlacement;
+use crate::placement::numa_zones::AgentPlacement;
 
 /// Why the resources of a pod that runs are not changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -462,11 +462,11 @@ fn container_ended(state: &mut NodeState, uid: &PodUid, container: &str) -> bool
 
 /// What is placed here, as it counts in what NUMA nodes have left; `None`: no policy places anything.
 #[must_use]
-pub fn own_placement(state: &NodeState) -> Option<OwnPlacement> {
+pub fn agent_placement(state: &NodeState) -> Option<AgentPlacement> {
     let placement = state.placement.as_ref()?;
     let name = |uid: &PodUid| {
         let pod = state.pods.get(uid).filter(|pod| !pod.pod.is_unnamed());
         pod.map(|pod| pod.name.clone())
     };
-    Some(OwnPlacement::of(placement, name))
+    Some(AgentPlacement::of(placement, name))
 }

@@ -34,6 +34,22 @@ pub const BUDGETS_MAX: usize = 1024;
 pub const OVERUSED_MAX: usize = 256;
 /// A list of overused namespaces holds for so long after its time stamp, milliseconds.
 pub const OVERUSED_FOR_MS: u64 = 60_000;
+/// The annotation of a node: what of its allocatable cannot be had without meeting an eviction threshold, and since
+/// when. It holds as long as a list of overused namespaces.
+pub const WITHHELD_ANNOTATION: &str = "plimsoll.dev/withheld";
+
+/// How much longer something holds that was written at a time, milliseconds; 0: it is void.
+#[must_use]
+pub fn valid_ms(at_unix_ms: u64, unix_ms: u64) -> u64 {
+    // One that is dated a little ahead is as new as can be.
+    let is_ahead = at_unix_ms > unix_ms.saturating_add(OVERUSED_FOR_MS);
+    let age_ms = unix_ms.saturating_sub(at_unix_ms);
+    if is_ahead {
+        0
+    } else {
+        OVERUSED_FOR_MS.saturating_sub(age_ms)
+    }
+}
 /// The greatest excess of a namespace: all of the cluster, in thousandths.
 pub const EXCESS_MAX: u16 = 1000;
 /// Evictions that wait to be reported; beyond, the oldest ones become a count.

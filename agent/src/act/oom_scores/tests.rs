@@ -200,8 +200,6 @@ fn each_cgroup_has_its_containers_score() {
         wanted,
         expected.map(|(name, adj)| (name.to_owned(), adj)).into()
     );
-    assert_eq!(fake.scores.score(&PodUid::from("u"), "main"), Some(900));
-    assert_eq!(fake.scores.score(&PodUid::from("u"), "none"), None);
 }
 
 /// A pod that may make cgroups may give them the container's name: the order of the pods counts it once.

@@ -294,7 +294,7 @@ impl Agent {
     }
 
     /// Why nothing is placed although the configuration asks for it; `None`: it is.
-    pub(in crate::daemon) fn say_not_placing(&mut self, why: Option<String>) {
+    pub(in crate::daemon) fn say_no_placement(&mut self, why: Option<String>) {
         let Some(work) = &mut self.kubelet else {
             return;
         };

@@ -236,10 +236,10 @@ fn a_node_is_degraded_while_nothing_is_placed() {
     let (calm, message) = degraded(&mut node);
     assert!(!calm, "{message}");
     for why in ["the state is not there", "the kubelet places"] {
-        node.agent.say_not_placing(Some(why.to_owned()));
+        node.agent.say_no_placement(Some(why.to_owned()));
         assert_eq!(degraded(&mut node), (true, why.to_owned()));
     }
-    node.agent.say_not_placing(None);
+    node.agent.say_no_placement(None);
     assert_eq!(degraded(&mut node), (false, message));
 }
 

@@ -116,7 +116,7 @@ fn answers_are_made_only_where_something_may_have_changed() {
     };
     assert_eq!(noted(&mut node), BTreeSet::new());
     // It is in force.
-    let number = node.agent.placing.as_ref().unwrap().number();
+    let number = node.agent.placement.as_ref().unwrap().number();
     let applied = || crate::act::placement::Report::Applied {
         number,
         outcome: Box::default(),
@@ -250,7 +250,7 @@ fn a_container_that_the_runtime_tells_of_is_placed_before_the_api_names_it() {
     node.agent
         .handle_event(EventKind::PodRunning { uid: uid.clone() });
     node.rest();
-    let number = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    let number = |node: &Node| node.agent.placement.as_ref().unwrap().number();
     let before = number(&node);
     let started = |pod: &str| FromNri::Started {
         pod_uid: pod.to_owned(),
@@ -259,10 +259,10 @@ fn a_container_that_the_runtime_tells_of_is_placed_before_the_api_names_it() {
     };
     node.agent.nri_event(FromNri::Events { away: None });
     node.agent.nri_event(started("nobody"));
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(number(&node), before);
     node.agent.nri_event(started(uid.as_str()));
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(number(&node), before + 1, "it has a name by now");
     let asked = |node: &mut Node| {
         let Agent { rescans, pods, .. } = &mut node.agent;
@@ -290,20 +290,20 @@ fn the_thread_is_told_what_the_runtime_was_answered() {
         answer: Answer::Adjusted(Box::new(adjustment)),
         is_foreign: false,
     };
-    let number = |node: &Node| node.agent.placing.as_ref().unwrap().number();
+    let number = |node: &Node| node.agent.placement.as_ref().unwrap().number();
     let before = number(&node);
     node.agent.nri_event(made(Adjustment {
         oom_score_adj: Some(1),
         ..Adjustment::default()
     }));
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(number(&node), before, "that is no set");
     for cpus in ["0-1", "0-1", "0"] {
         node.agent.nri_event(made(Adjustment {
             cpus: Some(cpus.to_owned()),
             ..Adjustment::default()
         }));
-        node.agent.look_after_placing();
+        node.agent.rescan_placement();
     }
     assert_eq!(number(&node), before + 2);
 }
@@ -339,6 +339,6 @@ fn a_container_of_another_plugin_is_left_alone_although_its_pod_is_not_known_yet
         .cluster_event(ClusterEvent::Change(change))
         .unwrap();
     node.rest();
-    let placing = node.agent.placing.as_ref().unwrap();
-    assert_eq!(placing.foreign(&uid), [id].into());
+    let work = node.agent.placement.as_ref().unwrap();
+    assert_eq!(work.foreign(&uid), [id].into());
 }

@@ -66,7 +66,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         cpus: machine().online(),
         ..Usable::default()
     };
-    node.agent.placing = Some(PlacementWork {
+    node.agent.placement = Some(PlacementWork {
         host: node.host.clone(),
         mounts,
         qos: QosSettings::default(),
@@ -97,7 +97,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         number: 0,
         tally: PlacementTally::default(),
     });
-    node.agent.begin_placing();
+    node.agent.begin_placement();
     dir
 }
 
@@ -143,9 +143,9 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
     };
     // Something has changed, and it is not enough.
     node.agent.apply(pod("uid-2", 1, None), "");
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(known(&node), 4);
-    let waits = |node: &Node| node.agent.placing.as_ref().unwrap().resizes.len();
+    let waits = |node: &Node| node.agent.placement.as_ref().unwrap().resizes.len();
     assert_eq!(waits(&node), 1);
 
     node.agent.handle_event(EventKind::PodRemoved {
@@ -156,7 +156,7 @@ fn what_waits_for_room_is_applied_when_there_is_some() {
     });
     assert_eq!(known(&node), 4, "not before there is time");
     node.agent.give_back();
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!((known(&node), cpus_of(&node, "uid-0")), (6, 6));
     assert_eq!(waits(&node), 0);
 }
@@ -169,8 +169,8 @@ fn a_container_that_the_api_names_is_placed_at_once() {
     node.rest();
     let id = "a".repeat(64);
     let named = |node: &Node| {
-        let placing = node.agent.placing.as_ref().unwrap();
-        let names = placing.names.get(&"uid-0".into());
+        let work = node.agent.placement.as_ref().unwrap();
+        let names = work.names.get(&"uid-0".into());
         names.and_then(|names| names.get(&id)).cloned()
     };
     let tell = |node: &mut Node, id: Option<&str>| {
@@ -188,10 +188,10 @@ fn a_container_that_the_api_names_is_placed_at_once() {
     };
     tell(&mut node, None);
     assert_eq!((cpus_of(&node, "uid-0"), named(&node)), (4, None));
-    let number = node.agent.placing.as_ref().unwrap().number;
+    let number = node.agent.placement.as_ref().unwrap().number;
     tell(&mut node, Some(&id));
     assert_eq!(named(&node).as_deref(), Some("c"));
-    assert_eq!(node.agent.placing.as_ref().unwrap().number, number + 1);
+    assert_eq!(node.agent.placement.as_ref().unwrap().number, number + 1);
 }
 
 /// From a kubelet with static policies to the agent, and back.
@@ -337,8 +337,8 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
         };
         PlacementWork::prepare(paths, NodeCapacity::default(), false, &config, None, |_| {})
     };
-    let placing = prepared(Some(tree)).unwrap().unwrap();
-    assert_eq!(placing.tally(), PlacementTally::default());
+    let work = prepared(Some(tree)).unwrap().unwrap();
+    assert_eq!(work.tally(), PlacementTally::default());
     // Without its tree nobody knows whose the pods are.
     std::fs::create_dir_all(host.procfs("77")).unwrap();
     std::fs::write(host.procfs("77/comm"), "kubelet\n").unwrap();
@@ -367,22 +367,22 @@ fn a_machine_that_cannot_be_read_or_planned_with_is_tried_again() {
     // Its files are not there yet.
     report(&mut node, "0-3");
     assert_eq!(plans_with(&node), "0-15");
-    let said = node.agent.placing.as_ref().unwrap().not_taken.clone();
+    let said = node.agent.placement.as_ref().unwrap().not_taken.clone();
     assert!(said.unwrap().contains("devices/system/cpu/online"));
     // Containers are not sent to CPUs that are gone all the same.
-    let usable = node.agent.placing.as_ref().unwrap().usable;
+    let usable = node.agent.placement.as_ref().unwrap().usable;
     assert_eq!(usable.cpus.to_string(), "0-3");
     show_cpus(&node.host, "0-3");
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(plans_with(&node), "0-3");
     // Without the reserved CPU the engine cannot plan.
     show_cpus(&node.host, "1-3");
     report(&mut node, "1-3");
     assert_eq!(plans_with(&node), "0-3");
-    let is_tried = |node: &Node| node.agent.placing.as_ref().unwrap().refused.is_some();
+    let is_tried = |node: &Node| node.agent.placement.as_ref().unwrap().refused.is_some();
     assert!(is_tried(&node));
     show_cpus(&node.host, "0-2");
-    node.agent.look_after_placing();
+    node.agent.rescan_placement();
     assert_eq!(plans_with(&node), "0-2");
     assert!(!is_tried(&node));
 }
@@ -403,7 +403,7 @@ fn memory_that_came_is_placed() {
     put("node2/cpulist", "");
     let usable = Usable {
         nodes: CpuSet::parse("0,2").unwrap(),
-        ..node.agent.placing.as_ref().unwrap().usable
+        ..node.agent.placement.as_ref().unwrap().usable
     };
     let usable = Box::new(usable);
     node.agent.placement_reported(Report::Machine { usable });
@@ -417,8 +417,8 @@ fn the_pool_of_new_containers_stays_unless_the_kubelet_places() {
     let mut node = Node::with(Cgroup::V2, true);
     let _dir = place_on(&mut node, true);
     node.agent.place_what_is_due();
-    let number = node.agent.placing.as_ref().unwrap().number;
-    let pool = |node: &Node| node.agent.placing.as_ref().unwrap().pool_of_new();
+    let number = node.agent.placement.as_ref().unwrap().number;
+    let pool = |node: &Node| node.agent.placement.as_ref().unwrap().pool_of_new();
     assert_eq!(pool(&node), None, "nothing is carried out yet");
     let outcome = Box::<Outcome>::default();
     node.agent
@@ -445,7 +445,7 @@ fn the_pool_of_new_containers_stays_unless_the_kubelet_places() {
         let error = PlacementError::OtherOwner(owner);
         node.agent
             .placement_reported(Report::Failed { number, error });
-        assert!(!node.agent.placing.as_ref().unwrap().tally().is_active);
+        assert!(!node.agent.placement.as_ref().unwrap().tally().is_active);
     };
     let file = PathBuf::from("cpu_manager_state");
     let why = "it is being written".to_owned();
@@ -493,8 +493,8 @@ fn when_the_runtime_asks_again_and_when_a_frame_was_lost_the_thread_looks() {
         },
         FromNri::Dropped { frames: 1 },
     ] {
-        node.agent.placing.as_mut().unwrap().unseen = false;
+        node.agent.placement.as_mut().unwrap().unseen = false;
         node.agent.nri_event(event);
-        assert!(node.agent.placing.as_ref().unwrap().unseen);
+        assert!(node.agent.placement.as_ref().unwrap().unseen);
     }
 }

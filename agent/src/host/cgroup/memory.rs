@@ -5,15 +5,6 @@ use plimsoll_core::model::page_cache::lazily_freed_bytes;
 use super::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
-/// What a cgroup uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CgroupMemory {
-    /// `memory.current` or `memory.usage_in_bytes`.
-    pub usage_bytes: u64,
-    /// Its page cache.
-    pub cache: PageCache,
-}
-
 /// A cgroup's pages on the kernel's lists of file pages: tmpfs and shared memory are not in them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageCache {
@@ -65,16 +56,6 @@ impl PodMemoryFiles {
             stat,
             cache_keys,
         })
-    }
-
-    /// Reads both files; allocates nothing.
-    ///
-    /// # Errors
-    /// [`FileError::Vanished`] when the cgroup is gone.
-    pub fn read(&self) -> Result<CgroupMemory, FileError> {
-        let usage_bytes = self.usage.read_u64()?;
-        let cache = self.read_cache()?;
-        Ok(CgroupMemory { usage_bytes, cache })
     }
 
     /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for

@@ -24,7 +24,7 @@ use crate::pods::names::CRUN_CONTAINER;
 /// Processes that are signalled without allocating, at most, and as many pidfds at one time.
 pub(super) const BATCH: usize = 256;
 /// Processes whose age one call reads, some milliseconds.
-pub(super) const LOOKS_MAX: usize = 256;
+pub(super) const PROCESSES_READ_MAX: usize = 256;
 const PROCS_CHUNK_BYTES: usize = 4096;
 /// Reads of one `cgroup.procs`: enough for 4 million pids, the kernel's own limit, of 8 bytes each.
 const PROCS_CHUNKS_MAX: usize = 8192;
@@ -93,10 +93,10 @@ impl Search {
                 pids.push(pid);
             }
         })?;
-        let is_cut = pids.len() > LOOKS_MAX;
+        let is_cut = pids.len() > PROCESSES_READ_MAX;
         if is_cut {
-            pids.select_nth_unstable_by_key(LOOKS_MAX, |pid| pid.as_raw_nonzero());
-            pids.truncate(LOOKS_MAX);
+            pids.select_nth_unstable_by_key(PROCESSES_READ_MAX, |pid| pid.as_raw_nonzero());
+            pids.truncate(PROCESSES_READ_MAX);
         }
         let last = pids.iter().map(|pid| pid.as_raw_nonzero()).max();
         match (ages, &pids[..]) {
@@ -210,8 +210,8 @@ impl Member {
         self.place.depth == 1 || self.place.depth == 2 && is_in_scope()
     }
 
-    /// Finds a container's first process, or that it has ended. Of a container with more than [`LOOKS_MAX`] processes
-    /// it may take several calls.
+    /// Finds a container's first process, or that it has ended. Of a container with more than [`PROCESSES_READ_MAX`]
+    /// processes it may take several calls.
     pub(super) fn refresh_first_process(&mut self, ages: Reading<'_>) -> Result<(), FileError> {
         match &mut self.first_process {
             FirstProcess::Exited | FirstProcess::Moved { .. } => {}

@@ -1,4 +1,4 @@
-use super::member::{BATCH, LOOKS_MAX, PidParser, Processes};
+use super::member::{BATCH, PROCESSES_READ_MAX, PidParser, Processes};
 use super::*;
 use crate::host::cgroup::cgroup_id;
 use crate::host::cgroup::tests::{fake_host, fake_v2};
@@ -212,7 +212,7 @@ fn the_first_of_many_processes_is_found_in_portions() {
     std::fs::create_dir_all(&container).unwrap();
     let first_pid = i32::try_from(first.id()).unwrap();
     // Processes that ended before they were looked at, and the one that lives, in no order.
-    let others = (1..=3 * LOOKS_MAX as i32).map(|number| first_pid + 1_000_000 - number);
+    let others = (1..=3 * PROCESSES_READ_MAX as i32).map(|number| first_pid + 1_000_000 - number);
     let listed: String = others
         .chain([first_pid])
         .map(|pid| format!("{pid}\n"))

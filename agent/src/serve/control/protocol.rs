@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::explain::{EvictionExplanation, OomExplanation, PlacementExplanation};
-use plimsoll_core::placement::numa_zones::OwnPlacement;
+use plimsoll_core::placement::numa_zones::AgentPlacement;
 use serde::{Deserialize, Serialize};
 
 use crate::kernel::AccountReport;
@@ -62,7 +62,7 @@ pub enum Request {
         pod: Option<String>,
     },
     /// What the agent has placed, as it counts in what NUMA nodes have left.
-    OwnPlacement,
+    AgentPlacement,
 }
 
 /// The answer to a question that could be answered.
@@ -79,8 +79,8 @@ pub enum Answer {
     Memory(Box<ExplainedMemory>),
     /// To [`Request::ExplainPlacement`].
     Placement(Box<PlacementExplanation>),
-    /// To [`Request::OwnPlacement`]; `None` where no policy of the agent's places anything.
-    OwnPlacement(Option<Box<OwnPlacement>>),
+    /// To [`Request::AgentPlacement`]; `None` where no policy of the agent's places anything.
+    AgentPlacement(Option<Box<AgentPlacement>>),
     /// To [`Request::Health`]: the loop answers, or there would be a refusal.
     Health(Health),
     /// To [`Request::Records`]; `None` where no BPF program sends any.

@@ -15,7 +15,7 @@ use plimsoll_core::explain::{
     placement_of,
 };
 use plimsoll_core::kube::admission::standing::RefusedPod;
-use plimsoll_core::policy::placement::own_placement;
+use plimsoll_core::policy::placement::agent_placement;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
@@ -294,7 +294,7 @@ pub fn answer(request: &Request, snapshot: &Snapshot) -> Result<Answer, Refusal>
         Request::ExplainMemory { pod } => ExplainedMemory::new(snapshot, pod.as_deref())
             .map(|it| Answer::Memory(Box::new(it)))
             .map_err(refused),
-        Request::OwnPlacement => Ok(Answer::OwnPlacement(own_placement(state).map(Box::new))),
+        Request::AgentPlacement => Ok(Answer::AgentPlacement(agent_placement(state).map(Box::new))),
         Request::ExplainPlacement { pod } => placement_of(state, pod.as_deref())
             .map(|it| Answer::Placement(Box::new(it)))
             .map_err(|error| {
@@ -330,7 +330,7 @@ fn why_unknown(request: &Request, snapshot: &Snapshot, refusal: Refusal) -> Refu
         | Request::ExplainThrottling { pod }
         | Request::ExplainMemory { pod }
         | Request::ExplainPlacement { pod } => pod.as_deref(),
-        Request::Health | Request::Records | Request::Overview | Request::OwnPlacement => None,
+        Request::Health | Request::Records | Request::Overview | Request::AgentPlacement => None,
     };
     let (Some(asked), RefusalKind::UnknownPod) = (asked, refusal.kind) else {
         return refusal;

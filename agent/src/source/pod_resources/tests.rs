@@ -144,7 +144,7 @@ fn what_the_agent_has_placed_counts_when_the_kubelet_has_answered_next() {
         ..PlacementSettings::default()
     };
     let placement = NodePlacement::start(settings, machine, &Assignments::default());
-    let placed = || OwnPlacement::of(&placement.as_ref().unwrap().0, |_| None);
+    let placed = || AgentPlacement::of(&placement.as_ref().unwrap().0, |_| None);
     source.place(Some(placed()));
     assert_eq!(question(&mut end), ToKubelet::Ask);
     send(&mut end, &SAME);

@@ -12,7 +12,7 @@ fn surveyor(machine: &Machine, providers: Vec<Box<dyn FreesDisk>>) -> Surveyor {
         providers,
         // None comes again by itself.
         cycle: Duration::from_secs(100_000),
-        observer: None,
+        reader: None,
     };
     let shared = Arc::new(Shared {
         interval_ms: AtomicU64::new(0),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use plimsoll::host::{Controller, HostRoot, Version};
-use plimsoll::source::cgroup_watch::{CgroupChange, CgroupWatch, LOOKS_MAX};
+use plimsoll::source::cgroup_watch::{CgroupChange, CgroupWatch, DIRECTORIES_PER_CALL_MAX};
 use plimsoll::source::memcg_v1::{MemcgV1, PressureLevel};
 use plimsoll::source::memory_events::MemoryEvents;
 use plimsoll::source::pressure::{PressureError, PsiTrigger, Stall, Trigger, Wake};
@@ -382,7 +382,7 @@ fn inotify_overflow() -> Outcome {
     while watch.has_more() {
         seen += watch.changes()?.len();
         calls += 1;
-        let most = 2 * 201usize.div_ceil(LOOKS_MAX) + 1;
+        let most = 2 * 201usize.div_ceil(DIRECTORIES_PER_CALL_MAX) + 1;
         ensure!(calls <= most, "not done after {most} calls");
     }
     ensure!(seen == 200, "{seen} of 200 are seen");

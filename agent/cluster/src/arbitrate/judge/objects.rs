@@ -7,6 +7,7 @@ use plimsoll_core::arbitration::cluster::{NodeState, Options};
 use plimsoll_core::arbitration::deletion::{Deletion, GRACE_MAX_S};
 use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
 use plimsoll_core::arbitration::requests::is_of_limits;
+use plimsoll_core::protocol::cluster_link::valid_ms;
 
 use super::closed_nodes::{self, closed_nodes};
 use super::{
@@ -18,7 +19,6 @@ use crate::arbitrate::seen::consumer::ConsumerSpec;
 use crate::arbitrate::seen::pod::SeenPod;
 use crate::arbitrate::store::Store;
 use crate::clock::Now;
-use crate::report::pressure::valid_ms;
 
 /// A pod for which room was begun counts as one that has waited for longer than any other.
 const BEGUN_S: u64 = 1 << 32;

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use plimsoll_core::arbitration::cluster::NodeState;
 use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::units::Rounding;
+use plimsoll_core::protocol::cluster_link::WITHHELD_ANNOTATION;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Meta, Texts, amounts, read};
 use crate::clock::{Now, unix_ms_of};
-use crate::report::pressure::{OVERUSED, WITHHELD, read_withheld};
+use crate::report::pressure::{OVERUSED, read_withheld};
 
 /// Three heartbeats of a condition of Plimsoll, milliseconds.
 const PRESSED_FOR_MS: u64 = 1_800_000;
@@ -116,7 +117,7 @@ impl SeenNode {
         let pressed = true_one(NodeState::AGENT_PRESSURE);
         let pressed_at = pressed.map(|it| unix_ms_of(it.heard.as_deref()?));
         let mut annotations = node.metadata.annotations.unwrap_or_default();
-        let withheld = annotations.get(WITHHELD);
+        let withheld = annotations.get(WITHHELD_ANNOTATION);
         let withheld = withheld.and_then(|text| read_withheld(text));
         let (withheld_at_unix_ms, withheld) = withheld.unwrap_or_default();
         let taints = node.spec.taints.unwrap_or_default();

@@ -2,9 +2,9 @@
 //!
 //! **Problem.** Such a kubelet says that it has given nothing away, and that it may give nothing: by its word every CPU
 //! and all memory are available, the reserved ones and those of other containers too. **Approach.** What the agent's
-//! books say is put in the place of what the kubelet would say ([`OwnPlacement::over`]), and counted by the same rules.
-//! Devices stay the kubelet's. A kubelet with a static policy places, and the agent does not: then its word counts
-//! alone.
+//! books say is put in the place of what the kubelet would say ([`AgentPlacement::over`]), and counted by the same
+//! rules. Devices stay the kubelet's. A kubelet with a static policy places, and the agent does not: then its word
+//! counts alone.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ use crate::protocol::pod_resources::{Given, Memory, NodeResources};
 /// What the agent may give to containers, and what it has given.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct OwnPlacement {
+pub struct AgentPlacement {
     /// How it aligns pods; `None`: it aligns none.
     alignment: Option<Alignment>,
     /// CPUs; `None`: it gives none.
@@ -40,7 +40,7 @@ struct OwnCpus {
     spare: u64,
 }
 
-impl OwnPlacement {
+impl AgentPlacement {
     /// Of these books. `name`: of a pod, `namespace/name`, where the API has named it.
     #[must_use]
     pub fn of(placement: &NodePlacement, name: impl Fn(&PodUid) -> Option<String>) -> Self {

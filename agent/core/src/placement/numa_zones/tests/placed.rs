@@ -56,8 +56,8 @@ fn pod(name: &str, containers: &[Request]) -> Pod {
 }
 
 /// A pod whose UID begins with `x` has no name yet.
-fn own(placement: &NodePlacement) -> OwnPlacement {
-    OwnPlacement::of(placement, |uid: &PodUid| {
+fn own(placement: &NodePlacement) -> AgentPlacement {
+    AgentPlacement::of(placement, |uid: &PodUid| {
         (!uid.as_str().starts_with('x')).then(|| format!("n/{uid}"))
     })
 }
@@ -68,7 +68,7 @@ fn surveyed_with(placement: &NodePlacement, resources: &NodeResources) -> Survey
         scope: "container".to_owned(),
     };
     let own = own(placement);
-    let own: OwnPlacement = serde_json::from_str(&serde_json::to_string(&own).unwrap()).unwrap();
+    let own: AgentPlacement = serde_json::from_str(&serde_json::to_string(&own).unwrap()).unwrap();
     own.survey(&machine(), resources, Some(of_kubelet)).unwrap()
 }
 

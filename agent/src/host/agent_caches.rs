@@ -29,7 +29,7 @@ const REST: Duration = Duration::from_secs(10);
 
 /// The caches of the cgroup that this process is in.
 #[derive(Debug)]
-pub struct OwnCaches {
+pub struct AgentCaches {
     host: HostRoot,
     mounts: CgroupMounts,
     not_before: Option<Instant>,
@@ -37,7 +37,7 @@ pub struct OwnCaches {
     is_said: bool,
 }
 
-impl OwnCaches {
+impl AgentCaches {
     /// Of this process on `host`.
     pub fn new(host: HostRoot, mounts: CgroupMounts) -> Self {
         Self {
@@ -152,7 +152,7 @@ mod tests {
     struct Own {
         _dir: tempfile::TempDir,
         cgroup: PathBuf,
-        caches: OwnCaches,
+        caches: AgentCaches,
     }
 
     /// A process in a cgroup with this limit.
@@ -174,7 +174,7 @@ mod tests {
         Own {
             _dir: dir,
             cgroup,
-            caches: OwnCaches::new(host, mounts),
+            caches: AgentCaches::new(host, mounts),
         }
     }
 
