@@ -20,7 +20,7 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) use all::{AllArgs, none_is_worse};
 
 use crate::ebpf;
-use crate::guest::{Guest, OF_BENCHMARKS, released};
+use crate::guest::{Clock, Guest, OF_BENCHMARKS, Programs, released};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::paths;
@@ -435,12 +435,12 @@ impl Job {
         let guest = Guest::new(kernel.clone());
         // In place of the guests' own build: what is measured is what people run.
         let guest = match self.built.as_tested {
-            true => guest.programs(OF_BENCHMARKS),
+            true => guest.programs(Programs::Only(OF_BENCHMARKS)),
             false => released()?.into_iter().fold(guest, Guest::payload),
         };
         let exit = guest
             .memory_mb(memory_mb)
-            .icount(true)
+            .clock(Clock::OneCpuInstructions)
             .debian_packages(&packages)
             .payload(ping_object()?)
             .timeout(None)

@@ -18,7 +18,7 @@ use clap::{Args, FromArgMatches as _, ValueEnum};
 
 use crate::architecture::Architecture;
 use crate::busybox;
-use crate::guest::{Guest, GuestEnd, OF_DEMO, build_programs};
+use crate::guest::{Clock, Guest, GuestEnd, OF_DEMO, Programs, build_programs};
 use crate::interrupt::Folder;
 use crate::kernel::Kernel;
 use crate::progress::{self, Progress, Step, say};
@@ -130,12 +130,12 @@ fn tell(args: &DemoArgs, on_line: impl FnMut(&str)) -> Result<Finished> {
     let out = Folder::new()?;
     let mut guest = Guest::new(args.kernel.clone())
         .memory_mb(MEMORY_MB)
-        .icount(true)
+        .clock(Clock::OneCpuInstructions)
         // Its time stands still when this machine has none for it.
         .timeout(None)
         .patience(PATIENCE, |_| true)
         .out(out.path())
-        .own_programs(false)
+        .programs(Programs::None)
         .command(args.story());
     for program in prepare(args)? {
         guest = guest.payload(program);

@@ -110,6 +110,27 @@ impl FromStr for CgroupLayout {
     }
 }
 
+/// The agent and the guest programs that a guest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Programs {
+    /// None: nothing is built.
+    None,
+    /// All.
+    All,
+    /// These: what is left out need not be unpacked by an emulated CPU.
+    Only(&'static [&'static str]),
+}
+
+/// A command that ends with this process: a guest must not outlive an xtask that was killed.
+fn within_this_process(program: &Path) -> Command {
+    let Some(setpriv) = in_path("setpriv") else {
+        return Command::new(program);
+    };
+    let mut command = Command::new(setpriv);
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
 /// What a guest's clock follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
@@ -119,8 +140,19 @@ pub(crate) enum Clock {
     /// emulate. Idle time is skipped: a wait of ten seconds takes milliseconds. A busy host makes the guest slow and
     /// nothing else.
     Instructions,
-    /// One CPU, 1 ns an instruction: figures that repeat on any machine.
+    /// One CPU, 1 ns an instruction, idle time skipped: slow, and the same figures on any machine.
     OneCpuInstructions,
+}
+
+impl Clock {
+    /// The value of QEMU's `-icount`, if instructions are counted.
+    fn icount(self) -> Option<&'static str> {
+        match self {
+            Self::Host => None,
+            Self::Instructions => Some("shift=2,sleep=off"),
+            Self::OneCpuInstructions => Some("shift=0,sleep=off"),
+        }
+    }
 }
 
 impl FromStr for Clock {
@@ -130,7 +162,8 @@ impl FromStr for Clock {
         match text {
             "host" => Ok(Self::Host),
             "instructions" => Ok(Self::Instructions),
-            _ => Err(format!("`{text}` is not host or instructions")),
+            "one-cpu" => Ok(Self::OneCpuInstructions),
+            _ => Err(format!("`{text}` is not host, instructions or one-cpu")),
         }
     }
 }
@@ -146,8 +179,7 @@ pub(crate) struct Guest {
     command: String,
     payload: Vec<PathBuf>,
     debian_packages: Vec<String>,
-    own_programs: bool,
-    programs: Option<&'static [&'static str]>,
+    programs: Programs,
     append: String,
     clock: Clock,
     timeout: Option<Duration>,
@@ -208,8 +240,7 @@ impl Guest {
             command: "true".to_owned(),
             payload: Vec::new(),
             debian_packages: Vec::new(),
-            own_programs: true,
-            programs: None,
+            programs: Programs::All,
             append: String::new(),
             clock: Clock::Host,
             timeout: Some(Duration::from_secs(180)),
@@ -261,15 +292,9 @@ impl Guest {
         self
     }
 
-    /// Whether the agent and the guest programs are built and put into `/payload` (default) or left out.
-    pub(crate) fn own_programs(mut self, own_programs: bool) -> Self {
-        self.own_programs = own_programs;
-        self
-    }
-
-    /// Of the agent and the guest programs only these: what is left out need not be unpacked by an emulated CPU.
-    pub(crate) fn programs(mut self, names: &'static [&'static str]) -> Self {
-        self.programs = Some(names);
+    /// Which of the agent and the guest programs are built and put into `/payload`; all by default.
+    pub(crate) fn programs(mut self, programs: Programs) -> Self {
+        self.programs = programs;
         self
     }
 
@@ -284,15 +309,6 @@ impl Guest {
     pub(crate) fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
-    }
-
-    /// One CPU whose time is its executed instructions (1 ns each, idle skipped): slow, but the same on any machine.
-    pub(crate) fn icount(self, icount: bool) -> Self {
-        if icount {
-            self.clock(Clock::OneCpuInstructions)
-        } else {
-            self
-        }
     }
 
     /// The guest is stopped when none of its lines `moves` it on for so long, not counting time in which the host kept
@@ -483,10 +499,10 @@ impl Guest {
             names.join(", ")
         );
         packages::install(&names, &mut archive)?;
-        let built = if self.own_programs {
-            programs::build(self.programs, self.architecture)?
-        } else {
-            Vec::new()
+        let built = match self.programs {
+            Programs::All => programs::build(None, self.architecture)?,
+            Programs::Only(names) => programs::build(Some(names), self.architecture)?,
+            Programs::None => Vec::new(),
         };
         for path in built.iter().chain(&self.payload) {
             if path.is_dir() {
@@ -516,7 +532,7 @@ impl Guest {
         let clock = match self.clock {
             Clock::Host => "",
             Clock::Instructions => " --clock instructions",
-            Clock::OneCpuInstructions => " --icount",
+            Clock::OneCpuInstructions => " --clock one-cpu",
         };
         let append = match append.trim() {
             "" => String::new(),
@@ -533,84 +549,22 @@ impl Guest {
     }
 
     fn qemu(&self, image: &Path, initramfs: &Path, work: &Path, shell: bool) -> Result<Command> {
-        let one_cpu = self.clock == Clock::OneCpuInstructions;
-        ensure!(
-            !one_cpu || matches!(self.topology, Topology::Flat(_)),
-            "instruction-counted time has one CPU: leave out the topology {}",
-            self.topology
-        );
-        let topology = if one_cpu {
-            Topology::Flat(1)
-        } else {
-            self.topology
-        };
-        ensure!(
-            topology.fits(self.architecture),
-            "a guest of {} cannot be {topology}: take flat:CPUS or numa2:CPUS",
-            self.architecture
-        );
-        let machine = topology.machine(self.memory_mb);
-        let qemu = setup::qemu(self.architecture)?;
-        // A guest must not outlive an xtask that was killed.
-        let mut command = match in_path("setpriv") {
-            Some(setpriv) => {
-                let mut command = Command::new(setpriv);
-                command.args(["--pdeathsig", "KILL", "--"]).arg(qemu);
-                command
-            }
-            None => Command::new(qemu),
-        };
-        let (console, files_port) = match self.architecture {
-            Architecture::Amd64 => ("ttyS0", "ttyS1"),
-            // Its machine has one serial port; the other one is a PCI card.
-            Architecture::Arm64 => ("ttyAMA0", "ttyS0"),
-        };
-        let mut parameters = format!(
-            // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the
-            // log. And the kernel's tests of its own ciphers go on for a second after it has booted.
-            "console={console} panic=-1 psi=1 loglevel=3 cryptomgr.notests=1 plimsoll.cgroup={} plimsoll.console={console} plimsoll.files={files_port}",
-            self.cgroup.name()
-        );
-        if shell {
-            parameters.push_str(" plimsoll.shell=1");
-        }
-        let is_x86 = self.architecture == Architecture::Amd64;
-        let mut cpu = if is_x86 {
-            format!("{},-cx16", machine.cpu)
-        } else {
-            ARM_CPU.to_owned()
-        };
-        let icount = match self.clock {
-            Clock::Host => None,
-            Clock::Instructions => Some("shift=2,sleep=off"),
-            Clock::OneCpuInstructions => Some("shift=0,sleep=off"),
-        };
-        if let Some(icount) = icount {
+        let machine = self.fitting_topology()?.machine(self.memory_mb);
+        let mut command = within_this_process(&setup::qemu(self.architecture)?);
+        if let Some(icount) = self.clock.icount() {
             command.args(["-icount", icount]);
-            if is_x86 {
-                parameters.push_str(" tsc=reliable clocksource=tsc");
-                // One string instruction would count as one instruction per byte; without these the kernel copies
-                // words.
-                cpu.push_str(",erms=off,fsrm=off");
-            }
         }
-        parameters.push_str(&self.append);
         command
-            .args(["-accel", "tcg,thread=single", "-cpu", &cpu])
+            .args(["-accel", "tcg,thread=single"])
+            .args(["-cpu", &self.cpu(machine.cpu)])
             .args(["-m", &format!("{}M", machine.memory_mb)])
             .args(&machine.flags)
             .arg("-kernel")
             .arg(image)
             .arg("-initrd")
             .arg(initramfs)
-            .args([
-                "-append",
-                &parameters,
-                "-display",
-                "none",
-                "-no-reboot",
-                "-nodefaults",
-            ])
+            .args(["-append", &self.kernel_parameters(shell)])
+            .args(["-display", "none", "-no-reboot", "-nodefaults"])
             .args(["-serial", if shell { "mon:stdio" } else { "stdio" }])
             .args(["-device", "nvme,id=nvme0,serial=plimsoll"]);
         let files = format!("file:{}", work.join(FILES).display());
@@ -634,6 +588,59 @@ impl Guest {
             command.args(["-drive", &drive, "-device", &device]);
         }
         Ok(command)
+    }
+
+    /// The machine that clock and architecture allow.
+    fn fitting_topology(&self) -> Result<Topology> {
+        let one_cpu = self.clock == Clock::OneCpuInstructions;
+        ensure!(
+            !one_cpu || matches!(self.topology, Topology::Flat(_)),
+            "instruction-counted time has one CPU: leave out the topology {}",
+            self.topology
+        );
+        let topology = if one_cpu {
+            Topology::Flat(1)
+        } else {
+            self.topology
+        };
+        ensure!(
+            topology.fits(self.architecture),
+            "a guest of {} cannot be {topology}: take flat:CPUS or numa2:CPUS",
+            self.architecture
+        );
+        Ok(topology)
+    }
+
+    fn cpu(&self, of_machine: &str) -> String {
+        match self.architecture {
+            // One string instruction would count as one instruction per byte; without these the kernel copies words.
+            Architecture::Amd64 if self.clock.icount().is_some() => {
+                format!("{of_machine},-cx16,erms=off,fsrm=off")
+            }
+            Architecture::Amd64 => format!("{of_machine},-cx16"),
+            Architecture::Arm64 => ARM_CPU.to_owned(),
+        }
+    }
+
+    fn kernel_parameters(&self, shell: bool) -> String {
+        let (console, files_port) = match self.architecture {
+            Architecture::Amd64 => ("ttyS0", "ttyS1"),
+            // Its machine has one serial port; the other one is a PCI card.
+            Architecture::Arm64 => ("ttyAMA0", "ttyS0"),
+        };
+        let mut parameters = format!(
+            // What ends a guest is on the console. What the OOM killer writes takes milliseconds a line and is in the
+            // log. And the kernel's tests of its own ciphers go on for a second after it has booted.
+            "console={console} panic=-1 psi=1 loglevel=3 cryptomgr.notests=1 plimsoll.cgroup={} plimsoll.console={console} plimsoll.files={files_port}",
+            self.cgroup.name()
+        );
+        if shell {
+            parameters.push_str(" plimsoll.shell=1");
+        }
+        if self.clock.icount().is_some() && self.architecture == Architecture::Amd64 {
+            parameters.push_str(" tsc=reliable clocksource=tsc");
+        }
+        parameters + &self.append
     }
 
     /// Unpacks what came through the second serial port.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use crate::guest::{Clock, Guest, GuestEnd, Topology};
+use crate::guest::{Clock, Guest, GuestEnd, Programs, Topology};
 use crate::kernel::Kernel;
 use crate::progress;
 
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &StressArgs) -> Result<u8> {
         .topology(Topology::Flat(2))
         .memory_mb(MEMORY_MB)
         .debian_packages(&["stress-ng"])
-        .programs(PROGRAMS)
+        .programs(Programs::Only(PROGRAMS))
         .clock(Clock::Instructions)
         .timeout(None)
         .patience(

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::architecture::Architecture;
-use crate::guest::{CgroupLayout, Clock, Guest, GuestEnd, Topology};
+use crate::guest::{CgroupLayout, Clock, Guest, GuestEnd, Programs, Topology};
 use crate::kernel::Kernel;
 use crate::progress::{self, say};
 
@@ -46,17 +46,9 @@ pub(crate) struct VmArgs {
         allow_hyphen_values = true
     )]
     append: String,
-    /// One CPU; guest time counts executed instructions
-    #[arg(long)]
-    icount: bool,
-    /// What the guest's clock follows: `host`, or `instructions`, as in `cargo xtask test` (idle time is skipped, a
-    /// busy host makes no difference to the guest)
-    #[arg(
-        long,
-        value_name = "CLOCK",
-        default_value = "host",
-        conflicts_with = "icount"
-    )]
+    /// What the guest's clock follows: `host`; `instructions`, as in `cargo xtask test` (idle time is skipped, a busy
+    /// host makes no difference to the guest); or `one-cpu`, as in benchmarks (1 ns an instruction)
+    #[arg(long, value_name = "CLOCK", default_value = "host")]
     clock: Clock,
     /// Leave out the agent and the guest programs (nothing is built)
     #[arg(long)]
@@ -85,9 +77,12 @@ pub(crate) fn run(args: VmArgs) -> Result<u8> {
         .cgroup(args.cgroup)
         .append(&args.append)
         .debian_packages(&packages)
-        .own_programs(!args.bare)
-        .clock(args.clock)
-        .icount(args.icount);
+        .programs(if args.bare {
+            Programs::None
+        } else {
+            Programs::All
+        })
+        .clock(args.clock);
     for path in args.payload {
         guest = guest.payload(path);
     }

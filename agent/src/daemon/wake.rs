@@ -422,6 +422,64 @@ async fn until(at_ns: u64) {
     }
 }
 
+/// What [`Sources::open`] goes by, and where it says what is left out.
+struct Opening<'a> {
+    report: &'a Report,
+    reporter: &'a mut Reporter,
+}
+
+impl Opening<'_> {
+    /// Whether the ladder has chosen it, for this signal or for any.
+    fn is_chosen(&self, mechanism: Mechanism, signal: Option<LadderSignal>) -> bool {
+        self.report.choices.iter().any(|choice| {
+            choice.mechanism == mechanism && signal.is_none_or(|signal| choice.signal == signal)
+        })
+    }
+
+    /// The root of the memory hierarchy of cgroup v1, where its events are chosen for the signal.
+    fn v1_root_for(
+        &self,
+        signal: LadderSignal,
+        mounts: &CgroupMounts,
+    ) -> Option<Result<MemcgV1, MemcgV1Error>> {
+        let is_chosen = self.is_chosen(Mechanism::EventControl, Some(signal));
+        is_chosen.then(|| v1_root(mounts)).flatten()
+    }
+
+    fn leave_out(&mut self, name: SourceName, error: &anyhow::Error) {
+        self.reporter.say(&Line::Warning {
+            text: format!("{} is left out: {error:#}; {}", name.name(), name.loss()),
+        });
+    }
+
+    /// One that cannot be opened is left out with a warning.
+    fn source(&mut self, name: SourceName, watched: Option<Result<Watched>>) -> Source {
+        let mut source = Source::absent(name);
+        match watched {
+            Some(Ok(watched)) => source.watched = Some(watched),
+            Some(Err(error)) => self.leave_out(name, &error),
+            None => {}
+        }
+        source
+    }
+
+    /// Whether cgroups can be found by the ids that records have.
+    fn can_name_cgroups(&mut self, mounts: &CgroupMounts) -> bool {
+        match names_cgroups(mounts) {
+            Ok(_) => true,
+            Err(why) => {
+                self.reporter.say(&Line::Warning {
+                    text: format!(
+                        "cgroups that come and go are looked for every {} ms: {why}",
+                        RESCAN_UNREPORTED.as_millis()
+                    ),
+                });
+                false
+            }
+        }
+    }
+}
+
 impl Sources {
     /// Without any.
     pub(super) fn none() -> Self {
@@ -534,25 +592,7 @@ impl Sources {
         report: &Report,
         reporter: &mut Reporter,
     ) -> Result<Self> {
-        let chosen = |mechanism, signal: Option<LadderSignal>| {
-            report.choices.iter().any(|choice| {
-                choice.mechanism == mechanism && signal.is_none_or(|signal| choice.signal == signal)
-            })
-        };
-        let mut left_out = |name: SourceName, error: &anyhow::Error| {
-            reporter.say(&Line::Warning {
-                text: format!("{} is left out: {error:#}; {}", name.name(), name.loss()),
-            });
-        };
-        let mut source = |name: SourceName, watched: Option<Result<Watched>>| {
-            let mut source = Source::absent(name);
-            match watched {
-                Some(Ok(watched)) => source.watched = Some(watched),
-                Some(Err(error)) => left_out(name, &error),
-                None => {}
-            }
-            source
-        };
+        let mut opening = Opening { report, reporter };
         let ring = |fd| Watched::new(fd, Interest::READABLE, || Ok(()));
         // Without the first ring nothing is urgent any more: that is not optional where there are programs.
         let records = Source {
@@ -562,44 +602,31 @@ impl Sources {
                 .context("cannot register the BPF ring buffer with epoll")?,
             ..Source::absent(SourceName::CriticalRing)
         };
-        let lifecycle = source(
+        let lifecycle = opening.source(
             SourceName::LifecycleRing,
             bpf.map(|bpf| ring(bpf.lifecycle_fd())),
         );
-        let psi = source(
-            SourceName::PsiTrigger,
-            chosen(Mechanism::Psi, None).then(|| watch_psi(host)),
-        );
-        let root_for = |signal| {
-            let is_chosen = chosen(Mechanism::EventControl, Some(signal));
-            is_chosen.then(|| v1_root(mounts)).flatten()
-        };
-        let usage_root = root_for(LadderSignal::MemoryThreshold);
-        let pressure_level = source(
+        let is_psi = opening.is_chosen(Mechanism::Psi, None);
+        let psi = opening.source(SourceName::PsiTrigger, is_psi.then(|| watch_psi(host)));
+        let usage_root = opening.v1_root_for(LadderSignal::MemoryThreshold, mounts);
+        let level_root = opening.v1_root_for(LadderSignal::NodeReclaim, mounts);
+        let pressure_level = opening.source(
             SourceName::PressureLevel,
-            root_for(LadderSignal::NodeReclaim).map(|root| watch_pressure_level(&root?)),
+            level_root.map(|root| watch_pressure_level(&root?)),
         );
         let unwatched = Arc::new(AtomicU64::new(0));
-        let cgroups = source(
+        let is_inotify = opening.is_chosen(Mechanism::Inotify, None);
+        let cgroups = opening.source(
             SourceName::CgroupWatch,
-            chosen(Mechanism::Inotify, None)
-                .then(|| watch_cgroups(mounts, kubepods, Arc::clone(&unwatched))),
+            is_inotify.then(|| watch_cgroups(mounts, kubepods, Arc::clone(&unwatched))),
         );
         let usage_root = usage_root.and_then(|root| {
-            root.map_err(|error| left_out(SourceName::Usage, &error.into()))
+            root.map_err(|error| opening.leave_out(SourceName::Usage, &error.into()))
                 .ok()
         });
-        let reports_cgroups = lifecycle.watched.is_some() && bpf.is_some_and(reports_cgroups);
-        let names = reports_cgroups.then(|| names_cgroups(mounts));
-        if let Some(Err(why)) = &names {
-            reporter.say(&Line::Warning {
-                text: format!(
-                    "cgroups that come and go are looked for every {} ms: {why}",
-                    RESCAN_UNREPORTED.as_millis()
-                ),
-            });
-        }
-        let reports_cgroups = names.is_some_and(|names| names.is_ok());
+        let reports_cgroups = lifecycle.watched.is_some()
+            && bpf.is_some_and(reports_cgroups)
+            && opening.can_name_cgroups(mounts);
         Ok(Self {
             records,
             lifecycle,

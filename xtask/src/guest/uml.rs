@@ -67,16 +67,8 @@ impl UmlGuest {
         let folder = Folder::new()?;
         let work = folder.path();
         let disk = self.disk(&kernel, work)?;
-        // Ends with an xtask that was killed. The variable is for the kernel alone: other programs have this machine's
-        // C library.
-        let mut command = match in_path("setpriv") {
-            Some(setpriv) => {
-                let mut command = Command::new(setpriv);
-                command.args(["--pdeathsig", "KILL", "--", "sh"]);
-                command
-            }
-            None => Command::new("sh"),
-        };
+        // The variable is for the kernel alone: other programs have this machine's C library.
+        let mut command = super::within_this_process(Path::new("sh"));
         command.args(["-c", "LD_LIBRARY_PATH=. exec ./linux \"$@\"", "linux"]);
         // Its memory is a file that has no name any more once it is mapped.
         let shared = Path::new("/dev/shm");

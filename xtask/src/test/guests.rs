@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::Outcome;
 use super::report::{self, GuestOutcome};
 use crate::architecture::Architecture;
-use crate::guest::{Clock, Guest, GuestEnd, GuestExit, OF_TESTS};
+use crate::guest::{Clock, Guest, GuestEnd, GuestExit, OF_TESTS, Programs};
 use crate::kernel::Kernel;
 use crate::process;
 use crate::progress::{Progress, Step, minutes};
@@ -193,7 +193,7 @@ fn guest(planned: &PlannedGuest) -> Result<Guest> {
         .topology(topology.parse().map_err(unknown)?)
         .memory_mb(*memory_mb)
         .cgroup(cgroup.parse().map_err(unknown)?)
-        .programs(OF_TESTS)
+        .programs(Programs::Only(OF_TESTS))
         .clock(clock(kernel, topology))
         .timeout(None)
         .patience(PATIENCE, report::moves)

@@ -232,32 +232,9 @@ impl Applier {
             ..Outcome::default()
         };
         let mut known = self.read_known(&lock, &mut outcome)?;
-        let mut is_new = known.first() != Some(&wanted.assignments);
-        if known.is_empty() {
-            known.extend(self.before.clone());
-        }
-        // Who was alone before is so until the last cgroup is written.
-        let mut before = match is_new {
-            true => Some(all_of(&known).unwrap_or_else(|| nobody_alone(usable.cpus))),
-            false => known.get(1).cloned(),
-        };
-        let mut checkpoint = Checkpoint {
-            assignments: wanted.assignments.clone(),
-            before: before.clone(),
-            keeps_quota: self.options.keeps_quota,
-        };
         let mut wanted = Cow::Borrowed(wanted);
-        if is_new && let Err(error) = checkpoint.write(&lock, &self.paths.state_dir) {
-            let Some(kept) = known.first().filter(|_| falls_back).cloned() else {
-                return Err(error.into());
-            };
-            is_new = false;
-            before = known.get(1).cloned();
-            checkpoint.assignments = kept.clone();
-            checkpoint.before.clone_from(&before);
-            outcome.fell_back = Some((error.to_string(), kept.clone()));
-            wanted.to_mut().assignments = kept;
-        }
+        let (checkpoint, is_new) =
+            self.keep(&lock, &mut wanted, &mut known, falls_back, &mut outcome)?;
         let wanted = wanted.as_ref();
         let containers = self.containers(wanted, &known, &mut outcome)?;
         outcome.uncontested = self.notice_rewriting(&containers, usable.cpus, now)?;
@@ -276,19 +253,7 @@ impl Applier {
                 Err(error) => outcome.interrupts.failed = Some(error.to_string()),
             }
         }
-        let before = before.filter(|_| !is_apart).map(|before| {
-            let is_failed = |pod: &PodUid, container: &str| {
-                let mut failed = outcome.failed.iter();
-                failed.any(|failed| failed.pod == *pod && failed.container == container)
-            };
-            left_over(before, &wanted.assignments, &settled, is_failed)
-        });
-        if before != checkpoint.before {
-            checkpoint.before = before;
-            // Until it is there, containers start where nobody was alone before either.
-            let written = checkpoint.write(&lock, &self.paths.state_dir);
-            outcome.not_finished = written.err().map(|error| error.to_string());
-        }
+        self.note_finished(&lock, checkpoint, &settled, is_apart, &mut outcome);
         self.is_kept_for_kubelet &= !is_new;
         // Everything is in force, with the interrupts or without.
         if is_apart && outcome.fell_back.is_none() {
@@ -298,6 +263,69 @@ impl Applier {
             self.before = Some(wanted.assignments.clone());
         }
         Ok(outcome)
+    }
+
+    /// Writes the checkpoint of what is to be in force, before any cgroup. Where it cannot be written and `falls_back`,
+    /// what was kept before is wanted from now on. Also returns whether it is new.
+    fn keep(
+        &self,
+        lock: &PlacementLock,
+        wanted: &mut Cow<'_, Wanted>,
+        known: &mut Vec<Assignments>,
+        falls_back: bool,
+        outcome: &mut Outcome,
+    ) -> Result<(Checkpoint, bool), PlacementError> {
+        let is_new = known.first() != Some(&wanted.assignments);
+        if known.is_empty() {
+            known.extend(self.before.clone());
+        }
+        // Who was alone before is so until the last cgroup is written.
+        let before = match is_new {
+            true => Some(all_of(known).unwrap_or_else(|| nobody_alone(outcome.usable.cpus))),
+            false => known.get(1).cloned(),
+        };
+        let mut checkpoint = Checkpoint {
+            assignments: wanted.assignments.clone(),
+            before,
+            keeps_quota: self.options.keeps_quota,
+        };
+        if is_new && let Err(error) = checkpoint.write(lock, &self.paths.state_dir) {
+            let Some(kept) = known.first().filter(|_| falls_back).cloned() else {
+                return Err(error.into());
+            };
+            checkpoint.assignments = kept.clone();
+            checkpoint.before = known.get(1).cloned();
+            outcome.fell_back = Some((error.to_string(), kept.clone()));
+            wanted.to_mut().assignments = kept;
+            return Ok((checkpoint, false));
+        }
+        Ok((checkpoint, is_new))
+    }
+
+    /// Once cgroups are written: who is still where nobody else may be yet stays in the checkpoint, and no one else.
+    /// `is_apart`: everybody has left the CPUs of others.
+    fn note_finished(
+        &self,
+        lock: &PlacementLock,
+        mut checkpoint: Checkpoint,
+        settled: &[(PodUid, String)],
+        is_apart: bool,
+        outcome: &mut Outcome,
+    ) {
+        let before = checkpoint.before.clone().filter(|_| !is_apart);
+        let before = before.map(|before| {
+            let is_failed = |pod: &PodUid, container: &str| {
+                let mut failed = outcome.failed.iter();
+                failed.any(|failed| failed.pod == *pod && failed.container == container)
+            };
+            left_over(before, &checkpoint.assignments, settled, is_failed)
+        });
+        if before != checkpoint.before {
+            checkpoint.before = before;
+            // Until it is there, containers start where nobody was alone before either.
+            let written = checkpoint.write(lock, &self.paths.state_dir);
+            outcome.not_finished = written.err().map(|error| error.to_string());
+        }
     }
 
     /// What the checkpoint says is in force, and what was before that where it was not finished.
