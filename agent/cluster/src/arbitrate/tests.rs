@@ -271,6 +271,7 @@ mod doubts;
 mod figures;
 mod holes;
 mod inputs;
+mod priorities;
 
 #[test]
 fn without_a_consumer_all_is_as_before() {

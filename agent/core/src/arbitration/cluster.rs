@@ -109,6 +109,9 @@ pub struct Options {
     pub minimum_run_time: u64,
     /// Pods that one cycle evicts at most.
     pub max_evictions_per_cycle: usize,
+    /// No pod goes for one of lesser priority. Where a scheduler keeps room for a pod against no other of greater
+    /// priority, the victim's successor would take the hole.
+    pub spares_greater_priority: bool,
 }
 
 impl Default for Options {
@@ -117,6 +120,7 @@ impl Default for Options {
             reclaim_grace_period: 30,
             minimum_run_time: 60,
             max_evictions_per_cycle: 10,
+            spares_greater_priority: false,
         }
     }
 }

@@ -179,8 +179,8 @@ struct Planner<'a> {
 type OrderOf<'a> = (bool, ResourceSet, Option<&'a [usize]>);
 
 /// What pods request, and the nodes that they may use: of pods that have both in common one has room where the other
-/// has.
-type Alike<'a> = (&'a [u64], Option<&'a [usize]>);
+/// has. Where it bounds that of victims, their priority as well: then one has victims where the other has.
+type Alike<'a> = (&'a [u64], Option<&'a [usize]>, Option<i64>);
 
 /// What was found for pods that are alike. It stays true of all nodes on which nothing has changed since, by the
 /// [number of changes](Changes::count).
@@ -368,7 +368,11 @@ impl<'a> Planner<'a> {
         let next = self.known.len();
         let at = *self
             .alike
-            .entry((&pod.requests, pod.nodes.as_deref()))
+            .entry((
+                &pod.requests,
+                pod.nodes.as_deref(),
+                self.priority_limit(pod),
+            ))
             .or_insert(next);
         let mut known = if at == next {
             self.known.push(Known::default());
@@ -656,6 +660,7 @@ mod tests {
     use super::*;
 
     mod effort;
+    mod priority;
 
     /// So much is free on each node.
     pub(super) fn free_of(rows: &[[u64; 2]], parts: &[Parts]) -> Free {

@@ -161,6 +161,8 @@ pub(super) fn objects(
             minimum_run_time: minimum_run_time_s(times),
             max_evictions_per_cycle: NOTICES_MAX
                 + long.values().sum::<usize>().min(ALL_LONG_NOTICES_MAX),
+            // The hole is kept by a nominated node, which binds no pod of greater priority.
+            spares_greater_priority: true,
         },
     }
 }

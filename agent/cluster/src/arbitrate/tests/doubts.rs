@@ -423,7 +423,9 @@ fn a_consumer_with_a_long_grace_does_not_take_all_notices() {
     world.consumer("c", &json!({"namespace": "c"}));
     for at in 0..150 {
         world.pod("a", &format!("a{at:03}"), Some("n"));
-        world.pod("b", &format!("b{at:03}"), None);
+        let mut pod = world.pod_object("b", &format!("b{at:03}"), None);
+        pod["spec"]["priority"] = json!(1);
+        world.see_pod(pod);
     }
     // The pods of `a` go first: they have the lesser priority.
     for at in 0..50 {

@@ -189,8 +189,17 @@ impl Planner<'_> {
         }
         let claimer = &self.cluster.pods[entitled.pod];
         candidate.namespace != claimer.namespace
+            && self
+                .priority_limit(claimer)
+                .is_none_or(|limit| candidate.priority <= limit)
             && candidate.age >= self.minimum_run_time(entitled)
             && self.keeps_rules(&[at], need)
+    }
+
+    /// The greatest priority of a victim, if it is bounded by that of the pod.
+    pub(super) fn priority_limit(&self, claimer: &Pod) -> Option<i64> {
+        let is_bounded = self.cluster.options.spares_greater_priority;
+        is_bounded.then_some(claimer.priority)
     }
 
     /// For how long a victim has to have run.
