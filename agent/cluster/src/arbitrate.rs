@@ -30,7 +30,7 @@ use crate::clock::Now;
 use crate::report::event::{EventKey, Events, Regarding, Said};
 use crate::watch_event::WatchEvent;
 use judge::{Judgement, Memory, Row, Times};
-use reclaim::{Outcome, Reclaims};
+use reclaim::{Alike, Fate, Outcome, Reclaims};
 use scheduler::Scheduler;
 use seen::pod::{PodRead, SeenPod};
 use store::{Kind, Store};
@@ -357,15 +357,23 @@ impl Arbiter {
             let pod = pods.get(uid);
             pod.is_some_and(|pod| pod.node.is_none() && !pod.is_leaving)
         };
+        let started = std::mem::take(&mut self.store.started);
+        let fate = |uid: &str| match pods.get(uid) {
+            // It may have ended since.
+            _ if started.contains(uid) => Fate::Started,
+            Some(pod) if pod.node.is_some() => Fate::Started,
+            Some(pod) if !pod.is_leaving => Fate::Waits(alike(pod)),
+            _ => Fate::Gone,
+        };
         let is_gone = |uid: &str| pods.get(uid).is_none();
         self.nominated.retain(|uid, _| pending(uid));
-        self.reclaims.look(ms, leaves, is_gone, pending);
+        self.reclaims.look(ms, leaves, is_gone, fate);
         if std::mem::take(&mut self.takes_over) {
             self.adopt_holes(ms);
         }
         self.memory.evicted = self.reclaims.evicted();
         self.memory.left_alone = self.reclaims.left_alone(ms);
-        self.memory.unserved = self.reclaims.unserved(ms);
+        self.memory.unserved = self.unserved(ms);
         self.memory.noticed = self.reclaims.noticed();
         self.memory.begun = self.reclaims.begun();
         let unix_ms = self.steady_unix_ms(now);
@@ -408,6 +416,18 @@ impl Arbiter {
             self.say_wrong(now);
         }
         self.judgement = judgement;
+    }
+
+    /// Pods for which no room is made now: they, or pods like them, did not start where it was made.
+    fn unserved(&self, ms: u64) -> BTreeSet<String> {
+        let mut unserved = self.reclaims.unserved(ms);
+        if self.reclaims.has_missed(ms) {
+            let pending = self.store.pods.iter().filter(|(_, pod)| pod.node.is_none());
+            let inherits =
+                pending.filter(|(uid, pod)| self.reclaims.inherits_wait(uid, &alike(pod), ms));
+            unserved.extend(inherits.map(|(uid, _)| uid.clone()));
+        }
+        unserved
     }
 
     /// Holes that an earlier leader made: of namespaces that share, for nobody else is served.
@@ -791,6 +811,11 @@ impl Arbiter {
             .sent(&victim, &pod.resource_version, &hole, ms);
         Some((Target::Evict(victim), call))
     }
+}
+
+/// What the pod has in common with those that would miss what it misses.
+fn alike(pod: &SeenPod) -> Alike {
+    (pod.namespace.clone(), pod.alike)
 }
 
 #[cfg(test)]

@@ -41,6 +41,31 @@ const CONFLICTS_MAX: u32 = 3;
 const ERRORS_MAX: u32 = 3;
 /// So often a pod may miss its hole.
 const MISSES_MAX: u32 = 2;
+/// Kinds of pods whose misses are remembered at most: the newest.
+const HEIRS_MAX: usize = 4096;
+
+/// Pods that are made by the same kind of object in one namespace and request the same: what one of them missed, the
+/// next one would miss as well. The namespace, and [a number](super::seen::pod::SeenPod::alike) for the rest.
+pub type Alike = (String, u64);
+
+/// What has become of a pod that waited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// It still waits.
+    Waits(Alike),
+    /// It was placed on a node.
+    Started,
+    /// It is gone, or leaves, and was not seen to start.
+    Gone,
+}
+
+/// What pods missed that are gone, for the next one like them: a Job that ends leaves its misses to the next Job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Missed {
+    misses: u32,
+    unserved_until_ms: u64,
+    at_ms: u64,
+}
 
 /// Notice of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,6 +161,8 @@ struct Claim {
     is_open: bool,
     misses: u32,
     unserved_until_ms: u64,
+    /// What its pod is like, once it was looked at.
+    alike: Option<Alike>,
 }
 
 impl Claim {
@@ -161,6 +188,15 @@ impl Claim {
             let doublings = (self.misses - MISSES_MAX).min(4);
             self.unserved_until_ms = mono_ms + (ALONE_MS << doublings);
         }
+    }
+
+    /// Begins with what pods like its own have missed.
+    fn inherit(&mut self, alike: Alike, missed: Option<&Missed>) {
+        if let Some(missed) = missed {
+            self.misses += missed.misses;
+            self.unserved_until_ms = self.unserved_until_ms.max(missed.unserved_until_ms);
+        }
+        self.alike = Some(alike);
     }
 
     const fn is_kept(&self, mono_ms: u64) -> bool {
@@ -217,6 +253,8 @@ pub struct Reclaims {
     tried: BTreeMap<String, Trial>,
     alone: BTreeMap<String, Alone>,
     claims: BTreeMap<String, Claim>,
+    /// Of pods that are gone.
+    missed: BTreeMap<Alike, Missed>,
     begun_ms: Option<u64>,
     pause_until_ms: u64,
     backoff: Backoff,
@@ -236,6 +274,7 @@ impl Reclaims {
             tried: BTreeMap::new(),
             alone: BTreeMap::new(),
             claims: BTreeMap::new(),
+            missed: BTreeMap::new(),
             begun_ms: None,
             pause_until_ms: 0,
             backoff: Backoff::new(seed),
@@ -276,6 +315,20 @@ impl Reclaims {
         let unserved = self.claims.iter();
         let unserved = unserved.filter(|(_, claim)| claim.unserved_until_ms > mono_ms);
         unserved.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Whether any pods are gone that did not start where room was made, so that pods like them have to wait.
+    #[must_use]
+    pub fn has_missed(&self, mono_ms: u64) -> bool {
+        let mut missed = self.missed.values();
+        missed.any(|it| it.unserved_until_ms > mono_ms)
+    }
+
+    /// Whether a pod for which nothing was done yet has to wait for what pods like it have missed.
+    #[must_use]
+    pub fn inherits_wait(&self, uid: &str, alike: &Alike, mono_ms: u64) -> bool {
+        let missed = self.missed.get(alike);
+        missed.is_some_and(|it| it.unserved_until_ms > mono_ms) && !self.claims.contains_key(uid)
     }
 
     /// Pods for which evictions were sent, and whose holes are not given up.
@@ -330,14 +383,14 @@ impl Reclaims {
         overdue.map(|(uid, _)| uid.as_str())
     }
 
-    /// Looks at what was seen: `leaves` of pods that leave or are gone, `is_gone` of the latter, `pending` of pods that
-    /// still wait.
+    /// Looks at what was seen: `leaves` of pods that leave or are gone, `is_gone` of the latter, `fate` of pods that
+    /// waited.
     pub fn look(
         &mut self,
         mono_ms: u64,
         leaves: impl Fn(&str) -> bool,
         is_gone: impl Fn(&str) -> bool,
-        pending: impl Fn(&str) -> bool,
+        fate: impl Fn(&str) -> Fate,
     ) {
         let claims = &mut self.claims;
         self.asked.retain(|uid, asked| {
@@ -360,12 +413,15 @@ impl Reclaims {
             .retain(|_, trial| trial.is_on_its_way || mono_ms < trial.at_ms + TRIED_MS);
         self.alone
             .retain(|uid, alone| !leaves(uid) && mono_ms < alone.until_ms + ALONE_MAX_MS);
+        let missed = &mut self.missed;
+        missed.retain(|_, it| mono_ms < it.at_ms.max(it.unserved_until_ms) + ALONE_MAX_MS);
         self.claims.retain(|uid, claim| {
             if !claim.victims.is_empty() {
                 claim.free_ms = mono_ms;
             }
             claim.victims.retain(|victim| !is_gone(victim));
-            if std::mem::take(&mut claim.is_unseen) {
+            let is_unseen = std::mem::take(&mut claim.is_unseen);
+            if is_unseen {
                 claim.made_ms = mono_ms;
             }
             let end_ms = claim.made_ms.max(claim.free_ms) + CLAIM_MS;
@@ -374,7 +430,31 @@ impl Reclaims {
                 claim.is_open = false;
                 claim.missed(mono_ms);
             }
-            pending(uid)
+            match (fate(uid), claim.alike.take()) {
+                (Fate::Waits(alike), None) => {
+                    let known = missed.get(&alike);
+                    claim.inherit(alike, known);
+                    true
+                }
+                (Fate::Waits(_), known) => {
+                    claim.alike = known;
+                    true
+                }
+                (Fate::Started, alike) => {
+                    // The others would start as well.
+                    alike.map(|alike| missed.remove(&alike));
+                    false
+                }
+                (Fate::Gone, alike) => {
+                    if claim.is_open && !is_unseen {
+                        claim.missed(mono_ms);
+                    }
+                    if let Some(alike) = alike.filter(|_| claim.misses > 0) {
+                        note_missed(missed, alike, claim, mono_ms);
+                    }
+                    false
+                }
+            }
         });
     }
 
@@ -772,6 +852,28 @@ impl Reclaims {
             claim.is_open = false;
         }
     }
+}
+
+/// Remembers what a pod that is gone has missed. Of several alike the most counts: they waited at the same time.
+fn note_missed(missed: &mut BTreeMap<Alike, Missed>, alike: Alike, claim: &Claim, mono_ms: u64) {
+    let oldest = missed.iter().min_by_key(|(_, it)| it.at_ms);
+    if missed.len() >= HEIRS_MAX
+        && !missed.contains_key(&alike)
+        && let Some(oldest) = oldest.map(|(alike, _)| alike.clone())
+    {
+        missed.remove(&oldest);
+    }
+    let known = missed.get(&alike).copied();
+    let most = |known: Option<u64>, now: u64| known.unwrap_or(0).max(now);
+    let it = Missed {
+        misses: known.map_or(0, |it| it.misses).max(claim.misses),
+        unserved_until_ms: most(
+            known.map(|it| it.unserved_until_ms),
+            claim.unserved_until_ms,
+        ),
+        at_ms: mono_ms,
+    };
+    missed.insert(alike, it);
 }
 
 fn outcome(answer: &Answer) -> Outcome {

@@ -6,7 +6,7 @@
 
 mod bounded;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use plimsoll_core::arbitration::named::Named;
@@ -25,6 +25,8 @@ use crate::watch_event::WatchEvent;
 /// none for it, or its Allocation is not written.
 pub use plimsoll_core::kube::budget::OF_A_NAMESPACE_MAX;
 
+/// Pods of which it is remembered until the next cycle that they were placed, at most.
+const STARTED_MAX: usize = 10_000;
 /// Pending pods of a namespace. Those beyond are not known, and so not asked for.
 const PENDING_MAX: usize = 100_000;
 /// For each so many bytes that its owner has written, a pod counts once more: people write some hundred.
@@ -129,6 +131,8 @@ pub struct Store {
     pub allocations: Bounded<(String, String), SeenAllocation>,
     /// How often the scheduler was seen to do something.
     pub signs: u64,
+    /// Pods that were placed since the last cycle, of those for which room was made: they may have ended since.
+    pub started: BTreeSet<String>,
     watches: BTreeMap<Kind, Watch>,
     /// What all nodes have together, until one of them changes.
     allocatable: OnceLock<Named>,
@@ -331,6 +335,14 @@ impl Store {
                     let before = self.pods.get(&uid);
                     let is_sign = before.is_some_and(|before| pod.is_sign_after(before));
                     self.signs += u64::from(is_sign);
+                    let had_room =
+                        |before: &SeenPod| before.node.is_none() && before.room_on.is_some();
+                    if pod.node.is_some()
+                        && before.is_some_and(had_room)
+                        && self.started.len() < STARTED_MAX
+                    {
+                        self.started.insert(uid.clone());
+                    }
                     self.pods.put(uid, *pod, most)
                 }
                 PodRead::Idle(uid) => Some(self.pods.remove(&uid)),

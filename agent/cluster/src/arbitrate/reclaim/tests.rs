@@ -31,6 +31,10 @@ fn at(mono_ms: u64) -> Now {
     }
 }
 
+fn waits(_: &str) -> Fate {
+    Fate::Waits(("b".into(), 1))
+}
+
 fn due(reclaims: &mut Reclaims, plan: &[Reclaim], ms: u64) -> Option<String> {
     reclaims.plan(plan.to_vec(), at(ms), |_| 30_000);
     reclaims.read(|_, _| true);
@@ -146,7 +150,7 @@ fn a_pod_whose_eviction_always_fails_is_left_alone_and_holds_up_the_others_once(
         let next = reclaims.next(ms, ALL, |_, _| true);
         assert_eq!(next.is_some(), time > 1, "{time}");
         ms += UNCLEAR_MS;
-        reclaims.look(ms, |_| false, |_| false, |_| true);
+        reclaims.look(ms, |_| false, |_| false, waits);
     }
     assert_eq!(reclaims.left_alone(ms), ["v".to_owned()].into());
     // A hiccup is no row, as of trials, which follow each other at once; nor is another answer in between.
@@ -168,7 +172,7 @@ fn a_pod_whose_eviction_always_fails_is_left_alone_and_holds_up_the_others_once(
         sent(&mut reclaims, ms);
         reclaims.answered("v", &Answer::Lost(String::new()), false, ms);
         ms += UNCLEAR_MS;
-        reclaims.look(ms, |_| false, |_| false, |_| true);
+        reclaims.look(ms, |_| false, |_| false, waits);
     }
     assert!(reclaims.left_alone(ms).is_empty());
 }
@@ -279,7 +283,7 @@ fn what_was_not_seen_is_no_miss() {
         sent(&mut reclaims, ms);
         reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
         reclaims.pause();
-        reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |uid| uid == "v", |_| true);
+        reclaims.look(ms + CLAIM_MS, |uid| uid == "v", |uid| uid == "v", waits);
     }
     assert!(reclaims.unserved(300_000).is_empty());
 }
@@ -291,7 +295,7 @@ fn who_needs_another_hole_has_missed_the_one_before() {
         let hole = reclaim("p", victims);
         reclaims.sent(victims[0], "1", &hole, ms);
         reclaims.answered(victims[0], &Answer::Done(Vec::new()), false, ms);
-        reclaims.look(ms + 1, |_| true, |_| true, |_| true);
+        reclaims.look(ms + 1, |_| true, |_| true, waits);
         reclaims.unserved(ms + 2).len()
     };
     // Two victims of one hole, and then another hole every 32 s.
@@ -306,7 +310,7 @@ fn a_hole_has_an_end_also_where_nothing_is_seen() {
     let mut reclaims = Reclaims::new(1);
     reclaims.sent("v", "1", &reclaim("p", &["v"]), 0);
     reclaims.answered("v", &Answer::Done(Vec::new()), false, 0);
-    reclaims.look(1, |_| true, |_| false, |_| true);
+    reclaims.look(1, |_| true, |_| false, waits);
     for ms in (0..KEPT_MAX_MS).step_by(10_000) {
         reclaims.pause();
         assert_eq!(reclaims.holes(ms, None).len(), 1, "{ms}");
@@ -348,17 +352,17 @@ fn what_is_unclear_counts_as_done_until_it_is_clear_that_it_was_not() {
     due(&mut reclaims, &plan, 30_000);
     sent(&mut reclaims, 30_000);
     reclaims.answered("v", &Answer::Lost("away".into()), false, 40_000);
-    reclaims.look(54_999, |_| false, |_| false, |_| true);
+    reclaims.look(54_999, |_| false, |_| false, waits);
     assert_eq!(reclaims.evicted(), ["v".to_owned()].into());
     assert_eq!(reclaims.overdue(54_999), None);
-    reclaims.look(55_000, |_| false, |_| false, |_| true);
+    reclaims.look(55_000, |_| false, |_| false, waits);
     assert!(reclaims.evicted().is_empty());
     // Done, and not seen: what is known is old.
     sent(&mut reclaims, 60_000);
     reclaims.answered("v", &Answer::Done(Vec::new()), false, 60_000);
-    reclaims.look(75_000, |_| false, |_| false, |_| true);
+    reclaims.look(75_000, |_| false, |_| false, waits);
     assert_eq!(reclaims.overdue(75_000), Some("v"));
-    reclaims.look(75_001, |uid| uid == "v", |uid| uid == "v", |_| true);
+    reclaims.look(75_001, |uid| uid == "v", |uid| uid == "v", waits);
     assert_eq!(
         (reclaims.overdue(75_001), reclaims.evicted().len()),
         (None, 0)
@@ -395,7 +399,7 @@ fn a_pod_that_does_not_start_in_its_hole_twice_is_not_served_for_a_while() {
     for minutes in [0, 1, 2, 4, 8, 16, 16] {
         sent(&mut reclaims, at);
         reclaims.answered("v", &Answer::Done(Vec::new()), false, at);
-        let mut look = |ms| reclaims.look(ms, |uid| uid == "v", |uid| uid == "v", |_| true);
+        let mut look = |ms| reclaims.look(ms, |uid| uid == "v", |uid| uid == "v", waits);
         look(at);
         at += CLAIM_MS;
         look(at);
@@ -404,6 +408,44 @@ fn a_pod_that_does_not_start_in_its_hole_twice_is_not_served_for_a_while() {
         assert!(reclaims.unserved(at).is_empty(), "{minutes}");
     }
     // It starts, and all is forgotten.
-    reclaims.look(at, |_| true, |_| true, |_| false);
+    reclaims.look(at, |_| true, |_| true, |_| Fate::Started);
     assert!(reclaims.claims.is_empty());
+}
+
+/// A Job that ends, and the next one of the same CronJob.
+#[test]
+fn pods_that_come_one_after_the_other_inherit_what_was_missed() {
+    let alike = || ("b".to_owned(), 1);
+    let job = |reclaims: &mut Reclaims, pod: &str, ms, fate: Fate| {
+        reclaims.sent("v", "1", &reclaim(pod, &["v"]), ms);
+        reclaims.answered("v", &Answer::Done(Vec::new()), false, ms);
+        reclaims.look(ms, |_| true, |_| true, waits);
+        reclaims.look(ms + 20_000, |_| true, |_| true, |_| fate.clone());
+        assert!(reclaims.claims.is_empty());
+    };
+    let mut reclaims = Reclaims::new(1);
+    job(&mut reclaims, "p1", 0, Fate::Gone);
+    assert!(!reclaims.inherits_wait("p2", &alike(), 20_000));
+    job(&mut reclaims, "p2", 30_000, Fate::Gone);
+    assert!(reclaims.inherits_wait("p3", &alike(), 109_999));
+    assert!(
+        !reclaims.inherits_wait("p3", &("b".into(), 2), 50_000),
+        "of another kind"
+    );
+    assert!(!reclaims.inherits_wait("p3", &alike(), 110_000), "a minute");
+    job(&mut reclaims, "p3", 110_000, Fate::Gone);
+    assert!(reclaims.inherits_wait("p4", &alike(), 130_000 + 2 * ALONE_MS - 1));
+    // One starts, and all is forgotten.
+    job(&mut reclaims, "p4", 300_000, Fate::Started);
+    assert!(reclaims.missed.is_empty());
+    // After a while as well; and who has room made for nothing while nobody places pods has missed nothing.
+    job(&mut reclaims, "p5", 400_000, Fate::Gone);
+    reclaims.look(420_000 + ALONE_MAX_MS, |_| true, |_| true, waits);
+    assert!(reclaims.missed.is_empty());
+    reclaims.sent("v", "1", &reclaim("p6", &["v"]), 3_000_000);
+    reclaims.answered("v", &Answer::Done(Vec::new()), false, 3_000_000);
+    reclaims.look(3_000_000, |_| true, |_| true, waits);
+    reclaims.nobody_places();
+    reclaims.look(3_020_000, |_| true, |_| true, |_| Fate::Gone);
+    assert!(reclaims.missed.is_empty());
 }

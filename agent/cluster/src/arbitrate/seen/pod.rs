@@ -58,6 +58,17 @@ fn fingerprint<'a>(texts: impl Iterator<Item = &'a str>) -> u64 {
     })
 }
 
+/// What pods have in common of which one would miss what the other has missed.
+fn alike(owners: &[OwnerReference], priority: i64, requests: &Named) -> u64 {
+    let maker = owners.iter().find(|owner| owner.controller == Some(true));
+    let maker = maker.map_or(["", ""], |it| [it.api_version.as_str(), it.kind.as_str()]);
+    let requests = requests.iter();
+    let amounts: Vec<String> = requests.map(|(name, it)| format!("{name}={it}")).collect();
+    let priority = priority.to_string();
+    let texts = maker.into_iter().chain([priority.as_str()]);
+    fingerprint(texts.chain(amounts.iter().map(String::as_str)))
+}
+
 /// A pod that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SeenPod {
@@ -97,6 +108,9 @@ pub struct SeenPod {
     pub room_on: Option<String>,
     /// What the scheduler has said of a pending pod, as a number that differs where the words do.
     pub tried: Option<u64>,
+    /// Of a pending pod a number that pods have in common which the same kind of object makes, with the same requests
+    /// and priority. The next pod of a CronJob has it, too.
+    pub alike: u64,
 }
 
 impl SeenPod {
@@ -250,6 +264,11 @@ impl SeenPod {
             let words = words.iter().flatten().chain([&it.status]);
             fingerprint(words.map(String::as_str))
         });
+        let priority = i64::from(core.spec.priority.unwrap_or(0));
+        let alike = match node {
+            None => alike(&owners, priority, &requests),
+            Some(_) => 0,
+        };
         let mut annotations = metadata.annotations.unwrap_or_default();
         let evict_after = annotations.remove(EVICT_AFTER);
         let room_on = annotations.remove(ROOM_ON);
@@ -259,7 +278,7 @@ impl SeenPod {
             name: metadata.name,
             resource_version: metadata.resource_version,
             requests,
-            priority: core.spec.priority.unwrap_or(0).into(),
+            priority,
             started_unix_ms: status.start_time.and_then(|stamp| unix_ms_of(&stamp)),
             is_leaving: metadata.deletion_timestamp.is_some(),
             leaving_grace_s: seconds(metadata.deletion_grace_period_seconds),
@@ -272,6 +291,7 @@ impl SeenPod {
             nominated: nominated.filter(|node| !node.is_empty()),
             room_on: room_on.filter(|node| node.len() <= NODE_NAME_MAX),
             tried,
+            alike,
             node,
         };
         Ok(PodRead::Counts(metadata.uid, Box::new(seen)))

@@ -365,3 +365,52 @@ fn a_dry_run_keeps_no_hole() {
     assert!(holes(&calls).is_empty());
     assert_eq!(evictions(&calls), ["a0"]);
 }
+
+/// Pods of a Job that ends before it has started, and of the next Job: each has a UID of its own.
+#[test]
+fn jobs_that_come_one_after_the_other_do_not_miss_their_holes_for_ever() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    world.gone("b0");
+    for at in 0..8 {
+        let job = format!("b-job{at}");
+        world.pod("b", &job, None);
+        let calls = world.run(34, true, |_| None);
+        for victim in evictions(&calls) {
+            world.gone(&victim);
+            // It takes the hole as the Job's pod does not.
+            world.pod("a", &format!("{victim}-successor"), Some("n"));
+            evicted.push(at);
+        }
+        world.run(4, true, |_| None);
+        world.gone(&job);
+        world.run(1, true, |_| None);
+    }
+    // None for a minute after the second one, and for two minutes after the third.
+    assert_eq!(evicted, [0, 1, 4]);
+    // One that takes its room is a sign that the next one does, too.
+    let mut world = World::full(false);
+    world.gone("b0");
+    for at in 0..4 {
+        let job = format!("b-job{at}");
+        world.pod("b", &job, None);
+        let calls = world.run(34, true, |_| None);
+        let victims = evictions(&calls);
+        assert_eq!(victims.len(), 1, "{at}");
+        world.gone(&victims[0]);
+        if at % 2 == 1 {
+            // It starts and ends between two cycles.
+            let placed = world.pods[&job].clone();
+            world.pod("b", "other", None);
+            let mut placed = placed;
+            placed["spec"]["nodeName"] = json!("n");
+            world.see_pod(placed);
+        }
+        world.gone(&job);
+        if at % 2 == 1 {
+            world.gone("other");
+        }
+        world.pod("a", &format!("{}-successor", victims[0]), Some("n"));
+        world.run(2, true, |_| None);
+    }
+}
