@@ -1,8 +1,8 @@
 //! From what is known to what should be: the shares of all Consumers, and which pods make room for which. Pure, and
 //! without memory of its own: what only time can tell comes in as [`Memory`].
 //!
-//! Only a namespace with a Consumer is arbitrated. Pods of the others count, as they use the cluster, but none of them
-//! is evicted and none is evicted for them.
+//! Only a namespace with a Consumer is arbitrated. What pods of the others use is theirs: none of them is evicted, so
+//! the Consumers share what is left. None is evicted for them either, so their pending pods ask for nothing.
 
 mod closed_nodes;
 mod nodes;

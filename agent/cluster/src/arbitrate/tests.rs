@@ -293,6 +293,32 @@ fn without_a_consumer_all_is_as_before() {
     }
 }
 
+/// What no Consumer gives back cannot be promised to another: with a share for `legacy` nobody would deserve less than
+/// it uses, and `b` would wait for ever.
+#[test]
+fn consumers_share_what_namespaces_without_one_leave() {
+    let mut world = World::new(false);
+    world.see(Kind::Namespaces, &json!({"metadata": {"name": "legacy"}}));
+    // A group may have the name of a namespace.
+    world.consumer("legacy", &json!({}));
+    for at in 0..7 {
+        world.pod("legacy", &format!("legacy{at}"), Some("n"));
+    }
+    for at in 0..3 {
+        world.pod("a", &format!("a{at}"), Some("n"));
+        world.pod("b", &format!("b{at}"), None);
+        // What it asks for beyond takes nothing from the others, as nobody makes room for it.
+        world.pod("legacy", &format!("legacy-waits{at}"), None);
+    }
+    let calls = world.run(40, true, |_| None);
+    assert_eq!(evictions(&calls), ["a0"]);
+    let rows = &world.arbiter.judgement.rows;
+    let of = |name: &str| rows.iter().find(|row| row.name == name).unwrap();
+    let cpu = |name: &str| of(name).deserved["cpu"];
+    assert_eq!((cpu("a"), cpu("b")), (1500, 1500));
+    assert_eq!(of("legacy").used["cpu"], 0, "the group has no members");
+}
+
 #[test]
 fn who_does_not_lead_writes_nothing_and_a_new_leader_begins_the_notice_anew() {
     let mut world = World::full(false);

@@ -19,7 +19,7 @@ pub const WEIGHT_MAX: u64 = 1_000_000;
 /// Levels of groups and namespaces, at most.
 pub const LEVELS_MAX: usize = 8;
 /// The namespace that is unlimited if no Consumer says otherwise.
-const KUBE_SYSTEM: &str = "kube-system";
+pub const KUBE_SYSTEM: &str = "kube-system";
 /// The node of all pods whose node is not known. No node has this name. One for all of them: a tenant writes the node
 /// of its pods, and could make as many as it has pods.
 const NOT_THERE: &str = "";

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_core::arbitration::cluster::{NodeState, Options};
 use plimsoll_core::arbitration::deletion::{Deletion, GRACE_MAX_S};
-use plimsoll_core::arbitration::named::{Named, NamedConsumer, NamedNode, NamedPod, Objects};
+use plimsoll_core::arbitration::named::{
+    KUBE_SYSTEM, Named, NamedConsumer, NamedNode, NamedPod, Objects,
+};
 use plimsoll_core::arbitration::requests::is_of_limits;
 use plimsoll_core::protocol::cluster_link::valid_ms;
 
@@ -128,6 +130,7 @@ pub(super) fn objects(
         named.daemon |= has_enough && !memory.noticed.contains(uid);
         named
     });
+    let others = without_consumer(store, consumers);
     let consumers = store.consumers.iter().filter_map(|(name, consumer)| {
         let spec = consumer.spec.as_ref().ok()?;
         Some(NamedConsumer {
@@ -147,7 +150,7 @@ pub(super) fn objects(
             .iter()
             .map(|(name, _)| name.clone())
             .collect(),
-        consumers: consumers.collect(),
+        consumers: consumers.chain(others).collect(),
         pods: pods.collect(),
         budgets: store
             .budgets
@@ -165,6 +168,28 @@ pub(super) fn objects(
             spares_greater_priority: true,
         },
     }
+}
+
+/// A namespace without a Consumer gives nothing back, so what it uses cannot be promised to others: it has that before
+/// all of them. The core has a rule of its own for `kube-system`.
+fn without_consumer(
+    store: &Store,
+    consumers: &OfNamespaces<'_>,
+) -> impl Iterator<Item = NamedConsumer> {
+    let namespaces = store.namespaces.iter().map(|(name, _)| name);
+    let of_pods = store.pods.iter().map(|(_, pod)| &pod.namespace);
+    let all: BTreeSet<&String> = namespaces.chain(of_pods).collect();
+    let others = all
+        .into_iter()
+        .filter(|name| *name != KUBE_SYSTEM && !consumers.contains_key(*name));
+    let others = others.map(|namespace| NamedConsumer {
+        // A colon is in no Consumer's name.
+        name: format!("namespace:{namespace}"),
+        namespace: Some(namespace.clone()),
+        unlimited: true,
+        ..NamedConsumer::default()
+    });
+    others.collect::<Vec<_>>().into_iter()
 }
 
 /// As the core counts, in seconds. Never none: a Consumer may ask for more.
@@ -226,14 +251,16 @@ fn named_pod(
     // Then no pod is compared with them.
     let has_many_budgets = store.has_many_budgets(&pod.namespace);
     let leaving = leaving(memory, uid, pod, mono_ms);
+    let runs = pod.node.as_ref().is_some_and(|node| {
+        let node = store.nodes.get(node);
+        node.is_some_and(|node| node.is_ready)
+    });
     let is_leaving = match leaving {
-        Deletion::No => false,
+        // Of a namespace that is not arbitrated only what runs counts: no room is made for the others.
+        Deletion::No => spec.is_none() && pod.namespace != KUBE_SYSTEM && !runs,
         Deletion::Soon => true,
         // A pending one waits for nothing any more, and from a node that is lost none comes back.
-        Deletion::Later | Deletion::Hangs => !pod.node.as_ref().is_some_and(|node| {
-            let node = store.nodes.get(node);
-            node.is_some_and(|node| node.is_ready)
-        }),
+        Deletion::Later | Deletion::Hangs => !runs,
     };
     NamedPod {
         uid: uid.clone(),
