@@ -416,6 +416,28 @@ fn a_budget_that_forbids_is_kept_and_a_refusal_chooses_another_pod() {
 }
 
 #[test]
+fn what_an_autoscaler_leaves_on_its_node_stays() {
+    let stays = [
+        ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+        ("karpenter.sh/do-not-disrupt", "true"),
+    ];
+    for (name, value) in stays {
+        let mut world = World::full(false);
+        for at in 0..9 {
+            let mut pod = world.pods[&format!("a{at}")].clone();
+            pod["metadata"]["annotations"] = json!({name: value});
+            world.see_pod(pod);
+        }
+        // Another value says nothing of the kind.
+        let mut pod = world.pods["a9"].clone();
+        let other = if value == "true" { "false" } else { "true" };
+        pod["metadata"]["annotations"] = json!({name: other});
+        world.see_pod(pod);
+        assert_eq!(evictions(&world.run(40, true, |_| None)), ["a9"], "{name}");
+    }
+}
+
+#[test]
 fn a_clock_that_jumps_changes_nothing() {
     let mut steady = World::full(false);
     let mut jumping = World::full(false);

@@ -272,8 +272,10 @@ fn named_pod(
         age,
         waiting: waiting + begun,
         leaving: is_leaving || memory.evicted.contains(uid),
-        // What is never evicted: pods of namespaces that are not arbitrated, and those that the Eviction API refused.
+        // What is never evicted: pods of namespaces that are not arbitrated, those whose owners say so, and those that
+        // the Eviction API refused.
         daemon: pod.is_daemon
+            || pod.stays
             // Nothing can be done about it but by its node.
             || leaving == Deletion::Hangs
             || has_many_budgets

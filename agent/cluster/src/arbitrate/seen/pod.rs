@@ -21,6 +21,11 @@ pub const EVICT_AFTER: &str = "plimsoll.dev/evict-after";
 /// On a pending pod: the node on which room is made for it, as long as `status.nominatedNodeName` is the arbitrator's
 /// word.
 pub const ROOM_ON: &str = "plimsoll.dev/room-on";
+/// Annotations with which a pod asks an autoscaler to leave it on its node, and their values.
+const STAYS: [(&str, &str); 2] = [
+    ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+    ("karpenter.sh/do-not-disrupt", "true"),
+];
 /// Bytes of a node's name.
 const NODE_NAME_MAX: usize = 253;
 /// More of an [`EVICT_AFTER`] is not kept: its owner may write what he likes, and a time takes 20.
@@ -94,6 +99,8 @@ pub struct SeenPod {
     pub grace_s: u64,
     /// Of a DaemonSet, a mirror or a static pod.
     pub is_daemon: bool,
+    /// Its owner asks [autoscalers](STAYS) to leave it where it is.
+    pub stays: bool,
     /// Labels, by which budgets select it.
     pub labels: Texts,
     /// Where a pending pod may go, and which taints one on a node tolerates.
@@ -270,6 +277,9 @@ impl SeenPod {
             Some(_) => 0,
         };
         let mut annotations = metadata.annotations.unwrap_or_default();
+        let stays = STAYS
+            .iter()
+            .any(|(name, value)| annotations.get(*name).is_some_and(|it| it == value));
         let evict_after = annotations.remove(EVICT_AFTER);
         let room_on = annotations.remove(ROOM_ON);
         let nominated = status.nominated_node_name;
@@ -284,6 +294,7 @@ impl SeenPod {
             leaving_grace_s: seconds(metadata.deletion_grace_period_seconds),
             grace_s: seconds(spec.termination_grace_period_seconds),
             is_daemon,
+            stays,
             labels,
             placement,
             has_own_scheduler,
