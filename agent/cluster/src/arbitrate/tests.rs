@@ -415,6 +415,56 @@ fn a_budget_that_forbids_is_kept_and_a_refusal_chooses_another_pod() {
     assert!(events(&calls).contains(&("b0".into(), "ReclaimRefused".into())));
 }
 
+/// Else they would keep their room, and a pod that serves would go in their place, or none.
+#[test]
+fn a_budget_keeps_no_broken_pod_that_the_api_server_would_let_go() {
+    let ready = |is: &str| json!([{"type": "Ready", "status": is}]);
+    let broken = [
+        (
+            None,
+            json!({"phase": "Pending", "conditions": ready("False")}),
+            true,
+        ),
+        (
+            None,
+            json!({"phase": "Running", "conditions": ready("False")}),
+            false,
+        ),
+        (
+            Some("AlwaysAllow"),
+            json!({"phase": "Running", "conditions": ready("False")}),
+            true,
+        ),
+        (Some("AlwaysAllow"), json!({"phase": "Running"}), true),
+        (
+            Some("AlwaysAllow"),
+            json!({"phase": "Running", "conditions": ready("True")}),
+            false,
+        ),
+    ];
+    for (policy, status, goes) in broken {
+        let mut world = World::full(false);
+        let budget = json!({"metadata": {"name": "x", "namespace": "a", "generation": 1},
+            "spec": {"selector": {"matchLabels": {"app": "a"}}, "unhealthyPodEvictionPolicy": policy},
+            "status": {"disruptionsAllowed": 0, "observedGeneration": 1, "currentHealthy": 9, "desiredHealthy": 10}});
+        world.see(Kind::Budgets, &budget);
+        for at in 0..10 {
+            let mut pod = world.pods[&format!("a{at}")].clone();
+            pod["status"]["conditions"] = ready("True");
+            world.see_pod(pod);
+        }
+        let mut pod = world.pods["a5"].clone();
+        pod["status"]["conditions"] = Value::Null;
+        for (key, value) in status.as_object().unwrap() {
+            pod["status"][key] = value.clone();
+        }
+        world.see_pod(pod);
+        let expected = if goes { vec!["a5"] } else { Vec::new() };
+        let calls = world.run(40, true, |_| None);
+        assert_eq!(evictions(&calls), expected, "{policy:?} {status}");
+    }
+}
+
 #[test]
 fn what_an_autoscaler_leaves_on_its_node_stays() {
     let stays = [

@@ -16,7 +16,7 @@ use super::{
     ALL_LONG_NOTICES_MAX, LONG_NOTICES_MAX, Memory, NOTICES_MAX, OfNamespaces, Times,
     has_long_grace,
 };
-use crate::arbitrate::seen::budget::selecting;
+use crate::arbitrate::seen::budget::asked;
 use crate::arbitrate::seen::consumer::ConsumerSpec;
 use crate::arbitrate::seen::pod::SeenPod;
 use crate::arbitrate::store::Store;
@@ -282,12 +282,16 @@ fn named_pod(
             || spec.is_none()
             || memory.left_alone.contains(uid),
         nodes: None,
-        // The Eviction API asks no budget of a pod that is being deleted: the deletion has disrupted it. One that waits
-        // is no victim.
-        budgets: if has_many_budgets || leaving == Deletion::Later || pod.node.is_none() {
+        // The Eviction API asks no budget about a pod that is being deleted: the deletion has disrupted it. Nor about
+        // one of which nothing runs: it is not there yet. One that waits is no victim.
+        budgets: if has_many_budgets
+            || leaving == Deletion::Later
+            || pod.is_pending
+            || pod.node.is_none()
+        {
             BTreeSet::new()
         } else {
-            selecting(budgets, &pod.labels)
+            asked(budgets, &pod.labels, pod.is_ready)
         },
     }
 }

@@ -99,6 +99,10 @@ pub struct SeenPod {
     pub grace_s: u64,
     /// Of a DaemonSet, a mirror or a static pod.
     pub is_daemon: bool,
+    /// Its phase is `Pending`: on a node none of its containers has started so far.
+    pub is_pending: bool,
+    /// Its condition `Ready` is true.
+    pub is_ready: bool,
     /// Its owner asks [autoscalers](STAYS) to leave it where it is.
     pub stays: bool,
     /// Labels, by which budgets select it.
@@ -264,7 +268,11 @@ impl SeenPod {
         if text_bytes(&labels) > LABEL_BYTES_MAX || node.is_none() {
             labels = Texts::new();
         }
-        let mut conditions = status.conditions.into_iter().flatten();
+        let conditions = status.conditions.unwrap_or_default();
+        let is_ready = conditions
+            .iter()
+            .any(|it| it.r#type == "Ready" && it.status == "True");
+        let mut conditions = conditions.into_iter();
         let scheduled = conditions.find(|it| it.r#type == "PodScheduled");
         let tried = scheduled.filter(|_| node.is_none()).map(|it| {
             let words = [it.reason, it.message, it.last_transition_time];
@@ -294,6 +302,8 @@ impl SeenPod {
             leaving_grace_s: seconds(metadata.deletion_grace_period_seconds),
             grace_s: seconds(spec.termination_grace_period_seconds),
             is_daemon,
+            is_pending: status.phase.as_deref() == Some("Pending"),
+            is_ready,
             stays,
             labels,
             placement,
