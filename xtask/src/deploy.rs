@@ -85,6 +85,17 @@ namePrefix: two-
 resources: [../base]
 components: [../components/openshift]
 ";
+/// What the head of components/prometheus says where a Prometheus selects by labels.
+const LABELLED: &str = "\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../base]
+components: [../components/prometheus]
+patches:
+  - target: {group: monitoring.coreos.com}
+    patch: |-
+      - {op: add, path: /metadata/labels/release, value: NAME}
+";
 /// The tests of the alerts take the groups of the rules from here.
 const GROUPS: &str = "groups.yaml";
 
@@ -114,6 +125,7 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
         suits_older_servers(tools, &deploy, &chart, components)?;
     }
     a_change_rolls_out(tools, &deploy, &chart)?;
+    an_operator_finds_its_objects(tools, &deploy, &chart)?;
     let second = Folder::inside(&deploy)?;
     fs::write(second.path().join("kustomization.yaml"), SECOND)?;
     build(tools, second.path())?;
@@ -231,6 +243,33 @@ fn a_change_rolls_out(tools: &Tools, deploy: &Path, chart: &Path) -> Result<()> 
     Ok(())
 }
 
+/// With a label by which a Prometheus selects them, in both forms.
+fn an_operator_finds_its_objects(tools: &Tools, deploy: &Path, chart: &Path) -> Result<()> {
+    let folder = Folder::inside(deploy)?;
+    fs::write(folder.path().join("kustomization.yaml"), LABELLED)?;
+    let mut kustomize = build(tools, folder.path())?;
+    let labels = ["prometheus=true", "prometheusLabels.release=NAME"];
+    let mut helm = rendered_with(tools, chart, &labels, None)?;
+    take_hash(&mut kustomize)?;
+    take_checksum(&mut helm)?;
+    are_equal(&kustomize, &helm, &["prometheus", "with a label"])?;
+    let mut found = 0;
+    for ((kind, name), object) in &helm {
+        let is_labelled = object["metadata"]["labels"]["release"] == "NAME";
+        let is_for_it = ["PodMonitor", "PrometheusRule"].contains(&kind.as_str());
+        ensure!(
+            is_labelled == is_for_it,
+            "{kind} {name}: the labels of a Prometheus are for what it reads, and for all of that"
+        );
+        found += usize::from(is_labelled);
+    }
+    ensure!(
+        found == 3,
+        "{found} objects for the Prometheus Operator, not 3"
+    );
+    Ok(())
+}
+
 /// The same for Kubernetes before 1.30, and that nothing is there that it does not know.
 fn suits_older_servers(
     tools: &Tools,
@@ -291,16 +330,27 @@ fn rendered(
     components: &[&str],
     version: Option<&str>,
 ) -> Result<Objects> {
+    let chosen = COMPONENTS
+        .iter()
+        .filter(|(name, _)| components.contains(name));
+    let values: Vec<&str> = chosen.map(|(_, value)| *value).collect();
+    rendered_with(tools, chart, &values, version)
+}
+
+/// The chart with these values.
+fn rendered_with(
+    tools: &Tools,
+    chart: &Path,
+    values: &[&str],
+    version: Option<&str>,
+) -> Result<Objects> {
     let mut helm = Command::new(&tools.helm);
     helm.args(["template", "plimsoll", "--namespace", NAMESPACE])
         .arg(chart);
     if let Some(version) = version {
         helm.args(["--kube-version", version]);
     }
-    for (_, value) in COMPONENTS
-        .iter()
-        .filter(|(name, _)| components.contains(name))
-    {
+    for value in values {
         helm.args(["--set", value]);
     }
     objects(&output_of(&mut helm, "mend the chart")?)
