@@ -125,6 +125,14 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
         suits_older_servers(tools, &deploy, &chart, components)?;
     }
     a_change_rolls_out(tools, &deploy, &chart)?;
+    // Of a chart that has this one as a dependency: `global`, and the condition by which it takes it.
+    let whole = ["global.anything=true", "enabled=true"];
+    let whole = rendered_with(tools, &chart, &whole, None)?;
+    are_equal(
+        &rendered(tools, &chart, &[], None)?,
+        &whole,
+        &["of a dependency"],
+    )?;
     an_operator_finds_its_objects(tools, &deploy, &chart)?;
     let second = Folder::inside(&deploy)?;
     fs::write(second.path().join("kustomization.yaml"), SECOND)?;
