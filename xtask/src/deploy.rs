@@ -25,7 +25,7 @@ use crate::process::output_of;
 use crate::progress::say;
 
 /// Each component of Kustomize, and the values of the chart that mean the same.
-const COMPONENTS: [(&str, &str); 17] = [
+const COMPONENTS: [(&str, &str); 18] = [
     ("arbitrator", "arbitrator.enabled=true"),
     ("budgets", "budgets=true"),
     ("delete-evicted", "deleteEvicted.enabled=true"),
@@ -39,13 +39,14 @@ const COMPONENTS: [(&str, &str); 17] = [
     ("runtime", "runtime=true"),
     ("runtime-crio", "runtime=crio"),
     ("runtime-k3s", "runtime=k3s"),
+    ("runtime-rke2", "runtime=rke2"),
     ("taint", "taintOnPressure=true"),
     ("uninstall", "uninstall=true"),
     ("without-bpf", "withoutBpf=true"),
     ("without-propagation", "withoutPropagation=true"),
 ];
 /// Components in whose place there is another one among all together: a node has one runtime.
-const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];
+const ALTERNATIVES: [&str; 3] = ["runtime-crio", "runtime-k3s", "runtime-rke2"];
 /// The component for API servers that are older than 1.30. The chart asks the server for its version.
 const OLDER: &str = "before-1.30";
 /// The newest of those.
@@ -125,6 +126,7 @@ pub(crate) fn check(tools: &Tools) -> Result<()> {
         suits_older_servers(tools, &deploy, &chart, components)?;
     }
     a_change_rolls_out(tools, &deploy, &chart)?;
+    the_arbitrator_has_places(tools, &chart)?;
     // Of a chart that has this one as a dependency: `global`, and the condition by which it takes it.
     let whole = ["global.anything=true", "enabled=true"];
     let whole = rendered_with(tools, &chart, &whole, None)?;
@@ -247,6 +249,33 @@ fn a_change_rolls_out(tools: &Tools, deploy: &Path, chart: &Path) -> Result<()> 
     ensure!(
         checksum(&other)? != checksum(&[])?,
         "a changed `config` leaves {CHECKSUM} as it was"
+    );
+    Ok(())
+}
+
+/// Nodes for the arbitrator alone, beside what its Deployment says itself.
+fn the_arbitrator_has_places(tools: &Tools, chart: &Path) -> Result<()> {
+    let values = [
+        "arbitrator.enabled=true",
+        "arbitrator.nodeSelector.pool=system",
+        "arbitrator.tolerations[0].key=pool",
+    ];
+    let objects = rendered_with(tools, chart, &values, None)?;
+    let pod_of = |kind: &str, name: &str| {
+        let object = objects.get(&(kind.to_owned(), name.to_owned()));
+        let pod = object.and_then(|object| object.pointer("/spec/template/spec"));
+        pod.cloned().unwrap_or_default()
+    };
+    let pod = pod_of("Deployment", "plimsoll-arbitrator");
+    let selector = serde_json::json!({"kubernetes.io/os": "linux", "pool": "system"});
+    ensure!(
+        pod["nodeSelector"] == selector && pod["tolerations"][0]["key"] == "pool",
+        "the arbitrator's pods have other nodes than the values say: {pod}"
+    );
+    let pod = pod_of("DaemonSet", NAMESPACE);
+    ensure!(
+        pod["nodeSelector"]["pool"].is_null(),
+        "nodes of the arbitrator are none of the agents' business: {pod}"
     );
     Ok(())
 }

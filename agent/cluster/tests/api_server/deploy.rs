@@ -8,7 +8,7 @@ use super::*;
 /// Needs resources of the Prometheus Operator, which is not installed here.
 const FOREIGN: &str = "prometheus";
 /// In the place of `runtime`: a node has one.
-const ALTERNATIVES: [&str; 2] = ["runtime-crio", "runtime-k3s"];
+const ALTERNATIVES: [&str; 3] = ["runtime-crio", "runtime-k3s", "runtime-rke2"];
 
 /// What `cargo xtask deploy-check` fetches, by its name.
 pub(super) fn tool(name: &str) -> Option<PathBuf> {

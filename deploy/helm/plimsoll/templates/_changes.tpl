@@ -94,9 +94,9 @@
     {{- $run = "/run/crio" -}}
     {{- $socket = "crio.sock" -}}
     {{- $kept = "/var/lib/containers" -}}
-  {{- else if eq (toString $values.runtime) "k3s" -}}
+  {{- else if has (toString $values.runtime) (list "k3s" "rke2") -}}
     {{- $run = "/run/k3s/containerd" -}}
-    {{- $kept = "/var/lib/rancher/k3s/agent/containerd" -}}
+    {{- $kept = printf "/var/lib/rancher/%s/agent/containerd" $values.runtime -}}
   {{- end -}}
   {{- $args = append $args (printf "--runtime-endpoint=%s/%s" $run $socket) -}}
   {{- $mounts := list (dict "name" "runtime" "mountPath" $run) (dict "name" "images" "mountPath" $kept "readOnly" true) (dict "name" "nri" "mountPath" "/var/run/nri") -}}
@@ -116,6 +116,8 @@
 {{- $_ := set $container "image" (printf "%s:%s" $values.image.repository (default .root.Chart.AppVersion $values.image.tag)) -}}
 {{- with $values.image.pullPolicy }}{{ $_ := set $container "imagePullPolicy" . }}{{ end -}}
 {{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
+{{- with $values.arbitrator.nodeSelector }}{{ $_ := set $pod "nodeSelector" (merge (deepCopy .) $pod.nodeSelector) }}{{ end -}}
+{{- with $values.arbitrator.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end -}}
 {{- with $values.resources.arbitrator }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- $_ := set .object.spec "replicas" (int $values.arbitrator.replicas) -}}
 {{- $args := $container.args -}}
