@@ -550,6 +550,13 @@ fn queries_are_right(tools: &Tools, rules: &Path, dashboard: &Path) -> Result<()
         .collect();
     let group = serde_json::json!([{"name": "panels", "rules": rows}]);
     promtool(tools, "check", &group, None)?;
+    let rules_text = groups_of(rules)?.to_string();
+    for query in queries.iter().chain([&rules_text]) {
+        ensure!(
+            !query.contains(r#"job=~".+/plimsoll"#) && !query.contains(r#"job=~\".+/plimsoll"#),
+            "a query leaves the jobs of an installation with a namePrefix out: write (.+-)? before the name in {query}"
+        );
+    }
     let known = read(&paths::root().join("docs/reference/metrics.md"))?;
     let texts = queries.into_iter().chain([groups_of(rules)?.to_string()]);
     for name in texts.flat_map(|text| metrics_in(&text)) {
