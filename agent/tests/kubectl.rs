@@ -1,5 +1,5 @@
 //! `kubectl plimsoll` (deploy/kubectl-plimsoll) with a kubectl that knows three nodes, of which one does not answer,
-//! and a pod that waits for a node.
+//! a pod that waits for a node, and pods that have ended.
 #![expect(clippy::unwrap_used, reason = "a test that fails names the line")]
 
 mod node;
@@ -27,10 +27,15 @@ esac
 [ "$1 $2" = "--namespace plimsoll" ] || exit 9
 case "$3" in
 get)
+    # As the API server: pods that have ended are listed, but for a selector.
     case "$*" in
-    *spec.nodeName=b*) echo "b pod-b" ;;
+    *status.phase=Running*) ended= ;;
+    *) ended='b pod-a-ended\n' ;;
+    esac
+    case "$*" in
+    *spec.nodeName=b*) printf "${{ended}}b pod-b\nb pod-second\n" ;;
     *spec.nodeName=*) ;;
-    *) printf 'b pod-b\n pod-waits\nc pod-c\na pod-a\n' ;;
+    *) printf "${{ended}}b pod-b\n pod-waits\nc pod-c\na pod-a\n" ;;
     esac ;;
 exec)
     shift 3

@@ -140,13 +140,19 @@ fn without_an_agent_it_says_so_at_once() {
     assert!(text.contains("no plimsoll agent answers"), "{text}");
 }
 
-/// A kubectl that knows two nodes, of which `b` does not answer.
+/// A kubectl that knows two nodes, of which `b` does not answer, and a pod that has ended.
 fn kubectl(dir: &Path) {
     let text = format!(
         r#"#!/bin/sh
 [ "$1 $2" = "--namespace plimsoll" ] || exit 9
 case "$3 $4" in
-"get pods") printf 'a pod-a\nb pod-b\n' ;;
+"get pods")
+    printf 'a pod-a\nb pod-b\n'
+    # Pods that have ended are listed, but for a selector.
+    case "$*" in
+    *status.phase=Running*) ;;
+    *) printf 'a pod-ended\n' ;;
+    esac ;;
 "exec pod-a") shift 8; exec {plimsoll} "$@" --state-dir {dir} ;;
 *) echo "no route to $4" >&2; exit 1 ;;
 esac

@@ -83,6 +83,9 @@ impl Cluster {
             "pods",
             "--selector",
             "app.kubernetes.io/name=plimsoll",
+            // Those that have ended stay beside the one that runs.
+            "--field-selector",
+            "status.phase=Running",
             "--output",
             r#"jsonpath={range .items[*]}{.spec.nodeName}{" "}{.metadata.name}{"\n"}{end}"#,
         ])?;
