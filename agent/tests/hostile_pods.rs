@@ -142,7 +142,7 @@ fn no_depth_hides_a_process() {
     node.start_in(deep);
     assert!(pod.is_populated().unwrap());
     assert!(pod.refresh().unwrap() && node.open().is_populated().unwrap());
-    assert_eq!(pod.count_processes().unwrap(), 1);
+    assert_eq!(pod.count_tasks().unwrap(), 1);
     pod.kill().unwrap();
     node.end();
     while pod.is_populated().unwrap() {
@@ -194,7 +194,7 @@ fn a_threaded_cgroup_neither_blocks_nor_hides() {
             1,
             "listed in the domain's root"
         );
-        assert_eq!(pod.count_processes().unwrap(), 1);
+        assert_eq!(pod.count_tasks().unwrap(), 1);
     }
     // Without cgroup.kill, signals reach it all the same.
     let signals = PodKill::open_without_cgroup_kill(&node.host, &node.mounts, &V2::path()).unwrap();

@@ -139,7 +139,7 @@ impl NodeMeters {
         }
     }
 
-    /// Counts the node's processes and those of each pod, at `now_ns`. `None` when this machine shows no limit of PIDs.
+    /// Counts the node's tasks and those of each pod, at `now_ns`. `None` when this machine shows no limit of PIDs.
     ///
     /// What cannot be read but is not needed for the node's figure is passed to `failed`, with the pod if it is one's.
     ///
@@ -156,7 +156,7 @@ impl NodeMeters {
         };
         // Pods first: the node's figure is never older than a victim's.
         let mut of_pods = Vec::with_capacity(pods.len());
-        pods.count_processes(&mut of_pods, |uid, error| failed(Some(uid), error));
+        pods.count_tasks(&mut of_pods, |uid, error| failed(Some(uid), error));
         let node = files.read(|error| failed(None, error))?;
         Ok(Some(Arc::new(ProcessReading {
             at_ns: now_ns,

@@ -52,6 +52,7 @@ pub use ages::Ages;
 use containers::Containers;
 pub use containers::HOLD_FILE;
 use freezer::Thaw;
+use count::Tasks;
 use member::{FirstProcess, Member, Reading, SeenPids};
 pub use sweep::{Sweep, SweepEnded, SweepState};
 use thread::Files;
@@ -122,8 +123,8 @@ pub struct PodKill {
     /// `cgroup.kill` reaches every process: the tree that it belongs to is also the one that accounts memory.
     is_unified: bool,
     members: Tree<Member>,
-    /// `pids.current` of the pod's cgroup, where that controller is.
-    tasks: Option<ControlFile>,
+    /// `None`: no pids controller.
+    tasks: Option<Tasks>,
     /// On v1: what a frozen process needs before it can die.
     freezer: Option<Tree<Thaw>>,
     sweep: Sweep,
@@ -179,8 +180,6 @@ impl PodKill {
             .ok()
             .filter(|freezer| freezer.version == Version::V1)
             .map(|freezer| freezer.dir(pod));
-        let pids = mounts.hierarchy_of(Controller::Pids).ok();
-        let tasks = pids.map(|pids| ControlFile::open(pids.dir(pod).join("pids.current")));
         let dir = hierarchy.dir(pod);
         let mut pod_kill = Self {
             host: host.clone(),
@@ -188,7 +187,7 @@ impl PodKill {
             cgroup_kill,
             events,
             is_unified,
-            tasks: if_there(tasks)?,
+            tasks: Tasks::of(mounts, pod),
             sweep: Sweep::of(&dir, freezer.as_deref()),
             members: Tree::new(dir),
             freezer: freezer.map(Tree::new),
@@ -234,6 +233,9 @@ impl PodKill {
             match freezer.refresh() {
                 // A runtime need not have one there.
                 Err(error) if error.is_vanished() => freezer.clear(),
+        if let Some(tasks) = &mut self.tasks {
+            tasks.refresh()?;
+        }
                 refreshed => refreshed?,
             }
         }

@@ -118,16 +118,17 @@ pub struct ProcessReading {
     pub max: u64,
     /// Threads that exist (`/proc/loadavg`).
     pub running: u64,
-    /// Processes of each pod, by ascending UID.
+    /// Those of each pod, by ascending UID.
     pub pods: Vec<PodProcesses>,
 }
 
-/// Processes of one pod.
+/// Processes and threads of one pod.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PodProcesses {
     /// Which pod.
     pub uid: PodUid,
-    /// Its processes (`cgroup.procs`, as cAdvisor counts them).
+    /// The PIDs that it takes (`pids.current`); its processes alone (`cgroup.procs`, as cAdvisor counts them) where
+    /// there is no pids controller, and in what a kubelet has recorded.
     pub processes: u64,
 }
 

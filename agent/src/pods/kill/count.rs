@@ -1,55 +1,64 @@
-//! How many processes a pod has.
+//! How many PIDs a pod takes.
 
-use super::PodKill;
+use std::path::PathBuf;
+
+use super::{PodKill, if_there};
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller};
 use crate::host::file::{ControlFile, FileError};
 
-/// Of a pod with more tasks these count, and not its processes.
-const TASKS_MAX: u64 = 1024;
+/// `pids.current` of the pod's cgroup: the kernel's count of its tasks, and of those in the cgroups below it.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    path: PathBuf,
+    /// `None`: it was not there at the last look. On v1 a runtime makes a pod's cgroup in each hierarchy in turn.
+    file: Option<ControlFile>,
+}
 
-impl PodKill {
-    /// Processes in the pod's cgroup and in those below it, as of the last refresh of its cgroups. Allocates nothing.
-    ///
-    /// The kubelet adds up its containers (1.36, pkg/kubelet/stats/cri_stats_provider.go `addProcessStats`), and
-    /// cAdvisor counts the lines of a container's `cgroup.procs` (container/libcontainer/handler.go
-    /// `processStatsFromProcs`); it does not look into cgroups that a container makes for itself. Here these count too:
-    /// their processes take PIDs like any other.
-    ///
-    /// Threads take PIDs as well, and so does a process that has ended and is not waited for; neither has a line. So of
-    /// a pod with more than 1,024 tasks, or with more cgroups than are kept, the tasks count, as the kernel counts them
-    /// (`pids.current`): a process of 20,000 threads is the first to go, and looking at it costs no step over each of
-    /// them.
-    ///
-    /// # Errors
-    /// [`FileError::Unreadable`] when a `cgroup.procs` or `pids.current` cannot be read. A cgroup that is gone has no
-    /// processes.
-    pub fn count_processes(&self) -> Result<u64, FileError> {
-        let mut processes_max = u64::MAX;
-        if let Some(tasks) = &self.tasks {
-            let tasks = gone_is_zero(tasks)?;
-            if tasks > TASKS_MAX || self.members.is_cut() {
-                return Ok(tasks);
-            }
-            // More may have come since.
-            processes_max = TASKS_MAX;
+impl Tasks {
+    /// Not opened yet. `None` where that controller is not.
+    pub(super) fn of(mounts: &CgroupMounts, pod: &CgroupPath) -> Option<Self> {
+        let pids = mounts.hierarchy_of(Controller::Pids).ok()?;
+        Some(Self {
+            path: pids.dir(pod).join("pids.current"),
+            file: None,
+        })
+    }
+
+    /// Opens it, if it has not been there before.
+    pub(super) fn refresh(&mut self) -> Result<(), FileError> {
+        if self.file.is_none() {
+            self.file = if_there(Some(ControlFile::open(&self.path)))?;
         }
-        let mut processes = 0;
-        for member in &self.members {
-            match member
-                .processes
-                .count(processes_max.saturating_sub(processes))
-            {
-                Ok(of_cgroup) => processes += of_cgroup,
-                Err(error) if error.is_vanished() => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(processes)
+        Ok(())
     }
 }
 
-fn gone_is_zero(tasks: &ControlFile) -> Result<u64, FileError> {
-    match tasks.read_u64() {
+impl PodKill {
+    /// PIDs that the pod takes: its tasks, which are the threads of its processes and the processes that have ended and
+    /// are not waited for. Where there is no pids controller, its processes, as of the last refresh of its cgroups.
+    /// Allocates nothing.
+    ///
+    /// The kubelet ranks by processes (1.36, pkg/kubelet/eviction/helpers.go `process`): it adds up its containers
+    /// (pkg/kubelet/stats/cri_stats_provider.go `addProcessStats`), of which cAdvisor counts the lines of `cgroup.procs`
+    /// (container/libcontainer/handler.go `processStatsFromProcs`). A process of a thousand threads is one line and
+    /// takes a thousand PIDs, and a process that is not waited for has no line (docs/decisions/0076).
+    ///
+    /// # Errors
+    /// [`FileError::Unreadable`] when `pids.current`, or without it a `cgroup.procs`, cannot be read. A cgroup that is
+    /// gone has none.
+    pub fn count_tasks(&self) -> Result<u64, FileError> {
+        match self.tasks.as_ref().and_then(|tasks| tasks.file.as_ref()) {
+            Some(tasks) => gone_is_zero(tasks.read_u64()),
+            None => self.members.iter().try_fold(0, |tasks, member| {
+                Ok(tasks + gone_is_zero(member.processes.count())?)
+            }),
+        }
+    }
+}
+
+fn gone_is_zero(counted: Result<u64, FileError>) -> Result<u64, FileError> {
+    match counted {
         Err(error) if error.is_vanished() => Ok(0),
-        tasks => tasks,
+        counted => counted,
     }
 }

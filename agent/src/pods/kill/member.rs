@@ -474,17 +474,12 @@ impl Processes {
         })
     }
 
-    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts. Reads no further once there are more
-    /// than `max`.
-    pub(super) fn count(&self, max: u64) -> Result<u64, FileError> {
+    /// Lines, not pids: a process whose pid we do not see (it shows as 0) counts.
+    pub(super) fn count(&self) -> Result<u64, FileError> {
         let mut lines = 0;
         self.for_each_chunk_of(&self.open_anew()?, &mut |chunk| {
             lines += chunk.iter().filter(|byte| **byte == b'\n').count() as u64;
-            Ok(if lines > max {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            })
+            Ok(ControlFlow::Continue(()))
         })?;
         Ok(lines)
     }

@@ -572,45 +572,45 @@ fn an_agent_in_the_pod_is_spared() {
     assert_eq!(pod_kill.kill().unwrap().processes, 0);
 }
 
-#[test]
-fn tasks_count_for_a_pod_that_has_many_or_too_many_cgroups() {
-    let (_dir, host) = fake_host(&[
+/// A machine of cgroup v1 with a pod, and where `pids.current` of the pod is once a runtime has made it.
+fn v1_pod_with_pids() -> (tempfile::TempDir, HostRoot, CgroupPath, PathBuf, PathBuf) {
+    let (dir, host) = fake_host(&[
         ("cgroup", "/sys/fs/cgroup/memory", "memory"),
         ("cgroup", "/sys/fs/cgroup/pids", "pids"),
     ]);
     let pod = CgroupPath::new("kubepods/podx").unwrap();
-    let pod_dir = host.path("/sys/fs/cgroup/memory/kubepods/podx");
-    list(&pod_dir, &[]);
-    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
-    let pids_dir = host.path("/sys/fs/cgroup/pids/kubepods/podx");
-    std::fs::create_dir_all(&pids_dir).unwrap();
-    let set_tasks = |tasks: u32| {
-        std::fs::write(pids_dir.join("pids.current"), format!("{tasks}\n")).unwrap();
-    };
+    let memory = host.path("/sys/fs/cgroup/memory/kubepods/podx");
+    let pids = host.path("/sys/fs/cgroup/pids/kubepods/podx");
+    list(&memory, &[]);
+    (dir, host, pod, memory, pids)
+}
+
+/// A directory opens, and does not read.
+fn make_unreadable(file: &Path) {
+    std::fs::remove_file(file).unwrap();
+    std::fs::create_dir(file).unwrap();
+}
+
+#[test]
+fn threads_and_processes_that_are_not_waited_for_count_in_a_single_read() {
+    let (_dir, host, pod, memory, pids) = v1_pod_with_pids();
+    std::fs::create_dir_all(&pids).unwrap();
+    // A process of 1,023 threads, and its parent.
+    std::fs::write(pids.join("pids.current"), "1024\n").unwrap();
+    for container in ["a", "b"] {
+        let container = memory.join(container);
+        list(&container, &[]);
+        std::fs::write(container.join("cgroup.procs"), "11\n12\n").unwrap();
+    }
     let mounts = host.cgroup_mounts().unwrap();
-    set_tasks(1024);
-    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
-    assert_eq!(pod_kill.count_processes().unwrap(), 2);
-    let many: String = (0..1024).map(|pid| format!("{}\n", 5000 + pid)).collect();
-    std::fs::write(pod_dir.join("cgroup.procs"), &many).unwrap();
-    assert_eq!(pod_kill.count_processes().unwrap(), 1024);
-    set_tasks(4711);
-    std::fs::write(pod_dir.join("cgroup.procs"), format!("{many}77\n")).unwrap();
-    assert_eq!(
-        pod_kill.count_processes().unwrap(),
-        4711,
-        "too many to count"
-    );
-    std::fs::write(pod_dir.join("cgroup.procs"), "11\n12\n").unwrap();
-    // Threads, or processes that nobody waits for.
-    set_tasks(1025);
-    assert_eq!(pod_kill.count_processes().unwrap(), 1025);
-    set_tasks(4);
-    for index in 0..CGROUPS_PER_POD_MAX {
-        std::fs::create_dir(pod_dir.join(index.to_string())).unwrap();
+    let pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    assert_eq!(pod_kill.count_tasks().unwrap(), 1024);
+    // No cgroup.procs is opened for it.
+    for container in ["a", "b"] {
+        make_unreadable(&memory.join(container).join("cgroup.procs"));
     }
     pod_kill.refresh().unwrap();
-    assert_eq!(pod_kill.count_processes().unwrap(), 4);
+    assert_eq!(pod_kill.count_tasks().unwrap(), 40);
 }
 
 #[test]
@@ -644,6 +644,23 @@ fn a_file_that_lists_anew_is_asked_again_without_being_opened() {
 fn crios_monitors_outlive_their_containers() {
     let (_dir, host) = fake_v2();
     let pod = CgroupPath::new("kubepods/podx").unwrap();
+    std::fs::write(pids.join("pids.current"), "4711\n").unwrap();
+    assert_eq!(pod_kill.count_tasks().unwrap(), 4711);
+}
+
+#[test]
+fn a_pods_tasks_count_as_soon_as_its_cgroup_is_there_and_until_then_its_processes() {
+    let (_dir, host, pod, memory, pids) = v1_pod_with_pids();
+    std::fs::write(memory.join("cgroup.procs"), "11\n12\n").unwrap();
+    std::fs::create_dir(memory.join("gone")).unwrap();
+    list(&memory.join("a"), &[]);
+    std::fs::write(memory.join("a/cgroup.procs"), "0\n").unwrap();
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    std::fs::remove_dir(memory.join("gone")).unwrap();
+    assert_eq!(pod_kill.count_tasks().unwrap(), 3);
+    std::fs::create_dir_all(&pids).unwrap();
+    std::fs::write(pids.join("pids.current"), "40\n").unwrap();
     let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
     let id = "7".repeat(64);
     let (container, monitor) = (sleeper(), sleeper());

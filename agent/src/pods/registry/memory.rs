@@ -97,11 +97,11 @@ impl Pods {
         read
     }
 
-    /// Counts the processes of every pod with a cgroup into `into`, by ascending UID. Allocates nothing if `into` has
-    /// room.
+    /// Counts the PIDs that every pod with a cgroup takes into `into`, by ascending UID ([`PodKill::count_tasks`]).
+    /// Allocates nothing if `into` has room.
     ///
     /// A pod that cannot be counted is passed to `failed` and missing.
-    pub fn count_processes(
+    pub fn count_tasks(
         &self,
         into: &mut Vec<PodProcesses>,
         mut failed: impl FnMut(&PodUid, &FileError),
@@ -109,10 +109,10 @@ impl Pods {
         into.clear();
         for (uid, entry) in &self.entries {
             let Some(open) = &entry.open else { continue };
-            match open.kill.count_processes() {
-                Ok(processes) => into.push(PodProcesses {
+            match open.kill.count_tasks() {
+                Ok(tasks) => into.push(PodProcesses {
                     uid: uid.clone(),
-                    processes,
+                    processes: tasks,
                 }),
                 Err(error) => failed(uid, &error),
             }
