@@ -40,6 +40,7 @@ mod tree;
 
 use std::path::{Component, Path};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use plimsoll_core::kube::pod::PressureSignal;
 use rustix::io::Errno;
@@ -51,8 +52,8 @@ use crate::host::file::{ControlFile, FileError, parse_keyed};
 pub use ages::Ages;
 use containers::Containers;
 pub use containers::HOLD_FILE;
-use freezer::Thaw;
 use count::Tasks;
+use freezer::Thaw;
 use member::{FirstProcess, Member, Reading, SeenPids};
 pub use sweep::{Sweep, SweepEnded, SweepState};
 use thread::Files;
@@ -130,6 +131,8 @@ pub struct PodKill {
     sweep: Sweep,
     /// `None`: no kubelet runs it.
     beside: Option<Containers>,
+    /// The place among the members of the one in which a process was last seen: it is asked first whether any is left.
+    last_populated: AtomicUsize,
 }
 
 impl PodKill {
@@ -192,6 +195,7 @@ impl PodKill {
             members: Tree::new(dir),
             freezer: freezer.map(Tree::new),
             beside: None,
+            last_populated: AtomicUsize::new(0),
         };
         pod_kill.refresh()?;
         Ok(pod_kill)
@@ -229,13 +233,13 @@ impl PodKill {
     pub fn refresh(&mut self) -> Result<bool, FileError> {
         self.members.refresh()?;
         self.refresh_containers()?;
+        if let Some(tasks) = &mut self.tasks {
+            tasks.refresh()?;
+        }
         if let Some(freezer) = &mut self.freezer {
             match freezer.refresh() {
                 // A runtime need not have one there.
                 Err(error) if error.is_vanished() => freezer.clear(),
-        if let Some(tasks) = &mut self.tasks {
-            tasks.refresh()?;
-        }
                 refreshed => refreshed?,
             }
         }
@@ -496,8 +500,9 @@ impl PodKill {
     /// Whether any process is left in the pod's cgroups. Allocates nothing.
     ///
     /// On cgroup v2 the kernel's own answer, which no depth or number of cgroups can hide from: `populated` of the
-    /// pod's `cgroup.events`. On v1, which has none, the known cgroups are read; a pod with more than
-    /// [`CGROUPS_PER_POD_MAX`] counts as populated until [`Sweep::end`] has found all of them empty, or they are gone.
+    /// pod's `cgroup.events`. On v1, which has none, the known cgroups are read, beginning with the one that had a
+    /// process last time; a pod with more than [`CGROUPS_PER_POD_MAX`] counts as populated until [`Sweep::end`] has
+    /// found all of them empty, or they are gone.
     ///
     /// # Errors
     /// [`FileError::Unreadable`] when a file of the pod's cgroups cannot be read. A cgroup that is gone is empty.
@@ -516,9 +521,18 @@ impl PodKill {
                 return Ok(is_populated);
             }
         }
-        for member in self.members.iter().filter(|member| !self.is_spared(member)) {
+        // Where one was, one mostly still is: a pod decides how many cgroups are before that.
+        let members = || self.members.iter().enumerate();
+        let last = self.last_populated.load(Ordering::Relaxed);
+        for (at, member) in members().skip(last).take(1).chain(members()) {
+            if self.is_spared(member) {
+                continue;
+            }
             match member.processes.has_processes() {
-                Ok(true) => return Ok(true),
+                Ok(true) => {
+                    self.last_populated.store(at, Ordering::Relaxed);
+                    return Ok(true);
+                }
                 Ok(false) => {}
                 Err(error) if error.is_vanished() => {}
                 Err(error) => return Err(error),

@@ -556,6 +556,41 @@ fn a_v1_pod_with_too_many_cgroups_counts_as_populated_until_all_were_seen_empty(
 }
 
 #[test]
+fn the_cgroup_that_had_a_process_is_asked_first_whether_a_pod_runs() {
+    let (_dir, host, pod, container) = v1_pod();
+    let pod_dir = container.parent().unwrap().to_owned();
+    let others = ["a", "b", "y"].map(|name| pod_dir.join(name));
+    for other in &others {
+        list(other, &[]);
+    }
+    list(&container, &[]);
+    let procs = |cgroup: &Path| cgroup.join("cgroup.procs");
+    std::fs::write(procs(&others[2]), "11\n").unwrap();
+    let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
+    assert!(pod_kill.is_populated().unwrap());
+    // No other one is read.
+    for unread in [&pod_dir, &container, &others[0], &others[1]] {
+        make_unreadable(&procs(unread));
+    }
+    assert!(pod_kill.is_populated().unwrap());
+    // Nor is the pod empty when that one is, or is gone.
+    for (read, is_first) in [(&others[0], true), (&others[1], false)] {
+        std::fs::remove_dir(procs(read)).unwrap();
+        std::fs::write(procs(read), if is_first { "12\n" } else { "" }).unwrap();
+    }
+    for unread in [&pod_dir, &container] {
+        std::fs::remove_dir(procs(unread)).unwrap();
+        std::fs::write(procs(unread), "").unwrap();
+    }
+    std::fs::remove_dir_all(&others[2]).unwrap();
+    assert!(pod_kill.is_populated().unwrap(), "it is in another one now");
+    pod_kill.refresh().unwrap();
+    assert!(pod_kill.is_populated().unwrap());
+    std::fs::write(procs(&others[0]), "").unwrap();
+    assert!(!pod_kill.is_populated().unwrap());
+}
+
+#[test]
 fn an_agent_in_the_pod_is_spared() {
     let (_dir, host, pod, container) = v1_pod();
     std::fs::create_dir_all(&container).unwrap();
@@ -609,6 +644,23 @@ fn threads_and_processes_that_are_not_waited_for_count_in_a_single_read() {
     for container in ["a", "b"] {
         make_unreadable(&memory.join(container).join("cgroup.procs"));
     }
+    std::fs::write(pids.join("pids.current"), "4711\n").unwrap();
+    assert_eq!(pod_kill.count_tasks().unwrap(), 4711);
+}
+
+#[test]
+fn a_pods_tasks_count_as_soon_as_its_cgroup_is_there_and_until_then_its_processes() {
+    let (_dir, host, pod, memory, pids) = v1_pod_with_pids();
+    std::fs::write(memory.join("cgroup.procs"), "11\n12\n").unwrap();
+    std::fs::create_dir(memory.join("gone")).unwrap();
+    list(&memory.join("a"), &[]);
+    std::fs::write(memory.join("a/cgroup.procs"), "0\n").unwrap();
+    let mounts = host.cgroup_mounts().unwrap();
+    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
+    std::fs::remove_dir(memory.join("gone")).unwrap();
+    assert_eq!(pod_kill.count_tasks().unwrap(), 3);
+    std::fs::create_dir_all(&pids).unwrap();
+    std::fs::write(pids.join("pids.current"), "40\n").unwrap();
     pod_kill.refresh().unwrap();
     assert_eq!(pod_kill.count_tasks().unwrap(), 40);
 }
@@ -644,23 +696,6 @@ fn a_file_that_lists_anew_is_asked_again_without_being_opened() {
 fn crios_monitors_outlive_their_containers() {
     let (_dir, host) = fake_v2();
     let pod = CgroupPath::new("kubepods/podx").unwrap();
-    std::fs::write(pids.join("pids.current"), "4711\n").unwrap();
-    assert_eq!(pod_kill.count_tasks().unwrap(), 4711);
-}
-
-#[test]
-fn a_pods_tasks_count_as_soon_as_its_cgroup_is_there_and_until_then_its_processes() {
-    let (_dir, host, pod, memory, pids) = v1_pod_with_pids();
-    std::fs::write(memory.join("cgroup.procs"), "11\n12\n").unwrap();
-    std::fs::create_dir(memory.join("gone")).unwrap();
-    list(&memory.join("a"), &[]);
-    std::fs::write(memory.join("a/cgroup.procs"), "0\n").unwrap();
-    let mounts = host.cgroup_mounts().unwrap();
-    let mut pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
-    std::fs::remove_dir(memory.join("gone")).unwrap();
-    assert_eq!(pod_kill.count_tasks().unwrap(), 3);
-    std::fs::create_dir_all(&pids).unwrap();
-    std::fs::write(pids.join("pids.current"), "40\n").unwrap();
     let pod_dir = host.path("/sys/fs/cgroup/kubepods/podx");
     let id = "7".repeat(64);
     let (container, monitor) = (sleeper(), sleeper());
