@@ -4,15 +4,20 @@
 //! that come and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running
 //! totals, from whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`],
 //! [`Limits::record`], [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last
-//! turn. All of it is housekeeping: nothing here is on the way from a record to a kill.
+//! turn. All of it is housekeeping: nothing here is on the way from a record to a kill. A pod that may make cgroups
+//! decides how many files that are to be opened and read, so both is done in portions, between which the loop can be
+//! interrupted.
 //!
 //! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does
-//! not count; of a cgroup that appears later everything does.
+//! not count; of a cgroup that appears later everything does. *Limits of a pod* are those of its own cgroup and of its
+//! containers; what a container sets in cgroups that it makes itself costs nobody else anything. OOM kills count in all
+//! of them: v1 counts a kill in the cgroup of the process alone, whosever limit it was.
 
 mod counted;
 mod report;
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -41,6 +46,9 @@ const LOW_EVERY_NS: u64 = 60_000_000_000;
 /// The set of cgroups is brought up to date when a cgroup has come or gone, at every look while a file is missing, and
 /// this often besides: a file that has vanished may be there again.
 const FOLLOW_EVERY_NS: u64 = 60_000_000_000;
+
+/// Cgroups whose files are read in one go.
+const READ_AT_ONCE: usize = 16;
 
 /// Of a pod at its limit no more is said than this, unless a process is killed; what is held back is added to the next
 /// line.
@@ -158,7 +166,8 @@ enum MemoryFiles {
     /// Of every cgroup of the pod: on v1 each counts for itself.
     V1 {
         oom_control: ControlFile,
-        failcnt: ControlFile,
+        /// Not of one that a container has made.
+        failcnt: Option<ControlFile>,
         /// Disarmed when dropped.
         _out_of_memory: Option<Notification>,
     },
@@ -192,6 +201,22 @@ impl Due {
     };
 }
 
+/// A look for cgroups: [`Limits::begin_to_follow`].
+#[derive(Debug)]
+pub struct Following {
+    began_ns: u64,
+    generation: u64,
+    lacks_some: bool,
+}
+
+/// A reading of the files: [`Limits::begin_to_read`].
+#[derive(Debug)]
+pub struct Reading {
+    due: Due,
+    /// The cgroup up to which it has come.
+    last: Option<(PodUid, u64)>,
+}
+
 /// One cgroup of a pod.
 #[derive(Debug)]
 struct Watched {
@@ -215,6 +240,8 @@ struct Watched {
     reported: LimitCounts,
     /// What has been counted so far is history.
     is_history: bool,
+    /// Its files have been read: before, nobody knows what is history.
+    is_read: bool,
     is_gone: bool,
 }
 
@@ -283,67 +310,86 @@ impl Limits {
             || times_reclaim == Origin::Kernel
     }
 
-    /// Brings the set of cgroups up to date, if it may have changed. Opens files. What cannot be used is passed to
-    /// `failed`, once. Returns whether it was looked at: only then is [`Limits::counted`] another one.
-    pub fn follow(&mut self, pods: &Pods, now_ns: u64, mut failed: impl FnMut(String)) -> bool {
-        let Some(memory) = &self.memory else {
-            return false;
-        };
+    /// Begins to bring the set of cgroups up to date, if it may have changed: [`Limits::follow_pod`] is to be called for
+    /// each pod, then [`Limits::end_following`].
+    pub fn begin_to_follow(&self, pods: &Pods, now_ns: u64) -> Option<Following> {
+        self.memory.as_ref()?;
         let generation = pods.cgroups_generation();
         let is_as_known = self.followed.is_some_and(|(at_ns, known)| {
             known == generation && now_ns.saturating_sub(at_ns) < FOLLOW_EVERY_NS
         });
-        if is_as_known {
-            return false;
-        }
-        let mut lacks_some = false;
-        for watched in all(&mut self.pods) {
+        (!is_as_known).then_some(Following {
+            began_ns: now_ns,
+            generation,
+            lacks_some: false,
+        })
+    }
+
+    /// Brings the cgroups of one pod up to date. Opens files. What cannot be used is passed to `failed`, once.
+    pub fn follow_pod(
+        &mut self,
+        following: &mut Following,
+        pods: &Pods,
+        uid: &PodUid,
+        mut failed: impl FnMut(String),
+    ) {
+        let Some(memory) = self.memory.as_ref().filter(|_| pods.contains(uid)) else {
+            return;
+        };
+        let is_first_look = !self.pods.contains_key(uid);
+        let known = self.pods.entry(uid.clone()).or_default();
+        for watched in known.cgroups.values_mut() {
             watched.is_gone = true;
         }
-        for (uid, cgroups) in pods.cgroups() {
-            let is_first_look = !self.pods.contains_key(uid);
-            let known = self.pods.entry(uid.clone()).or_default();
-            let mut pod_dir = None;
-            for (dir, id) in cgroups {
-                // The first is the pod's.
-                let pod_dir = *pod_dir.get_or_insert(dir);
-                let watched = known.cgroups.entry(id).or_insert_with(|| {
-                    Box::new(Watched {
-                        is_pods_own: dir == pod_dir,
-                        is_container: dir.parent() == Some(pod_dir),
-                        dir: dir.to_owned(),
-                        cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
-                        cpu_id: None,
-                        memory: Slot::Absent,
-                        cpu: Slot::Absent,
-                        pressure: Slot::Absent,
-                        stat: Slot::Absent,
-                        refaulted: (0, 0),
-                        now: LimitCounts::default(),
-                        reported: LimitCounts::default(),
-                        is_history: is_first_look,
-                        is_gone: false,
-                    })
-                });
-                watched.is_gone = false;
-                if self.origins.reads_memory() && watched.counts_memory(memory.version) {
-                    watched.open_memory(
-                        memory.version,
-                        self.origins,
-                        self.events.as_mut(),
-                        &mut failed,
-                    );
-                }
-                watched.open_cpu(self.origins.throttling, &mut failed);
-                if watched.counts_waits(memory.version) {
-                    watched.open_waits(self.origins, &mut failed);
-                }
-                lacks_some |= watched.lacks_some(memory.version, self.origins);
+        let mut pod_dir = None;
+        for (dir, id) in pods.cgroups_of(uid) {
+            // The first is the pod's.
+            let pod_dir = *pod_dir.get_or_insert(dir);
+            let watched = known.cgroups.entry(id).or_insert_with(|| {
+                Box::new(Watched {
+                    is_pods_own: dir == pod_dir,
+                    is_container: dir.parent() == Some(pod_dir),
+                    dir: dir.to_owned(),
+                    cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
+                    cpu_id: None,
+                    memory: Slot::Absent,
+                    cpu: Slot::Absent,
+                    pressure: Slot::Absent,
+                    stat: Slot::Absent,
+                    refaulted: (0, 0),
+                    now: LimitCounts::default(),
+                    reported: LimitCounts::default(),
+                    is_history: is_first_look,
+                    is_read: false,
+                    is_gone: false,
+                })
+            });
+            watched.is_gone = false;
+            if self.origins.reads_memory() && watched.counts_memory(memory.version) {
+                watched.open_memory(
+                    memory.version,
+                    self.origins,
+                    self.events.as_mut(),
+                    &mut failed,
+                );
             }
+            watched.open_cpu(self.origins.throttling, &mut failed);
+            if watched.counts_waits(memory.version) {
+                watched.open_waits(self.origins, &mut failed);
+            }
+            following.lacks_some |= watched.lacks_some(memory.version, self.origins);
         }
+    }
+
+    /// All pods have been looked at: only now is [`Limits::counted`] another one.
+    pub fn end_following(&mut self, following: Following) {
+        let Following {
+            began_ns,
+            generation,
+            lacks_some,
+        } = following;
         self.owners.of(&self.pods);
-        self.followed = (!lacks_some).then_some((now_ns, generation));
-        true
+        self.followed = (!lacks_some).then_some((began_ns, generation));
     }
 
     /// The next look goes over all cgroups, because what the last one found could not be handed on.
@@ -467,9 +513,9 @@ impl Limits {
         }
     }
 
-    /// Reads the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds. What cannot be
-    /// read is passed to `failed`, once; a cgroup that is gone is no failure.
-    pub fn read(&mut self, now_ns: u64, mut failed: impl FnMut(String)) {
+    /// Begins to read the files of all pods, as far as counts come from files; `cpu.stat` only every few seconds.
+    /// [`Limits::read_some`] is to follow until it is done.
+    pub fn begin_to_read(&mut self, now_ns: u64) -> Reading {
         let is_due = |read_ns: &mut Option<u64>, every_ns| {
             let is_due = read_ns.is_none_or(|at_ns| now_ns.saturating_sub(at_ns) >= every_ns);
             if is_due {
@@ -480,15 +526,39 @@ impl Limits {
         let cpu = is_due(&mut self.cpu_read_ns, CPU_STAT_EVERY_NS);
         let memory =
             is_due(&mut self.memory_read_ns, LOW_EVERY_NS) || self.origins.reads_memory_often();
-        for watched in all(&mut self.pods) {
-            // What a pod has behind it is read at the first look, whenever that is.
-            let is_first = watched.is_history;
-            let due = Due {
-                memory: memory || is_first,
-                cpu: cpu || is_first,
-            };
-            watched.read(self.origins, due, &mut failed);
+        Reading {
+            due: Due { memory, cpu },
+            last: None,
         }
+    }
+
+    /// Reads the files of the next few cgroups. Returns whether there may be more. What cannot be read is passed to
+    /// `failed`, once; a cgroup that is gone is no failure.
+    pub fn read_some(&mut self, reading: &mut Reading, mut failed: impl FnMut(String)) -> bool {
+        let (pod, cgroup) = match reading.last.take() {
+            Some((uid, id)) => (Bound::Included(uid.clone()), Some((uid, id))),
+            None => (Bound::Unbounded, None),
+        };
+        let mut left = READ_AT_ONCE;
+        for (uid, pod) in self.pods.range_mut((pod, Bound::Unbounded)) {
+            let last = cgroup.as_ref().filter(|(of, _)| of == uid);
+            let after = last.map_or(Bound::Unbounded, |(_, id)| Bound::Excluded(*id));
+            for (id, watched) in pod.cgroups.range_mut((after, Bound::Unbounded)) {
+                // What a pod has behind it is read at the first look, whenever that is.
+                let is_first = watched.is_history;
+                let due = Due {
+                    memory: reading.due.memory || is_first,
+                    cpu: reading.due.cpu || is_first,
+                };
+                watched.read(self.origins, due, &mut failed);
+                left -= 1;
+                if left == 0 {
+                    reading.last = Some((uid.clone(), *id));
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// Reads the files of one pod once more, before it is forgotten, and holds nothing back any more. What cannot be
@@ -552,7 +622,7 @@ impl PodLimits {
     /// Adds what is new in its cgroups, and forgets those that are gone.
     fn add_up(&mut self, now_ns: u64) {
         let (mut of_pod, mut below) = (LimitCounts::default(), LimitCounts::default());
-        for watched in self.cgroups.values_mut() {
+        for watched in self.cgroups.values_mut().filter(|it| it.is_read) {
             if !std::mem::take(&mut watched.is_history) {
                 let sum = if watched.is_pods_own {
                     &mut of_pod
@@ -615,12 +685,6 @@ impl CgroupOwners {
     }
 }
 
-/// The cgroups of all pods.
-fn all(pods: &mut BTreeMap<PodUid, PodLimits>) -> impl Iterator<Item = &mut Watched> {
-    let cgroups = pods.values_mut().flat_map(|pod| pod.cgroups.values_mut());
-    cgroups.map(Box::as_mut)
-}
-
 fn raise(total: &mut u64, to: u64) {
     *total = (*total).max(to);
 }
@@ -657,11 +721,7 @@ impl Watched {
         let opened = match version {
             // Opening takes the counts as a starting point; here the totals matter.
             Version::V2 => MemoryEvents::open(&self.dir).map(MemoryFiles::V2),
-            Version::V1 => open_v1(&self.dir).map(|(oom_control, failcnt)| MemoryFiles::V1 {
-                oom_control,
-                failcnt,
-                _out_of_memory: None,
-            }),
+            Version::V1 => open_v1(&self.dir, self.has_limits()),
         };
         self.memory = slot(opened, failed);
         let (Slot::Open(files), Some(events)) = (&mut self.memory, events) else {
@@ -683,11 +743,16 @@ impl Watched {
         }
     }
 
+    /// Whether its limits are the pod's: [`self`], Terms.
+    fn has_limits(&self) -> bool {
+        self.is_pods_own || self.is_container
+    }
+
     fn open_cpu(&mut self, origin: Origin, failed: &mut impl FnMut(String)) {
         let Some(dir) = &self.cpu_dir else { return };
         match origin {
             Origin::Kernel if self.cpu_id.is_none() => self.cpu_id = cgroup_id(dir).ok(),
-            Origin::Files if matches!(self.cpu, Slot::Absent) => {
+            Origin::Files if self.has_limits() && matches!(self.cpu, Slot::Absent) => {
                 self.cpu = slot(ControlFile::open(dir.join("cpu.stat")), failed);
             }
             Origin::Kernel | Origin::Files => {}
@@ -718,7 +783,7 @@ impl Watched {
         let lacks_cpu = self.cpu_dir.is_some()
             && match origins.throttling {
                 Origin::Kernel => self.cpu_id.is_none(),
-                Origin::Files => matches!(self.cpu, Slot::Absent),
+                Origin::Files => self.has_limits() && matches!(self.cpu, Slot::Absent),
             };
         let lacks = |origin, slot: &Slot<ControlFile>| {
             origin == Origin::Files && matches!(slot, Slot::Absent)
@@ -733,6 +798,7 @@ impl Watched {
     }
 
     fn read(&mut self, origins: Origins, due: Due, failed: &mut impl FnMut(String)) {
+        self.is_read = true;
         self.read_waits(due.cpu, failed);
         if let (Slot::Open(files), true) = (&mut self.memory, due.memory) {
             match files.read() {
@@ -813,11 +879,13 @@ fn read_pressure(file: &ControlFile) -> Result<u64, FileError> {
     }
 }
 
-fn open_v1(dir: &Path) -> Result<(ControlFile, ControlFile), FileError> {
-    Ok((
-        ControlFile::open(dir.join("memory.oom_control"))?,
-        ControlFile::open(dir.join("memory.failcnt"))?,
-    ))
+fn open_v1(dir: &Path, has_limits: bool) -> Result<MemoryFiles, FileError> {
+    let failcnt = || ControlFile::open(dir.join("memory.failcnt"));
+    Ok(MemoryFiles::V1 {
+        oom_control: ControlFile::open(dir.join("memory.oom_control"))?,
+        failcnt: has_limits.then(failcnt).transpose()?,
+        _out_of_memory: None,
+    })
 }
 
 impl MemoryFiles {
@@ -842,8 +910,9 @@ impl MemoryFiles {
             } => {
                 // No such line before 4.13: those kernels do not count kills.
                 let [oom_kill] = oom_control.read_keyed(&["oom_kill"])?;
+                let failcnt = failcnt.as_ref().map(ControlFile::read_u64);
                 Ok(LimitCounts {
-                    max: failcnt.read_u64()?,
+                    max: failcnt.transpose()?.unwrap_or(0),
                     oom_kills: oom_kill.unwrap_or(0),
                     ..LimitCounts::default()
                 })

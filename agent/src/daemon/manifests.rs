@@ -64,7 +64,7 @@ impl Agent {
             self.handle_event(EventKind::BudgetRemoved { budget });
         }
         // What they have behind them is not news.
-        self.report_limits();
+        self.report_limits_at_once();
         self.make_room();
         self.hurry = true;
         self.ready();

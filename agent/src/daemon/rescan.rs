@@ -228,7 +228,7 @@ impl Agent {
         }
         self.follow_processes();
         self.rescan_features();
-        self.report_limits();
+        self.report_limits()?;
         self.report_folded_oom_kills();
         self.report_lost_records();
         self.report_left_out_warnings();

@@ -189,7 +189,7 @@ impl Agent {
         self.publish();
         self.report_uncounted_last_line_kills();
         self.limits.finish();
-        self.report_limits();
+        self.report_limits_at_once();
         self.report_folded_oom_kills();
         self.record_aside(now_ns());
         let journal_lost = self.journal.as_ref().map_or(0, Journal::lost);

@@ -136,7 +136,7 @@ impl Agent {
             }
             (self.tally.pods_listed, self.tally.pods_watched) = (true, true);
             self.pods_are_listed();
-            self.report_limits();
+            self.report_limits_at_once();
         }
         self.containers_came();
         // A container that has a name by now runs in the shared pool until the thread has it.

@@ -1,5 +1,7 @@
 //! The lines of output and the journal that say what limits have cost the pods.
 
+use anyhow::Result;
+
 use super::super::telling::RING_RECORDS_MAX;
 use super::super::{Agent, now_ns};
 use crate::record::journal::Journal;
@@ -7,13 +9,36 @@ use crate::record::limit_counts::LimitCounts;
 use crate::record::lines::{KernelOomKill, Line, MemoryLimit, MemoryStall, Throttled};
 
 impl Agent {
-    /// What the pods' limits have cost them since the last time.
-    pub(in crate::daemon) fn report_limits(&mut self) {
+    /// What the pods' limits have cost them since the last time. Between any few cgroups urgent work comes first.
+    ///
+    /// # Errors
+    /// When the node's memory cannot be read.
+    pub(in crate::daemon) fn report_limits(&mut self) -> Result<()> {
+        self.report_limits_between(Self::interrupt)
+    }
+
+    /// The same without a pause: for the first time, when not all that the agent has been told of pods is in force, and
+    /// for the last.
+    pub(in crate::daemon) fn report_limits_at_once(&mut self) {
+        // Only what comes between fails.
+        self.report_limits_between(|_| Ok(())).ok();
+    }
+
+    fn report_limits_between(&mut self, between: impl Fn(&mut Self) -> Result<()>) -> Result<()> {
         let mut failures = Vec::new();
         let at_ns = now_ns();
-        let has_followed = self
-            .limits
-            .follow(&self.pods, at_ns, |failure| failures.push(failure));
+        let following = self.limits.begin_to_follow(&self.pods, at_ns);
+        let has_followed = following.is_some();
+        if let Some(mut following) = following {
+            for uid in self.pods.uids() {
+                self.limits
+                    .follow_pod(&mut following, &self.pods, &uid, |failure| {
+                        failures.push(failure);
+                    });
+                between(self)?;
+            }
+            self.limits.end_following(following);
+        }
         if let Some(bpf) = &mut self.bpf {
             if has_followed && let Err(error) = bpf.count_only(&self.limits.counted()) {
                 failures.push(error.to_string());
@@ -31,7 +56,13 @@ impl Agent {
                 failures.push(error.to_string());
             }
         }
-        self.limits.read(at_ns, |failure| failures.push(failure));
+        let mut reading = self.limits.begin_to_read(at_ns);
+        while self
+            .limits
+            .read_some(&mut reading, |failure| failures.push(failure))
+        {
+            between(self)?;
+        }
         self.say_limits(at_ns);
         if let Some(more) = self.limits.more_not_watched() {
             failures.push(format!(
@@ -45,6 +76,7 @@ impl Agent {
         if self.journal.as_ref().is_some_and(wants) {
             self.record_aside(at_ns);
         }
+        Ok(())
     }
 
     /// What no engine decides by, into the journal.

@@ -138,12 +138,35 @@ impl Node {
         for uid in self.pods.uids() {
             self.pods.refresh(&uid).unwrap();
         }
-        self.limits
-            .follow(&self.pods, self.now_ns, |failure| panic!("{failure}"));
+        self.follow();
+    }
+
+    /// Returns whether it went over all cgroups.
+    fn follow(&mut self) -> bool {
+        let Some(mut following) = self.limits.begin_to_follow(&self.pods, self.now_ns) else {
+            return false;
+        };
+        for uid in self.pods.uids() {
+            self.limits
+                .follow_pod(&mut following, &self.pods, &uid, |failure| {
+                    panic!("{failure}")
+                });
+        }
+        self.limits.end_following(following);
+        true
+    }
+
+    fn read(&mut self, mut failed: impl FnMut(String)) {
+        let mut reading = self.limits.begin_to_read(self.now_ns);
+        while self.limits.read_some(&mut reading, &mut failed) {}
     }
 
     fn end(&mut self) -> Vec<(String, LimitCounts)> {
-        self.limits.read(self.now_ns, |failure| panic!("{failure}"));
+        self.read(|failure| panic!("{failure}"));
+        self.collect()
+    }
+
+    fn collect(&mut self) -> Vec<(String, LimitCounts)> {
         let mut told = Vec::new();
         self.limits.collect(self.now_ns, &self.pods, |uid, counts| {
             told.push((uid.to_string(), counts));
@@ -196,7 +219,69 @@ fn v1_memory_of_all_cgroups_is_summed_and_quotas_that_are_used_up_together_are_n
 }
 
 #[test]
-fn v2_counts_come_from_the_pods_own_events_and_every_cpu_stat() {
+fn of_cgroups_that_a_container_makes_only_oom_kills_are_read() {
+    let mut node = v1(FILES);
+    node.apply("a");
+    node.turn();
+    for cgroup in ["poda", "poda/c", "poda/c/nested"] {
+        node.memory_v1(cgroup, 1, 1);
+        node.cpu("cpu", cgroup, "nr_throttled 1\nthrottled_time 1000\n");
+    }
+    let nested = node.dir("memory", "poda/c/nested");
+    fs::remove_file(nested.join("memory.failcnt")).unwrap();
+    fs::remove_file(node.dir("cpu", "poda/c/nested").join("cpu.stat")).unwrap();
+    let wanted = LimitCounts {
+        max: 2,
+        oom_kills: 3,
+        throttled: 1,
+        throttled_ns: 1000,
+        ..LimitCounts::default()
+    };
+    assert_eq!(node.turn(), one("a", wanted));
+    let pods = &node.pods;
+    let again = node.limits.begin_to_follow(pods, node.now_ns);
+    assert!(again.is_none(), "no file is looked for again");
+}
+
+#[test]
+fn files_are_read_in_portions_each_once_and_what_is_unread_is_no_news_meanwhile() {
+    let mut node = v1(FILES);
+    let cgroups = 2 * READ_AT_ONCE + 3;
+    for uid in ["a", "b"] {
+        node.apply(uid);
+        node.memory_v1(&format!("pod{uid}"), 5, 0);
+        for index in 2..cgroups {
+            node.memory_v1(&format!("pod{uid}/c/{index}"), 0, 1);
+        }
+        node.memory_v1(&format!("pod{uid}/c"), 7, 0);
+    }
+    node.begin();
+    let mut reading = node.limits.begin_to_read(node.now_ns);
+    let mut portions = 1;
+    while node
+        .limits
+        .read_some(&mut reading, |failure| panic!("{failure}"))
+    {
+        portions += 1;
+        assert_eq!(node.collect(), [], "what it has behind it is no news");
+    }
+    assert_eq!(portions, (2 * cgroups).div_ceil(READ_AT_ONCE));
+    assert_eq!(node.collect(), []);
+    for uid in ["a", "b"] {
+        for index in 2..cgroups {
+            node.memory_v1(&format!("pod{uid}/c/{index}"), 0, 2);
+        }
+    }
+    let counts = LimitCounts {
+        oom_kills: cgroups as u64 - 2,
+        ..LimitCounts::default()
+    };
+    let wanted = [one("a", counts), one("b", counts)].concat();
+    assert_eq!(node.turn(), wanted);
+}
+
+#[test]
+fn v2_counts_come_from_the_pods_own_events_and_its_containers_cpu_stat() {
     let mut node = v2(FILES);
     node.apply("a");
     node.turn();
@@ -375,8 +460,7 @@ fn a_file_that_cannot_be_used_is_said_once_and_the_rest_is_served() {
     let mut told = Vec::new();
     for _ in 0..2 {
         node.begin();
-        node.limits
-            .read(node.now_ns, |failure| failures.push(failure));
+        node.read(|failure| failures.push(failure));
         node.limits
             .collect(node.now_ns, &node.pods, |_, counts| told.push(counts.high));
     }
@@ -624,8 +708,7 @@ fn looks_anew(node: &mut Node, after_ns: u64) -> bool {
     for uid in node.pods.uids() {
         node.pods.refresh(&uid).unwrap();
     }
-    node.limits
-        .follow(&node.pods, node.now_ns, |failure| panic!("{failure}"))
+    node.follow()
 }
 
 #[test]
