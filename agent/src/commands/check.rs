@@ -448,6 +448,7 @@ mod tests {
             },
             output: Output::Json.into(),
             ..CheckArgs::default()
+            ("status", "Uid:\t0\t0\t0\t0\n"),
         };
         run_with(
             &args,

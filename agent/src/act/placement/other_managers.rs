@@ -6,6 +6,8 @@
 //! Then nothing is written for a while ([`BackOff`]), and after that it is tried again: who changed a set for a minute
 //! and ended must not keep a node from being placed until somebody restarts the agent.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -17,7 +19,7 @@ use super::kubelet_state::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
-use crate::host::file::read_text;
+use crate::host::file::{read_text, read_whole};
 use crate::host::shown::Show as _;
 use crate::pods::names::pods_of_process;
 
@@ -214,8 +216,9 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
 }
 
 /// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be
-/// read counts as in one; what a unit or a container outside of pods is called makes no pod of it. On cgroup v1 a
-/// process that has ended is in no cgroup: it has no command line either.
+/// read counts as in one; what a unit or a container outside of pods is called makes no pod of it. So may a process of
+/// any user of the node: a kubelet was started by root. On cgroup v1 a process that has ended is in no cgroup: it has
+/// no command line either. Of that one byte is read: a process can have one of any length (`PR_SET_MM_MAP`).
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
@@ -226,21 +229,67 @@ pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
         pods.map_or(true, |pods| !pods.is_empty())
     };
     let has_ended = |pid: &u32| {
-        let command = std::fs::read(host.procfs(format!("{pid}/cmdline")));
-        command.map_or(true, |command| command.is_empty())
+        let command = File::open(host.procfs(format!("{pid}/cmdline")));
+        let read = command.and_then(|mut command| command.read(&mut [0]));
+        read.map_or(true, |bytes| bytes == 0)
     };
     let is_kubelet = |pid: &u32| {
         let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
         comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
+            && is_started_by_root(host, *pid)
             && !is_in_pod(pid)
             && !has_ended(pid)
     };
     pids.filter(is_kubelet).min()
 }
 
+/// By its real user: a program with a setuid bit has root's effective one, and the name by which anybody starts it. The
+/// name in the first line is escaped.
+fn is_started_by_root(host: &HostRoot, pid: u32) -> bool {
+    let Ok(status) = read_whole(host.procfs(format!("{pid}/status"))) else {
+        return false;
+    };
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let uids = lines.find_map(|line| line.strip_prefix(b"Uid:\t"));
+    uids.is_some_and(|uids| uids.starts_with(b"0\t"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Lines of a `status`: real, effective, saved and file system's user.
+    fn status_of([real, effective, saved, fs]: [u32; 4]) -> String {
+        format!("Name:\tkubelet\nUid:\t{real}\t{effective}\t{saved}\t{fs}\nGid:\t0\t0\t0\t0\n")
+    }
+
+    #[test]
+    fn who_is_not_root_starts_no_kubelet() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        for (pid, users, name) in [
+            (70, [1000, 1000, 1000, 1000], "kubelet"),
+            // A program with a setuid bit, by a link of that name.
+            (71, [1000, 0, 0, 0], "kubelet"),
+            (72, [10, 10, 10, 10], "kubelet\\nUid:\\t0"),
+            (73, [0, 0, 0, 0], "kubelet"),
+        ] {
+            let process = host.procfs(pid.to_string());
+            std::fs::create_dir_all(&process).unwrap();
+            let status = status_of(users).replace("kubelet", name);
+            for (file, text) in [
+                ("comm", "kubelet\n"),
+                ("cgroup", "0::/user.slice\n"),
+                ("cmdline", "kubelet\0"),
+                ("status", &status),
+            ] {
+                std::fs::write(process.join(file), text).unwrap();
+            }
+        }
+        assert_eq!(running_kubelet(&host), Some(73));
+        std::fs::remove_file(host.procfs("73/status")).unwrap();
+        assert_eq!(running_kubelet(&host), None);
+    }
 
     #[test]
     fn a_kubelet_is_no_process_of_a_pod_and_may_be_anywhere_else() {
@@ -252,6 +301,7 @@ mod tests {
             std::fs::write(process.join("comm"), format!("{comm}\n")).unwrap();
             std::fs::write(process.join("cgroup"), [b"0::", cgroup, b"\n"].concat()).unwrap();
             std::fs::write(process.join("cmdline"), command).unwrap();
+            std::fs::write(process.join("status"), status_of([0; 4])).unwrap();
             running_kubelet(&host).is_some()
         };
         let found = |comm: &str, cgroup: &str| is_found(comm, cgroup.as_bytes(), "kubelet\0");

@@ -343,6 +343,7 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
     std::fs::create_dir_all(host.procfs("77")).unwrap();
     std::fs::write(host.procfs("77/comm"), "kubelet\n").unwrap();
     std::fs::write(host.procfs("77/cmdline"), "kubelet\0").unwrap();
+    std::fs::write(host.procfs("77/status"), "Uid:\t0\t0\t0\t0\n").unwrap();
     std::fs::write(host.procfs("77/cgroup"), "0::/system.slice\n").unwrap();
     prepared(None).unwrap_err();
 }

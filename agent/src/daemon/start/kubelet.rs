@@ -357,6 +357,7 @@ mod tests {
         std::fs::create_dir_all(process.join("root/etc")).unwrap();
         std::fs::write(process.join("root/etc/kubelet.json"), text("300Mi")).unwrap();
         std::fs::write(process.join("comm"), "kubelet\n").unwrap();
+        std::fs::write(process.join("status"), "Uid:\t0\t0\t0\t0\n").unwrap();
         std::fs::write(process.join("cgroup"), "0::/system.slice/kubelet.service\n").unwrap();
         for (words, expected, drop_ins) in [
             (&["kubelet", "--v=2"][..], Some(200), None),
@@ -403,6 +404,7 @@ mod tests {
         std::fs::create_dir_all(&process).unwrap();
         std::os::unix::fs::symlink(dir.path(), process.join("root")).unwrap();
         std::fs::write(process.join("comm"), "kubelet\n").unwrap();
+        std::fs::write(process.join("status"), "Uid:\t0\t0\t0\t0\n").unwrap();
         std::fs::write(process.join("cgroup"), "0::/system.slice/kubelet.service\n").unwrap();
         let other = |words: &[&str], ours: &str| {
             std::fs::write(process.join("cmdline"), words.join("\0") + "\0").unwrap();

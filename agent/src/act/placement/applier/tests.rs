@@ -275,6 +275,7 @@ fn a_kubelet_that_places_is_left_alone() {
     std::fs::create_dir_all(&comm).unwrap();
     std::fs::write(comm.join("comm"), "kubelet\n").unwrap();
     std::fs::write(comm.join("cmdline"), "kubelet\0").unwrap();
+    std::fs::write(comm.join("status"), "Uid:\t0\t0\t0\t0\n").unwrap();
     let options = applier.options;
     // Any process in a pod may have this name.
     let in_pod = "0::/kubepods/poda/main\n";
