@@ -73,6 +73,15 @@ pub struct PodUse {
     pub swap: Option<SwapStats>,
 }
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Everything.
+    All,
+    /// Nothing that is read for the network: who asks leaves it out.
+    AllButNetwork,
+}
+
 /// One request: every figure of it is of about the same time.
 #[derive(Debug)]
 pub struct Request<'a> {
@@ -116,7 +125,7 @@ impl Statistics {
 
 impl Request<'_> {
     /// The node.
-    pub fn node(&self) -> NodeStats {
+    pub fn node(&self, wanted: Wanted) -> NodeStats {
         let statistics = self.statistics;
         let reader = self.reader();
         let storage = self.state.storage.as_deref();
@@ -148,7 +157,7 @@ impl Request<'_> {
             cpu,
             memory,
             io,
-            network: self.network(network::of_node(&statistics.host)),
+            network: self.network(wanted, || network::of_node(&statistics.host)),
             fs: file_system(|storage| storage.nodefs),
             runtime: Some(runtime).filter(|it| *it != RuntimeStats::default()),
             rlimit: self.rlimit(),
@@ -162,7 +171,7 @@ impl Request<'_> {
     }
 
     /// One pod; `None` while it has no cgroup.
-    pub fn pod(&self, uid: &PodUid) -> Option<PodStats> {
+    pub fn pod(&self, uid: &PodUid, wanted: Wanted) -> Option<PodStats> {
         let statistics = self.statistics;
         let known = self.state.pods.get(uid)?;
         let reader = self.reader();
@@ -202,8 +211,9 @@ impl Request<'_> {
         let metadata = &known.pod.metadata;
         let processes = reader.processes(&dir);
         // Those of a pod share one namespace.
-        let network =
-            processes.and_then(|it| network::of_process(&self.statistics.host, it.first?));
+        let network = self.network(wanted, || {
+            network::of_process(&self.statistics.host, processes?.first?)
+        });
         Some(PodStats {
             pod_ref: PodReference {
                 name: metadata.name.clone(),
@@ -215,7 +225,7 @@ impl Request<'_> {
             cpu: reader.cpu(&path),
             memory: reader.memory(&path),
             io: reader.io(&path),
-            network: self.network(network),
+            network,
             volume: volumes.collect(),
             ephemeral_storage: on_disk.map(|(all, pod)| self.used(&sum(pod), all.nodefs)),
             process_stats: processes.map(|it| ProcessStats {
@@ -364,8 +374,13 @@ impl Request<'_> {
         })
     }
 
-    fn network(&self, interfaces: Option<Vec<InterfaceStats>>) -> Option<NetworkStats> {
-        interfaces.map(|interfaces| NetworkStats {
+    fn network(
+        &self,
+        wanted: Wanted,
+        read: impl FnOnce() -> Option<Vec<InterfaceStats>>,
+    ) -> Option<NetworkStats> {
+        let interfaces = (wanted == Wanted::All).then(read)??;
+        Some(NetworkStats {
             time: self.clock.time(),
             default: network::default_of(&interfaces),
             interfaces,

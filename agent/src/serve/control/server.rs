@@ -28,7 +28,7 @@ use crate::serve::listener::{
     ClientFigures, ClientLimits, ClientSlot, Clients, ListenerThread, accept_for_ever,
 };
 use crate::serve::overview::{Figures, Overview};
-use crate::serve::summary::Statistics;
+use crate::serve::summary::{Statistics, Wanted};
 
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -234,7 +234,7 @@ async fn make_overview(shared: &Shared) -> Result<Overview, Refusal> {
     let request = shared.sources.statistics.request(&snapshot.state);
     let mut figures = Figures {
         pid: Some(std::process::id()),
-        node: Some(request.node()),
+        node: Some(request.node(Wanted::AllButNetwork)),
         ..Figures::default()
     };
     for uid in request.pods() {

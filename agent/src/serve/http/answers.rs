@@ -12,7 +12,7 @@ use crate::kernel::stats::RunMeter;
 use crate::serve::control::{NoSnapshot, Snapshots};
 use crate::serve::listener::ClientFigures;
 use crate::serve::metrics::{Form, ProcessFigures, Readings};
-use crate::serve::summary::{PodStats, Statistics, Summary, resource_metrics};
+use crate::serve::summary::{PodStats, Statistics, Summary, Wanted, resource_metrics};
 
 /// The paths, and what is there.
 pub const PATHS: [(&str, &str); 5] = [
@@ -171,7 +171,7 @@ impl Answers {
 
     /// As the kubelet does, a page that has failed is a page.
     async fn resource_metrics(&self) -> Reply {
-        let read = self.read().await;
+        let read = self.read(Wanted::AllButNetwork).await;
         let read = read.as_ref().map(|it| (&it.node, it.pods.as_slice()));
         Reply {
             status: StatusCode::OK,
@@ -181,13 +181,13 @@ impl Answers {
     }
 
     /// Node and pods, as they are now.
-    async fn read(&self) -> Result<Summary, NoSnapshot> {
+    async fn read(&self, wanted: Wanted) -> Result<Summary, NoSnapshot> {
         let snapshot = self.snapshots.get(self.loop_bound).await?;
         let request = self.statistics.request(&snapshot.state);
-        let node = request.node();
+        let node = request.node(wanted);
         let mut pods = Vec::with_capacity(snapshot.state.pods.len());
         for uid in request.pods() {
-            pods.extend(request.pod(uid));
+            pods.extend(request.pod(uid, wanted));
             // Others who ask meanwhile have their turn.
             tokio::task::yield_now().await;
         }
@@ -195,14 +195,19 @@ impl Answers {
     }
 
     async fn summary(&self, query: &str) -> Reply {
-        let Summary { mut node, mut pods } = match self.read().await {
+        // As the kubelet's handler reads it.
+        let is_short = query.split('&').any(|it| it == "only_cpu_and_memory=true");
+        let wanted = match is_short {
+            true => Wanted::AllButNetwork,
+            false => Wanted::All,
+        };
+        let Summary { mut node, mut pods } = match self.read(wanted).await {
             Ok(read) => read,
             Err(error) => {
                 return Reply::plain(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"));
             }
         };
-        // As the kubelet's handler reads it.
-        if query.split('&').any(|it| it == "only_cpu_and_memory=true") {
+        if is_short {
             node = node.only_cpu_and_memory();
             let short = pods.into_iter().map(PodStats::only_cpu_and_memory);
             pods = short.collect();

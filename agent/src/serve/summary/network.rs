@@ -2,14 +2,20 @@
 //!
 //! Source: `container/libcontainer/handler.go` of cAdvisor (`scanInterfaceStats`) and `cadvisorInfoToNetworkStats` in
 //! `pkg/kubelet/stats/helper.go` of 1.36.
+//!
+//! **Problem.** The kernel adds up each interface's figures for it, over all CPUs, and who has CAP_NET_ADMIN in a
+//! network namespace makes thousands of interfaces; the thread that reads answers probes as well. **Approach.** A file
+//! with more than there is room for is read no further, and nothing is said of that namespace: a sum over some of its
+//! interfaces would be wrong without a sign of it.
 
-use std::fs::metadata;
+use std::fs::{File, metadata};
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::shape::InterfaceStats;
 use crate::host::HostRoot;
-use crate::host::file::{parse_u64, read_text};
+use crate::host::file::parse_u64;
 
 /// Interfaces that are left out: what goes through them is inside the machine, or counted where it leaves it.
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
@@ -17,16 +23,20 @@ const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 const DEFAULT: &str = "eth0";
 /// Columns after the name: 8 of what is received, 8 of what is sent.
 const COLUMNS: usize = 16;
+/// Of the file of a pod's namespace: some 500 interfaces.
+pub(super) const POD_BYTES_MAX: usize = 64 << 10;
+/// Of the node's, which has an interface for each pod or several.
+const NODE_BYTES_MAX: usize = 1 << 20;
 
 /// The node's namespace, which is that of its first process.
 pub(super) fn of_node(host: &HostRoot) -> Option<Vec<InterfaceStats>> {
-    read(&path(host, 1))
+    read(&path(host, 1), NODE_BYTES_MAX)
 }
 
 /// A process's namespace; `None` if it is the node's own.
 pub(super) fn of_process(host: &HostRoot, pid: u32) -> Option<Vec<InterfaceStats>> {
     let path = path(host, pid);
-    (namespace(&path)? != namespace(&self::path(host, 1))?).then(|| read(&path))?
+    (namespace(&path)? != namespace(&self::path(host, 1))?).then(|| read(&path, POD_BYTES_MAX))?
 }
 
 /// The default one among them; a kubelet that finds none has nothing there but an empty name.
@@ -46,9 +56,14 @@ fn namespace(path: &Path) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
-/// `None` also if a line is not understood: then none is to be trusted.
-fn read(path: &Path) -> Option<Vec<InterfaceStats>> {
-    let text = read_text(path).ok()?;
+/// `None` also if it is longer than that, or a line is not understood: then none is to be trusted.
+fn read(path: &Path, bytes_max: usize) -> Option<Vec<InterfaceStats>> {
+    let mut text = String::new();
+    let file = File::open(path).ok()?;
+    file.take(bytes_max as u64 + 1)
+        .read_to_string(&mut text)
+        .ok()
+        .filter(|bytes| *bytes <= bytes_max)?;
     let mut interfaces = Vec::new();
     // Two lines of headings.
     for line in text.lines().skip(2) {

@@ -34,7 +34,7 @@ fn pod(host: &HostRoot, state: &NodeState) -> Option<Value> {
     let mounts = host.cgroup_mounts().unwrap();
     let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
     let request = statistics.request(state);
-    let stats = request.pod(&PodUid::from("u-1"))?;
+    let stats = request.pod(&PodUid::from("u-1"), Wanted::All)?;
     Some(serde_json::to_value(stats).unwrap())
 }
 
@@ -167,7 +167,7 @@ fn cpu_time_where_cpuacct_is_mounted_apart() {
     assert_eq!(stats["cpu"]["usageCoreNanoSeconds"], 77);
     let mounts = host.cgroup_mounts().unwrap();
     let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
-    let node = statistics.request(&state).node();
+    let node = statistics.request(&state).node(Wanted::All);
     assert_eq!(node.cpu.unwrap().usage_core_nano_seconds, Some(99));
 }
 
@@ -216,7 +216,7 @@ fn the_node() {
     }));
     let mounts = host.cgroup_mounts().unwrap();
     let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
-    let node = serde_json::to_value(statistics.request(&state).node()).unwrap();
+    let node = serde_json::to_value(statistics.request(&state).node(Wanted::All)).unwrap();
     assert_eq!(node["startTime"], "2000-02-29T00:00:00Z");
     let mut node = timeless(node);
     assert!(node["nodeName"].take().is_string());
@@ -250,10 +250,10 @@ fn a_node_whose_cgroups_count_no_cpu_time() {
     let mounts = host.cgroup_mounts().unwrap();
     let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
     let state = NodeState::default();
-    assert_eq!(statistics.request(&state).node().cpu, None);
+    assert_eq!(statistics.request(&state).node(Wanted::All).cpu, None);
     let text = "cpu  10 2 30 1000 500 4 5 77 8 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
     write(&host.procfs(""), &[("stat", text)]);
-    let cpu = statistics.request(&state).node().cpu.unwrap();
+    let cpu = statistics.request(&state).node(Wanted::All).cpu.unwrap();
     // Ticks of 10 ms, neither idle nor stolen.
     assert_eq!(cpu.usage_core_nano_seconds, Some(510_000_000));
 }
@@ -292,7 +292,7 @@ fn network_of_node_and_of_pods_with_a_namespace_of_their_own() {
     let network = |host: &HostRoot| {
         let mounts = host.cgroup_mounts().unwrap();
         let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
-        let node = statistics.request(&state).node().network;
+        let node = statistics.request(&state).node(Wanted::All).network;
         let pod = pod(host, &state).unwrap();
         let node = serde_json::to_value(node).unwrap();
         (timeless(node), timeless(pod["network"].clone()))
@@ -318,5 +318,35 @@ fn network_of_node_and_of_pods_with_a_namespace_of_their_own() {
     // Of a file that is not understood nothing is said.
     let odd = interfaces("net1: 5 0 6\n");
     write(&host.procfs("7/net"), &[("dev", &odd)]);
-    assert_eq!(network(&host), (of_node, Value::Null));
+    assert_eq!(network(&host), (of_node.clone(), Value::Null));
+    // Nor of one with more interfaces than are read.
+    let line = format!("net1: 5 0 6 {}\n", "0 ".repeat(13));
+    let most = (network::POD_BYTES_MAX - HEADINGS.len()) / line.len();
+    for (lines, is_read) in [(most, true), (most + 1, false)] {
+        let many = interfaces(&line.repeat(lines));
+        write(&host.procfs("7/net"), &[("dev", &many)]);
+        let (node, pod) = network(&host);
+        let found = pod["interfaces"].as_array().map(Vec::len);
+        assert_eq!((node, found), (of_node.clone(), is_read.then_some(lines)));
+    }
+}
+
+#[test]
+fn who_wants_no_network_has_none_read() {
+    let (_dir, host) = fake_v2();
+    let dir = host.path("/sys/fs/cgroup/kubepods/burstable/podu-1");
+    write(&dir, &[("memory.current", "1\n"), ("cgroup.procs", "7\n")]);
+    let eth0 = interfaces("eth0: 5 0 6 0 0 0 0 0 7 0 8 0 0 0 0 0\n");
+    write(&host.procfs("1/net"), &[("dev", &eth0)]);
+    write(&host.procfs("7/net"), &[("dev", &eth0)]);
+    let state = state();
+    let mounts = host.cgroup_mounts().unwrap();
+    let statistics = Statistics::new(host.clone(), mounts, CgroupPath::default());
+    let request = statistics.request(&state);
+    let uid = PodUid::from("u-1");
+    for (wanted, is_there) in [(Wanted::All, true), (Wanted::AllButNetwork, false)] {
+        assert_eq!(request.node(wanted).network.is_some(), is_there);
+        let pod = request.pod(&uid, wanted).unwrap();
+        assert_eq!(pod.network.is_some(), is_there);
+    }
 }
