@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use plimsoll_core::protocol::runtime_link::{NRI_SOCKET, RUNTIME_SOCKETS};
+use rustix::param::page_size;
 use serde::Serialize;
 
 use crate::act::placement::other_managers::beside;
@@ -18,9 +19,10 @@ use crate::act::placement::usable::usable_cpus;
 use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
+use crate::host::file::read_text;
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
-use crate::host::{CgroupError, CgroupPath, HostRoot};
+use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::kernel::AccountReport;
 use crate::kernel::object::{Embedded, embedded};
 use crate::kernel::programs::{Programs, load};
@@ -77,6 +79,9 @@ struct CheckAnswer {
     /// Where the container runtime that listens here keeps its images, for people; `None`: none was found.
     #[serde(skip_serializing_if = "Option::is_none")]
     images: Option<String>,
+    /// How much memory of sockets is charged to no pod, for people; `None`: theirs is charged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sockets: Option<String>,
     /// The exit status.
     exit_status: u8,
     /// What this program loads into the kernel.
@@ -89,12 +94,13 @@ impl CheckAnswer {
     fn new(
         report: Report,
         mode: Mode,
-        images: Option<String>,
+        (images, sockets): (Option<String>, Option<String>),
         records: Option<Result<AccountReport, String>>,
     ) -> Self {
         Self {
             mode,
             images,
+            sockets,
             exit_status: match report.verdict() {
                 Verdict::Full => exit_status::DONE,
                 Verdict::Degraded => exit_status::FAILED,
@@ -267,6 +273,36 @@ fn images(host: &HostRoot, cgroup_root: &CgroupPath, has_kubelet: bool) -> Optio
     })
 }
 
+/// What the queues of sockets may take without a pod that is charged for it, where the kernel charges none: v1 counts
+/// those of TCP by themselves, if at all (Documentation/admin-guide/cgroup-v1/memory.rst, 2.7), and v2 none with
+/// `cgroup.memory=nosocket`. Pages, all sockets of the machine together: Documentation/networking/ip-sysctl.rst.
+fn uncharged_sockets(host: &HostRoot, memory: Option<Version>) -> Option<String> {
+    let option = || {
+        let text = read_text(host.procfs("cmdline")).ok()?;
+        let options = text.split_ascii_whitespace();
+        let mut options = options.filter_map(|word| word.strip_prefix("cgroup.memory="));
+        let is_without = options.any(|list| list.split(',').any(|one| one == "nosocket"));
+        is_without.then_some("cgroup.memory=nosocket")
+    };
+    let why = match memory? {
+        Version::V1 => "memory on cgroup v1",
+        Version::V2 => option()?,
+    };
+    let max_pages = |name| {
+        let text = read_text(host.procfs(format!("sys/net/ipv4/{name}"))).ok()?;
+        text.split_ascii_whitespace().nth(2)?.parse::<u64>().ok()
+    };
+    // A network namespace of its own does not show them.
+    let bound = max_pages("tcp_mem").zip(max_pages("udp_mem"));
+    let bound = bound.map_or_else(String::new, |(tcp, udp)| {
+        let bytes = tcp.saturating_add(udp).saturating_mul(page_size() as u64);
+        format!(", up to {} MiB of this node", bytes >> 20)
+    });
+    Some(format!(
+        "the queues of TCP and UDP sockets are charged to no pod ({why}){bound}: lower the third values of net.ipv4.tcp_mem and net.ipv4.udp_mem where pods are not trusted"
+    ))
+}
+
 /// Asks the agent that runs, if one does.
 fn records(args: &CheckArgs) -> Option<Result<AccountReport, String>> {
     match ask(&args.agent.socket(), &Request::Records) {
@@ -299,7 +335,9 @@ fn run_with(
     };
     let mode = Mode::of(host, &cgroup_root);
     let images = images(host, &cgroup_root, mode.kubelet.is_some());
-    let answer = CheckAnswer::new(Report::new(facts), mode, images, records(args));
+    let sockets = uncharged_sockets(host, facts.memory.as_ref().ok().copied());
+    let report = Report::new(facts);
+    let answer = CheckAnswer::new(report, mode, (images, sockets), records(args));
     match args.output.format {
         Output::Text => {
             let text = show::check::check(
@@ -308,9 +346,12 @@ fn run_with(
                 answer.records.as_ref(),
                 style,
             );
-            let images = answer.images.as_ref();
-            let images = images.map_or_else(String::new, |images| format!("Images: {images}\n"));
-            let text = format!("{text}\nMode: {}\n{images}", answer.mode.text);
+            let mut text = format!("{text}\nMode: {}\n", answer.mode.text);
+            for (what, said) in [("Images", &answer.images), ("Sockets", &answer.sockets)] {
+                text += &said
+                    .as_ref()
+                    .map_or_else(String::new, |said| format!("{what}: {said}\n"));
+            }
             out.write_all(page(&text).as_bytes())?;
         }
         Output::Json => {
@@ -349,6 +390,31 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_sockets_that_no_pod_is_charged_for_is_said_with_its_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        let write = |name: &str, text: &str| {
+            let file = host.procfs(name);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        let said = |version| uncharged_sockets(&host, Some(version));
+        write("cmdline", "quiet cgroup.memory=nokmem\n");
+        assert_eq!(said(Version::V2), None);
+        assert_eq!(uncharged_sockets(&host, None), None);
+        let v1 = said(Version::V1).unwrap();
+        assert!(v1.contains("(memory on cgroup v1): lower"), "{v1}");
+        let pages_of_a_gib = (1 << 30) / page_size();
+        write("sys/net/ipv4/tcp_mem", &format!("1\t2\t{pages_of_a_gib}\n"));
+        write("sys/net/ipv4/udp_mem", &format!("1\t2\t{pages_of_a_gib}\n"));
+        let v1 = said(Version::V1).unwrap();
+        assert!(v1.contains("up to 2048 MiB of this node"), "{v1}");
+        write("cmdline", "quiet cgroup.memory=nokmem,nosocket\n");
+        let v2 = said(Version::V2).unwrap();
+        assert!(v2.contains("(cgroup.memory=nosocket), up to 2048"), "{v2}");
+    }
+
+    #[test]
     fn json_has_facts_choices_and_status() {
         let facts = Facts {
             without: vec![Without::Bpf],
@@ -358,7 +424,7 @@ mod tests {
         let json = serde_json::to_value(CheckAnswer::new(
             Report::new(facts),
             Mode::default(),
-            None,
+            (None, None),
             None,
         ))
         .unwrap();
@@ -382,6 +448,7 @@ mod tests {
         for (file, text) in [
             ("comm", "kubelet\n"),
             ("cmdline", "kubelet\0"),
+            ("status", "Uid:\t0\t0\t0\t0\n"),
             ("cgroup", "0::/system.slice/kubelet.service\n"),
         ] {
             std::fs::write(host.procfs(format!("77/{file}")), text).unwrap();
@@ -448,7 +515,6 @@ mod tests {
             },
             output: Output::Json.into(),
             ..CheckArgs::default()
-            ("status", "Uid:\t0\t0\t0\t0\n"),
         };
         run_with(
             &args,
