@@ -6,6 +6,7 @@ mod admission;
 mod beside_kubelet;
 mod breaker;
 mod cpu;
+mod ended_cache;
 mod engine;
 mod exempt;
 mod explain;
