@@ -2,11 +2,11 @@
 //!
 //! Problem: these events come in floods, from the kernel's records on one host and from files on another, for cgroups
 //! that come and go. A person wants one line per pod that says what is new. Approach: each cgroup of a pod has running
-//! totals, from whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow`],
-//! [`Limits::record`], [`Limits::read`]) and [`Limits::collect`] hands out, per pod, what has been added since the last
-//! turn. All of it is housekeeping: nothing here is on the way from a record to a kill. A pod that may make cgroups
-//! decides how many files that are to be opened and read, so both is done in portions, between which the loop can be
-//! interrupted.
+//! totals, from whichever source the ladder has chosen; a turn brings them up to date ([`Limits::follow_pod`],
+//! [`Limits::record`], [`Limits::read_some`]) and [`Limits::collect`] hands out, per pod, what has been added since the
+//! last turn. All of it is housekeeping: nothing here is on the way from a record to a kill. A pod that may make
+//! cgroups decides how many files that are to be opened and read, so both is done in portions, between which the loop
+//! can be interrupted.
 //!
 //! Terms: *totals* only grow. Of a pod that is already there when the agent first sees it, what was counted before does
 //! not count; of a cgroup that appears later everything does. *Limits of a pod* are those of its own cgroup and of its
@@ -221,7 +221,7 @@ pub struct Reading {
 #[derive(Debug)]
 struct Watched {
     /// It is the pod's, not a container's.
-    is_pods_own: bool,
+    is_pod_cgroup: bool,
     /// It is right below the pod's.
     is_container: bool,
     /// Its directory in the hierarchy that accounts memory.
@@ -253,7 +253,7 @@ pub struct Limits {
     origins: Origins,
     events: Option<PodEvents>,
     pods: BTreeMap<PodUid, PodLimits>,
-    /// As of the last [`Limits::follow`].
+    /// As of the last [`Limits::end_following`].
     owners: CgroupOwners,
     /// When that was, and [`Pods::cgroups_generation`] then.
     followed: Option<(u64, u64)>,
@@ -310,8 +310,8 @@ impl Limits {
             || times_reclaim == Origin::Kernel
     }
 
-    /// Begins to bring the set of cgroups up to date, if it may have changed: [`Limits::follow_pod`] is to be called for
-    /// each pod, then [`Limits::end_following`].
+    /// Begins to bring the set of cgroups up to date, if it may have changed: [`Limits::follow_pod`] is to be called
+    /// for each pod, then [`Limits::end_following`].
     pub fn begin_to_follow(&self, pods: &Pods, now_ns: u64) -> Option<Following> {
         self.memory.as_ref()?;
         let generation = pods.cgroups_generation();
@@ -347,7 +347,7 @@ impl Limits {
             let pod_dir = *pod_dir.get_or_insert(dir);
             let watched = known.cgroups.entry(id).or_insert_with(|| {
                 Box::new(Watched {
-                    is_pods_own: dir == pod_dir,
+                    is_pod_cgroup: dir == pod_dir,
                     is_container: dir.parent() == Some(pod_dir),
                     dir: dir.to_owned(),
                     cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
@@ -624,7 +624,7 @@ impl PodLimits {
         let (mut of_pod, mut below) = (LimitCounts::default(), LimitCounts::default());
         for watched in self.cgroups.values_mut().filter(|it| it.is_read) {
             if !std::mem::take(&mut watched.is_history) {
-                let sum = if watched.is_pods_own {
+                let sum = if watched.is_pod_cgroup {
                     &mut of_pod
                 } else {
                     &mut below
@@ -745,7 +745,7 @@ impl Watched {
 
     /// Whether its limits are the pod's: [`self`], Terms.
     fn has_limits(&self) -> bool {
-        self.is_pods_own || self.is_container
+        self.is_pod_cgroup || self.is_container
     }
 
     fn open_cpu(&mut self, origin: Origin, failed: &mut impl FnMut(String)) {
@@ -770,12 +770,12 @@ impl Watched {
 
     /// Whether its limits are counted: on v2 the pod's cgroup counts for those in it.
     fn counts_memory(&self, version: Version) -> bool {
-        version == Version::V1 || self.is_pods_own
+        version == Version::V1 || self.is_pod_cgroup
     }
 
     /// Whether waits for memory are counted.
     fn counts_waits(&self, version: Version) -> bool {
-        version == Version::V2 && self.is_pods_own
+        version == Version::V2 && self.is_pod_cgroup
     }
 
     /// Whether something that counts come from is not there, and is to be looked for again.

@@ -1,7 +1,7 @@
 //! The thread that looks at processes and writes their scores, and its queue.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -12,6 +12,8 @@ use crate::host::clock::now_ns;
 use crate::host::worker::{NotTaken, WorkerThread};
 
 const STACK_BYTES: usize = 128 << 10;
+/// So long a report waits for others before the loop is woken, nanoseconds.
+const REPORT_WAITS_NS: u64 = 1_000_000;
 
 /// The loop's side.
 #[derive(Debug)]
@@ -21,21 +23,13 @@ pub(super) struct ScoreThread {
 }
 
 impl ScoreThread {
-    /// Starts the thread. `news` is notified of each report.
+    /// Starts the thread. `news` is notified of reports.
     pub(super) fn start(mut looker: Looker, news: Arc<Notify>) -> std::io::Result<Self> {
         // Room for the reports of all jobs that are on their way: the thread never waits for the loop.
         let (sender, reports): (SyncSender<Report>, _) = sync_channel(JOBS_MAX);
         let jobs = WorkerThread::start("oom-scores", STACK_BYTES, JOBS_MAX, move |queue, end| {
-            for job in queue {
-                if end.is_asked() {
-                    return;
-                }
-                let report = looker.done(job, now_ns());
-                if sender.try_send(report).is_err() {
-                    return;
-                }
-                news.notify_one();
-            }
+            let work = |job| (!end.is_asked()).then(|| looker.done(job, now_ns()));
+            answer(&queue, work, &sender, || news.notify_one(), now_ns);
         })?;
         Ok(Self { jobs, reports })
     }
@@ -56,6 +50,42 @@ impl ScoreThread {
     }
 }
 
+/// Does one job after the other until `work` or the loop has ended. Each report alone would wake the loop, hundreds of
+/// times a second where pods have many cgroups: it is woken when no job waits any more, or when the oldest report has
+/// waited for [`REPORT_WAITS_NS`].
+fn answer<Job, Report>(
+    queue: &Receiver<Job>,
+    mut work: impl FnMut(Job) -> Option<Report>,
+    reports: &SyncSender<Report>,
+    wake: impl Fn(),
+    now_ns: impl Fn() -> u64,
+) {
+    let mut waits_since_ns = None;
+    loop {
+        let job = match queue.try_recv() {
+            Ok(job) => job,
+            Err(TryRecvError::Empty) => {
+                if waits_since_ns.take().is_some() {
+                    wake();
+                }
+                let Ok(job) = queue.recv() else { return };
+                job
+            }
+            Err(TryRecvError::Disconnected) => return,
+        };
+        let Some(report) = work(job) else { return };
+        if reports.try_send(report).is_err() {
+            return;
+        }
+        let now_ns = now_ns();
+        let since_ns = *waits_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) >= REPORT_WAITS_NS {
+            waits_since_ns = None;
+            wake();
+        }
+    }
+}
+
 impl Drop for ScoreThread {
     fn drop(&mut self) {
         if !self.jobs.end_soon() {
@@ -63,5 +93,65 @@ impl Drop for ScoreThread {
                 "an oom_score_adj is still being written: other processes hold up the kernel's lock of them; the write ends with the agent"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// How often the loop is woken for ten jobs that wait, each of which takes so long.
+    fn wakes(took_ns: u64) -> u32 {
+        let (sender, queue) = sync_channel(10);
+        let (reporter, reports) = sync_channel(10);
+        (0..10).for_each(|job: u32| sender.send(job).unwrap());
+        let (clock_ns, wakes) = (Cell::new(0), Cell::new(0));
+        let mut sender = Some(sender);
+        let work = |job| {
+            clock_ns.set(clock_ns.get() + took_ns);
+            if job == 9 {
+                sender = None;
+            }
+            Some(job)
+        };
+        answer(
+            &queue,
+            work,
+            &reporter,
+            || wakes.set(wakes.get() + 1),
+            || clock_ns.get(),
+        );
+        assert_eq!(
+            reports.try_iter().collect::<Vec<_>>(),
+            (0..10).collect::<Vec<_>>()
+        );
+        wakes.get()
+    }
+
+    #[test]
+    fn reports_of_short_jobs_wake_the_loop_together() {
+        // What is left when the loop has ended wakes nobody.
+        assert_eq!(wakes(1_000), 0);
+        assert_eq!(wakes(REPORT_WAITS_NS), 5);
+    }
+
+    #[test]
+    fn the_loop_is_woken_when_no_job_waits() {
+        let (sender, queue) = sync_channel(4);
+        let (reporter, reports) = sync_channel(4);
+        let (woken, wakes) = sync_channel(4);
+        let thread = std::thread::spawn(move || {
+            answer(&queue, Some, &reporter, || woken.send(()).unwrap(), || 0);
+        });
+        for job in 0..3 {
+            sender.send(job).unwrap();
+            wakes.recv().unwrap();
+            assert_eq!(reports.recv().unwrap(), job);
+        }
+        drop(sender);
+        thread.join().unwrap();
+        assert_eq!(wakes.try_iter().count(), 0);
     }
 }

@@ -13,8 +13,8 @@ use crate::kernel::Counted;
 const CONTAINERS_MAX: usize = 16;
 
 impl Limits {
-    /// As of the last [`Limits::follow`]. If there are too many, every pod's own cgroup comes before any container, and
-    /// what came first stays: a pod that makes new cgroups does not push others out.
+    /// As of the last [`Limits::end_following`]. If there are too many, every pod's own cgroup comes before any
+    /// container, and what came first stays: a pod that makes new cgroups does not push others out.
     pub fn counted(&self) -> Counted {
         let mut ranked = Vec::new();
         for pod in self.pods.values() {
@@ -22,7 +22,7 @@ impl Limits {
                 let cgroups = pod.cgroups.iter();
                 cgroups.filter(move |(_, watched)| is_wanted(watched) && !watched.is_gone)
             };
-            let of_pod = those(|watched| watched.is_pods_own);
+            let of_pod = those(|watched| watched.is_pod_cgroup);
             let containers = those(|watched| watched.is_container).take(CONTAINERS_MAX);
             let both = of_pod.chain(containers).enumerate();
             ranked.extend(both.map(|(rank, (id, watched))| (rank, *id, watched.cpu_id)));
