@@ -15,7 +15,7 @@ use std::sync::Arc;
 use plimsoll_core::kube::node_resource_topology::ExclusiveRequests;
 use plimsoll_core::kube::pod::{
     CONFIG_HASH_ANNOTATION, CONFIG_MIRROR_ANNOTATION, CONFIG_SOURCE_ANNOTATION, Container,
-    ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Pod,
+    ContainerStatus, LATENCY_CRITICAL_ANNOTATION, Metadata, PRESSURE_SIGNAL_ANNOTATION, Phase, Pod,
     PodSpec, PodStatus, Resources, SHORTENED_ANNOTATION, SYSTEM_CRITICAL_PRIORITY,
 };
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -59,34 +59,6 @@ pub const FRAME_BYTES_MAX: usize = PODS_BYTES_MAX / PODS_MAX;
 const TEXT_BYTES_MAX: usize = 128;
 /// Containers of a pod that is [`shortened`] whose ids are kept.
 const SHORTENED_CONTAINERS_MAX: usize = 64;
-
-/// `status.phase`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Phase {
-    /// `Pending`, `Running`, `Unknown`, or what is not known here.
-    #[default]
-    Living,
-    /// `Succeeded`.
-    Succeeded,
-    /// `Failed`.
-    Failed,
-}
-
-impl Phase {
-    fn of(name: &str) -> Self {
-        match name {
-            "Succeeded" => Self::Succeeded,
-            "Failed" => Self::Failed,
-            _ => Self::Living,
-        }
-    }
-
-    /// Nothing of the pod will run again.
-    #[must_use]
-    pub fn is_terminal(self) -> bool {
-        self != Self::Living
-    }
-}
 
 /// A pod as the API shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

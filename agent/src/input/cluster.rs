@@ -19,7 +19,7 @@ use plimsoll_core::kube::budget::{
     DisruptionBudget, LabelSelector, OF_A_NAMESPACE_MAX, SELECTOR_BYTES_MAX,
 };
 use plimsoll_core::kube::owner::OwnerReference;
-use plimsoll_core::kube::pod::{DEFAULT_NAMESPACE, Pod};
+use plimsoll_core::kube::pod::{DEFAULT_NAMESPACE, Phase, Pod};
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::kube::time::Time;
 use plimsoll_core::protocol::cluster_link::{WITHHELD_ANNOTATION, valid_ms};
@@ -384,7 +384,7 @@ impl Reader {
         };
         let part = |of: &str, field: &str| document.get(of).and_then(|part| part.get(field));
         let text = |of: &str, field: &str| part(of, field).and_then(Node::text);
-        if matches!(text("status", "phase"), Some("Succeeded" | "Failed")) {
+        if text("status", "phase").is_some_and(|name| Phase::of(name).is_terminal()) {
             return;
         }
         let node = text("spec", "nodeName").filter(|node| !node.is_empty());

@@ -10,12 +10,13 @@
 //! `Succeeded` is not overwritten. No call is ever an order to kill: the agent has done that. Where the pod's
 //! annotations are full, which who makes the pod decides, a label takes the annotation's place.
 
+use plimsoll_core::kube::pod::Phase;
 use plimsoll_core::protocol::cluster_link::{EvictionIntent, Settled};
 
 use crate::backoff::Backoff;
 use crate::call::{Answer, Refusal};
 use crate::clock::{Now, rfc3339_ms};
-use crate::pod::{Phase, SeenPod, label_of};
+use crate::pod::{SeenPod, label_of};
 use crate::report::policy::{EvictBy, EvictedPods, Policy};
 
 /// How often the status is written at most.

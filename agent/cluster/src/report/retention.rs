@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::pod::{Phase, SeenPod};
+use plimsoll_core::kube::pod::Phase;
+
+use crate::pod::SeenPod;
 use crate::report::policy::EvictedPods;
 
 /// The evicted pods that are beyond what is kept, the oldest first. Only pods that carry our annotation or label, have

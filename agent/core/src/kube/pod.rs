@@ -6,6 +6,7 @@
 //! Source: `k8s.io/api/core/v1/types.go`, `pkg/apis/core/v1/defaults.go`, `pkg/kubelet/types/pod_update.go` of 1.36.
 
 mod latency_critical;
+mod phase;
 mod pressure_signal;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use crate::kube::quantity::Quantity;
 use crate::kube::resource_list::ResourceList;
 
 pub use latency_critical::{LATENCY_CRITICAL_ANNOTATION, UnknownLatencyCritical};
+pub use phase::Phase;
 pub use pressure_signal::{PRESSURE_SIGNAL_ANNOTATION, PressureSignal, UnknownPressureSignal};
 
 /// Where the kubelet notes the source of a pod; anything but `api` makes it a static pod.

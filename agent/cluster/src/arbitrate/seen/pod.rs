@@ -6,7 +6,7 @@ use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::kube::admission::pod_object::MoreStatus;
 use plimsoll_core::kube::owner::OwnerReference;
-use plimsoll_core::kube::pod::{Pod, Resources};
+use plimsoll_core::kube::pod::{Phase, Pod, Resources};
 use plimsoll_core::kube::resource_list::ResourceList;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -233,7 +233,7 @@ impl SeenPod {
         if metadata.uid.is_empty() || metadata.name.is_empty() {
             return Err("it has no UID or no name".to_owned());
         }
-        let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let has_ended = Phase::of(status.phase.as_deref().unwrap_or_default()).is_terminal();
         let node = spec.node_name.filter(|node| !node.is_empty());
         let is_gated = node.is_none() && spec.scheduling_gates.is_some_and(|it| !it.is_empty());
         if has_ended || is_gated {

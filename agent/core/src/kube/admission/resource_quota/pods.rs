@@ -8,6 +8,7 @@ use super::cluster::CLASS_PREFIX;
 use super::usage::{Known, Usage, one};
 use crate::kube::admission::names::{self, REQUESTS_PREFIX};
 use crate::kube::admission::pod_object::PodObject;
+use crate::kube::pod::Phase;
 use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, CPU, EPHEMERAL_STORAGE, MEMORY, Scope, is_huge_pages};
 use crate::kube::time::Time;
@@ -66,6 +67,6 @@ fn has_ended(pod: &PodObject, now: Time) -> bool {
     let overdue = meta
         .deletion_timestamp
         .zip(meta.deletion_grace_period_seconds);
-    matches!(pod.more.status.phase.as_str(), "Failed" | "Succeeded")
+    Phase::of(&pod.more.status.phase).is_terminal()
         || overdue.is_some_and(|(deletion, grace)| now > deletion.after(grace))
 }
