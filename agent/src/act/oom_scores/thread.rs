@@ -1,7 +1,7 @@
 //! The thread that looks at processes and writes their scores, and its queue.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -12,8 +12,8 @@ use crate::host::clock::now_ns;
 use crate::host::worker::{NotTaken, WorkerThread};
 
 const STACK_BYTES: usize = 128 << 10;
-/// So long a report waits for others before the loop is woken, nanoseconds.
-const REPORT_WAITS_NS: u64 = 1_000_000;
+/// So long a report waits for others before the loop is woken, nanoseconds. What is written is written by then.
+const REPORT_WAITS_NS: u64 = 5_000_000;
 
 /// The loop's side.
 #[derive(Debug)]
@@ -29,7 +29,14 @@ impl ScoreThread {
         let (sender, reports): (SyncSender<Report>, _) = sync_channel(JOBS_MAX);
         let jobs = WorkerThread::start("oom-scores", STACK_BYTES, JOBS_MAX, move |queue, end| {
             let work = |job| (!end.is_asked()).then(|| looker.done(job, now_ns()));
-            answer(&queue, work, &sender, || news.notify_one(), now_ns);
+            answer(
+                &queue,
+                work,
+                &sender,
+                JOBS_MAX,
+                || news.notify_one(),
+                now_ns,
+            );
         })?;
         Ok(Self { jobs, reports })
     }
@@ -51,36 +58,42 @@ impl ScoreThread {
 }
 
 /// Does one job after the other until `work` or the loop has ended. Each report alone would wake the loop, hundreds of
-/// times a second where pods have many cgroups: it is woken when no job waits any more, or when the oldest report has
-/// waited for [`REPORT_WAITS_NS`].
+/// times a second where pods have many cgroups: it is woken when `together` reports wait, which are all that it has asked
+/// for, or when one has waited for [`REPORT_WAITS_NS`].
 fn answer<Job, Report>(
     queue: &Receiver<Job>,
     mut work: impl FnMut(Job) -> Option<Report>,
     reports: &SyncSender<Report>,
+    together: usize,
     wake: impl Fn(),
     now_ns: impl Fn() -> u64,
 ) {
-    let mut waits_since_ns = None;
+    let (mut waiting, mut since_ns) = (0, 0);
     loop {
-        let job = match queue.try_recv() {
-            Ok(job) => job,
-            Err(TryRecvError::Empty) => {
-                if waits_since_ns.take().is_some() {
-                    wake();
-                }
-                let Ok(job) = queue.recv() else { return };
-                job
-            }
-            Err(TryRecvError::Disconnected) => return,
+        let job = if waiting == 0 {
+            queue.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            let waited_ns = now_ns().saturating_sub(since_ns);
+            queue.recv_timeout(Duration::from_nanos(
+                REPORT_WAITS_NS.saturating_sub(waited_ns),
+            ))
         };
-        let Some(report) = work(job) else { return };
-        if reports.try_send(report).is_err() {
-            return;
+        match job {
+            Ok(job) => {
+                let Some(report) = work(job) else { return };
+                if reports.try_send(report).is_err() {
+                    return;
+                }
+                if waiting == 0 {
+                    since_ns = now_ns();
+                }
+                waiting += 1;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
-        let now_ns = now_ns();
-        let since_ns = *waits_since_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since_ns) >= REPORT_WAITS_NS {
-            waits_since_ns = None;
+        if waiting >= together || now_ns().saturating_sub(since_ns) >= REPORT_WAITS_NS {
+            waiting = 0;
             wake();
         }
     }
@@ -102,48 +115,43 @@ mod tests {
 
     use super::*;
 
-    /// How often the loop is woken for ten jobs that wait, each of which takes so long.
+    /// How often the loop is woken for twelve jobs, each of which takes so long, with at most four of them away.
     fn wakes(took_ns: u64) -> u32 {
-        let (sender, queue) = sync_channel(10);
-        let (reporter, reports) = sync_channel(10);
-        (0..10).for_each(|job: u32| sender.send(job).unwrap());
+        let (sender, queue) = sync_channel(12);
+        let (reporter, reports) = sync_channel(12);
+        (0..12).for_each(|job: u32| sender.send(job).unwrap());
+        drop(sender);
         let (clock_ns, wakes) = (Cell::new(0), Cell::new(0));
-        let mut sender = Some(sender);
         let work = |job| {
             clock_ns.set(clock_ns.get() + took_ns);
-            if job == 9 {
-                sender = None;
-            }
             Some(job)
         };
-        answer(
-            &queue,
-            work,
-            &reporter,
-            || wakes.set(wakes.get() + 1),
-            || clock_ns.get(),
-        );
-        assert_eq!(
-            reports.try_iter().collect::<Vec<_>>(),
-            (0..10).collect::<Vec<_>>()
-        );
+        let wake = || wakes.set(wakes.get() + 1);
+        answer(&queue, work, &reporter, 4, wake, || clock_ns.get());
+        assert!(reports.try_iter().eq(0..12));
         wakes.get()
     }
 
     #[test]
     fn reports_of_short_jobs_wake_the_loop_together() {
-        // What is left when the loop has ended wakes nobody.
-        assert_eq!(wakes(1_000), 0);
-        assert_eq!(wakes(REPORT_WAITS_NS), 5);
+        assert_eq!(wakes(1_000), 3);
+        assert_eq!(wakes(REPORT_WAITS_NS), 6);
     }
 
     #[test]
-    fn the_loop_is_woken_when_no_job_waits() {
+    fn the_loop_is_woken_though_no_other_job_comes() {
         let (sender, queue) = sync_channel(4);
         let (reporter, reports) = sync_channel(4);
         let (woken, wakes) = sync_channel(4);
         let thread = std::thread::spawn(move || {
-            answer(&queue, Some, &reporter, || woken.send(()).unwrap(), || 0);
+            answer(
+                &queue,
+                Some,
+                &reporter,
+                4,
+                || woken.send(()).unwrap(),
+                now_ns,
+            );
         });
         for job in 0..3 {
             sender.send(job).unwrap();
