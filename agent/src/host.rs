@@ -33,6 +33,7 @@ pub mod meminfo;
 pub(crate) mod mounted;
 pub mod numa;
 pub mod pressure;
+pub mod process_users;
 pub mod processes;
 pub mod program;
 pub mod protect;

@@ -18,8 +18,10 @@ use std::time::Duration;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RawMode};
 use rustix::io::Errno;
 
+use super::HostRoot;
 use super::flock::{FlockError, flock_within, with_open};
 use super::fnv::Fnv;
+use super::process_users::ProcessUsers;
 use crate::host::shown::Show as _;
 
 /// Of the directory.
@@ -265,7 +267,11 @@ fn repair(path: &Path, metadata: &std::fs::Metadata) -> io::Result<()> {
         // The kernel names who has asked for the lock, which may have ended and left it to a process that it started:
         // so everybody counts who has the file open. An agent of ours keeps its lock.
         Err(FlockError::Held(_)) => {
-            let is_ours = |pid: &u32| uid_of(*pid) == Some(metadata.uid());
+            let host = HostRoot::live();
+            let is_ours = |pid: &u32| {
+                let users = ProcessUsers::of(&host, *pid);
+                users.is_some_and(|users| users.effective == metadata.uid())
+            };
             if with_open(&old).iter().any(is_ours) {
                 return Ok(());
             }
@@ -276,16 +282,6 @@ fn repair(path: &Path, metadata: &std::fs::Metadata) -> io::Result<()> {
     let mut copy = create_new(&new)?;
     io::copy(&mut io::Read::take(&old, COPY_BYTES_MAX), &mut copy)?;
     std::fs::rename(&new, path)
-}
-
-/// The effective user of a process. Not the owner of its directory in `/proc`, which is root for a process that allows
-/// no core dump.
-fn uid_of(pid: u32) -> Option<u32> {
-    let text = std::fs::read(format!("/proc/{pid}/status")).ok()?;
-    text.split(|byte| *byte == b'\n')
-        .find_map(|line| line.strip_prefix(b"Uid:"))
-        .and_then(|uids| std::str::from_utf8(uids).ok())
-        .and_then(|uids| uids.split_ascii_whitespace().nth(1)?.parse().ok())
 }
 
 /// Whether a file system took nothing because it is full or read-only: it may take something later.

@@ -19,7 +19,8 @@ use super::kubelet_state::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
-use crate::host::file::{read_text, read_whole};
+use crate::host::file::read_text;
+use crate::host::process_users::ProcessUsers;
 use crate::host::shown::Show as _;
 use crate::pods::names::pods_of_process;
 
@@ -217,8 +218,9 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
 
 /// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be
 /// read counts as in one; what a unit or a container outside of pods is called makes no pod of it. So may a process of
-/// any user of the node: a kubelet was started by root. On cgroup v1 a process that has ended is in no cgroup: it has
-/// no command line either. Of that one byte is read: a process can have one of any length (`PR_SET_MM_MAP`).
+/// any user of the node: a kubelet was started by root, its real user. On cgroup v1 a process that has ended is in no
+/// cgroup: it has no command line either. Of that one byte is read: a process can have one of any length
+/// (`PR_SET_MM_MAP`).
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let entries = std::fs::read_dir(host.procfs("")).ok()?;
     let pids = entries
@@ -236,22 +238,11 @@ pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
     let is_kubelet = |pid: &u32| {
         let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
         comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
-            && is_started_by_root(host, *pid)
+            && ProcessUsers::of(host, *pid).is_some_and(|users| users.real == 0)
             && !is_in_pod(pid)
             && !has_ended(pid)
     };
     pids.filter(is_kubelet).min()
-}
-
-/// By its real user: a program with a setuid bit has root's effective one, and the name by which anybody starts it. The
-/// name in the first line is escaped.
-fn is_started_by_root(host: &HostRoot, pid: u32) -> bool {
-    let Ok(status) = read_whole(host.procfs(format!("{pid}/status"))) else {
-        return false;
-    };
-    let mut lines = status.split(|byte| *byte == b'\n');
-    let uids = lines.find_map(|line| line.strip_prefix(b"Uid:\t"));
-    uids.is_some_and(|uids| uids.starts_with(b"0\t"))
 }
 
 #[cfg(test)]
