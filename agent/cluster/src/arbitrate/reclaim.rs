@@ -442,7 +442,9 @@ impl Reclaims {
                 }
                 (Fate::Started, alike) => {
                     // The others would start as well.
-                    alike.map(|alike| missed.remove(&alike));
+                    if let Some(alike) = alike {
+                        missed.remove(&alike);
+                    }
                     false
                 }
                 (Fate::Gone, alike) => {

@@ -91,6 +91,13 @@ impl World {
             .insert(pod["metadata"]["name"].as_str().unwrap().to_owned(), pod);
     }
 
+    /// The pod is seen with something else in it.
+    fn change(&mut self, name: &str, how: impl FnOnce(&mut Value)) {
+        let mut pod = self.pods[name].clone();
+        how(&mut pod);
+        self.see_pod(pod);
+    }
+
     fn gone(&mut self, name: &str) {
         let pod = self.pods.remove(name).unwrap();
         let gone = WatchEvent::Gone(pod.to_string().into_bytes());
@@ -449,16 +456,16 @@ fn a_budget_keeps_no_broken_pod_that_the_api_server_would_let_go() {
             "status": {"disruptionsAllowed": 0, "observedGeneration": 1, "currentHealthy": 9, "desiredHealthy": 10}});
         world.see(Kind::Budgets, &budget);
         for at in 0..10 {
-            let mut pod = world.pods[&format!("a{at}")].clone();
-            pod["status"]["conditions"] = ready("True");
-            world.see_pod(pod);
+            world.change(&format!("a{at}"), |pod| {
+                pod["status"]["conditions"] = ready("True");
+            });
         }
-        let mut pod = world.pods["a5"].clone();
-        pod["status"]["conditions"] = Value::Null;
-        for (key, value) in status.as_object().unwrap() {
-            pod["status"][key] = value.clone();
-        }
-        world.see_pod(pod);
+        world.change("a5", |pod| {
+            pod["status"]["conditions"] = Value::Null;
+            for (key, value) in status.as_object().unwrap() {
+                pod["status"][key] = value.clone();
+            }
+        });
         let expected = if goes { vec!["a5"] } else { Vec::new() };
         let calls = world.run(40, true, |_| None);
         assert_eq!(evictions(&calls), expected, "{policy:?} {status}");
@@ -474,9 +481,9 @@ fn what_an_autoscaler_leaves_on_its_node_stays() {
     for (name, value) in stays {
         let mut world = World::full(false);
         for at in 0..9 {
-            let mut pod = world.pods[&format!("a{at}")].clone();
-            pod["metadata"]["annotations"] = json!({name: value});
-            world.see_pod(pod);
+            world.change(&format!("a{at}"), |pod| {
+                pod["metadata"]["annotations"] = json!({name: value});
+            });
         }
         // Another value says nothing of the kind.
         let mut pod = world.pods["a9"].clone();

@@ -658,9 +658,22 @@ fn part_of(amount: i128, capacity: Option<u64>, bits: u32) -> i128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arbitration::amounts::Resources;
+    use crate::arbitration::groups::Consumer;
 
     mod effort;
     mod priority;
+
+    /// One that shares with others like it, and has no bounds.
+    pub(super) fn plain_consumer(resources: &Resources) -> Consumer {
+        Consumer {
+            parent: None,
+            weight: 1,
+            hard: resources.unbounded(),
+            reserved: resources.none(),
+            unlimited: false,
+        }
+    }
 
     /// So much is free on each node.
     pub(super) fn free_of(rows: &[[u64; 2]], parts: &[Parts]) -> Free {

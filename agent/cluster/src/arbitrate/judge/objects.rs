@@ -172,10 +172,7 @@ pub(super) fn objects(
 
 /// A namespace without a Consumer gives nothing back, so what it uses cannot be promised to others: it has that before
 /// all of them. The core has a rule of its own for `kube-system`.
-fn without_consumer(
-    store: &Store,
-    consumers: &OfNamespaces<'_>,
-) -> impl Iterator<Item = NamedConsumer> {
+fn without_consumer(store: &Store, consumers: &OfNamespaces<'_>) -> Vec<NamedConsumer> {
     let namespaces = store.namespaces.iter().map(|(name, _)| name);
     let of_pods = store.pods.iter().map(|(_, pod)| &pod.namespace);
     let all: BTreeSet<&String> = namespaces.chain(of_pods).collect();
@@ -189,7 +186,7 @@ fn without_consumer(
         unlimited: true,
         ..NamedConsumer::default()
     });
-    others.collect::<Vec<_>>().into_iter()
+    others.collect()
 }
 
 /// As the core counts, in seconds. Never none: a Consumer may ask for more.
@@ -251,16 +248,18 @@ fn named_pod(
     // Then no pod is compared with them.
     let has_many_budgets = store.has_many_budgets(&pod.namespace);
     let leaving = leaving(memory, uid, pod, mono_ms);
-    let runs = pod.node.as_ref().is_some_and(|node| {
-        let node = store.nodes.get(node);
-        node.is_some_and(|node| node.is_ready)
-    });
+    let runs = || {
+        pod.node.as_ref().is_some_and(|node| {
+            let node = store.nodes.get(node);
+            node.is_some_and(|node| node.is_ready)
+        })
+    };
     let is_leaving = match leaving {
         // Of a namespace that is not arbitrated only what runs counts: no room is made for the others.
-        Deletion::No => spec.is_none() && pod.namespace != KUBE_SYSTEM && !runs,
+        Deletion::No => spec.is_none() && pod.namespace != KUBE_SYSTEM && !runs(),
         Deletion::Soon => true,
         // A pending one waits for nothing any more, and from a node that is lost none comes back.
-        Deletion::Later | Deletion::Hangs => !runs,
+        Deletion::Later | Deletion::Hangs => !runs(),
     };
     NamedPod {
         uid: uid.clone(),

@@ -138,10 +138,10 @@ const YEAR_S: u64 = 365 * 86_400;
 
 /// The pod leaves, and may take so long.
 fn leaves_in(world: &mut World, name: &str, grace_s: u64) {
-    let mut pod = world.pods[name].clone();
-    pod["metadata"]["deletionTimestamp"] = json!("2027-11-22T10:00:00Z");
-    pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
-    world.see_pod(pod);
+    world.change(name, |pod| {
+        pod["metadata"]["deletionTimestamp"] = json!("2027-11-22T10:00:00Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
+    });
 }
 
 /// A tenant deletes all its pods, which have a year to end: it uses what it did before, and gives back as before.
@@ -595,10 +595,10 @@ fn a_tenant_does_not_end_the_doubt_about_the_scheduler() {
     assert!(evictions(&world.run(5, true, |_| None)).is_empty());
     assert!(world.held().contains("kube-scheduler"), "{}", world.held());
     // What only the scheduler does.
-    let mut pod = world.pods["b4"].clone();
-    pod["status"]["conditions"] =
-        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
-    world.see_pod(pod);
+    world.change("b4", |pod| {
+        pod["status"]["conditions"] =
+            json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]);
+    });
     world.run(1, true, |_| None);
     assert!(!world.held().contains("kube-scheduler"), "{}", world.held());
 }

@@ -25,16 +25,14 @@ fn kept(node: &str) -> (String, Option<String>, Option<String>) {
 
 /// The pod leaves, or has left.
 fn leaves(world: &mut World, name: &str) {
-    let mut pod = world.pods[name].clone();
-    pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
-    pod["metadata"]["deletionGracePeriodSeconds"] = json!(600);
-    world.see_pod(pod);
+    world.change(name, |pod| {
+        pod["metadata"]["deletionTimestamp"] = json!("2026-11-22T10:00:31Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(600);
+    });
 }
 
 fn starts(world: &mut World, name: &str) {
-    let mut pod = world.pods[name].clone();
-    pod["spec"]["nodeName"] = json!("n");
-    world.see_pod(pod);
+    world.change(name, |pod| pod["spec"]["nodeName"] = json!("n"));
 }
 
 #[test]
@@ -59,9 +57,7 @@ fn the_hole_is_kept_before_the_first_victim_goes_and_until_the_pod_has_started()
     world.pod("a", "a0-successor", None);
     assert!(holes(&world.run(120, true, |_| None)).is_empty());
     // The scheduler takes it back: it is written again.
-    let mut pod = world.pods["b0"].clone();
-    pod["status"]["nominatedNodeName"] = Value::Null;
-    world.see_pod(pod);
+    world.change("b0", |pod| pod["status"]["nominatedNodeName"] = Value::Null);
     assert_eq!(holes(&world.run(1, true, |_| None)), [kept("n")]);
     world.gone("a0");
     assert!(holes(&world.run(59, true, |_| None)).is_empty());
@@ -109,9 +105,9 @@ fn no_room_is_kept_where_no_eviction_comes_of_it() {
 #[test]
 fn the_refusal_of_a_second_victim_does_not_cost_the_first() {
     let wide = |world: &mut World| {
-        let mut pod = world.pods["b0"].clone();
-        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2");
-        world.see_pod(pod);
+        world.change("b0", |pod| {
+            pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("2");
+        });
     };
     let trials = |calls: &[(Target, Call)]| -> Vec<String> {
         let tried = calls.iter().filter_map(|(target, call)| {
@@ -145,9 +141,9 @@ fn the_refusal_of_a_second_victim_does_not_cost_the_first() {
 #[test]
 fn a_nomination_of_the_schedulers_own_stays_and_evicts_no_pod() {
     let mut world = World::full(false);
-    let mut pod = world.pods["b0"].clone();
-    pod["status"]["nominatedNodeName"] = json!("another");
-    world.see_pod(pod);
+    world.change("b0", |pod| {
+        pod["status"]["nominatedNodeName"] = json!("another");
+    });
     let calls = world.run(60, true, |_| None);
     assert!(holes(&calls).is_empty() && evictions(&calls).is_empty());
 }

@@ -3,9 +3,7 @@
 use super::*;
 
 fn with_priority(world: &mut World, name: &str, priority: i64) {
-    let mut pod = world.pods[name].clone();
-    pod["spec"]["priority"] = json!(priority);
-    world.see_pod(pod);
+    world.change(name, |pod| pod["spec"]["priority"] = json!(priority));
 }
 
 /// The successor of such a victim would take the hole: the scheduler keeps room against no pod of greater priority.

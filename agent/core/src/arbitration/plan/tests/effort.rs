@@ -3,7 +3,7 @@
 use super::*;
 use crate::arbitration::amounts::Resources;
 use crate::arbitration::cluster::{Node, Options};
-use crate::arbitration::groups::{Consumer, deserve};
+use crate::arbitration::groups::deserve;
 
 const NODES: usize = 200;
 const ON_A_NODE: usize = 110;
@@ -11,13 +11,7 @@ const ON_A_NODE: usize = 110;
 /// Nodes that pods of `a` fill, which request so much; pods of `b` wait that request `wanted`.
 fn full(requests: impl Fn(usize) -> [u64; 2], wanted: &[[u64; 2]], most: usize) -> Cluster {
     let resources = Resources::new(["cpu", "pods"].map(str::to_owned)).unwrap();
-    let consumer = || Consumer {
-        parent: None,
-        weight: 1,
-        hard: resources.unbounded(),
-        reserved: resources.none(),
-        unlimited: false,
-    };
+    let consumer = || plain_consumer(&resources);
     let pod = |at: usize, node: Option<usize>, requests: [u64; 2]| Pod {
         uid: format!("{:05}", at * 7919 % 100_003),
         namespace: usize::from(node.is_none()),

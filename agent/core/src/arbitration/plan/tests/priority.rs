@@ -3,18 +3,12 @@
 use super::*;
 use crate::arbitration::amounts::Resources;
 use crate::arbitration::cluster::{Node, Options};
-use crate::arbitration::groups::{Consumer, deserve};
+use crate::arbitration::groups::deserve;
 
 /// A node that six pods of `a` fill; `b` and `c` wait with a pod of these priorities.
 fn full(priorities: [i64; 2], spares_greater_priority: bool) -> Cluster {
     let resources = Resources::new(["cpu".to_owned()]).unwrap();
-    let consumer = || Consumer {
-        parent: None,
-        weight: 1,
-        hard: resources.unbounded(),
-        reserved: resources.none(),
-        unlimited: false,
-    };
+    let consumer = || plain_consumer(&resources);
     let pod = |at: usize| Pod {
         uid: format!("u{at}"),
         namespace: at.saturating_sub(5),
