@@ -11,11 +11,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use plimsoll_cluster::api::{Api, Source};
 use plimsoll_cluster::call::{Answer, Call, Content, Verb};
+use plimsoll_cluster::metrics::Metrics;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use super::policies::{knows_policies, make_policies};
 use super::support::program::{page, succeeds};
 use super::support::server::{Server, free_port};
 use super::support::{run, until};
@@ -24,6 +27,11 @@ pub(super) const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
 
 /// Of resources that the API server gets to know.
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+const OWN_NAMESPACE: &str = "/api/v1/namespaces/plimsoll";
+const ACCOUNT: &str = "plimsoll-arbitrator";
+/// The kubeconfig of the arbitrator.
+const CONFIG: &str = "arbitrator.conf";
 
 pub(super) fn deploy(file: &str) -> Vec<Value> {
     let path = format!(
@@ -48,21 +56,7 @@ async fn installed_with(change: impl Fn(&mut Value)) -> Option<Server> {
         }
     }
     namespace(&server, "plimsoll").await;
-    let rbac = "/apis/rbac.authorization.k8s.io/v1";
-    for mut object in deploy("rbac.yaml") {
-        let kind = object["kind"].as_str().unwrap().to_owned();
-        let path = match kind.as_str() {
-            "ClusterRole" => format!("{rbac}/clusterroles"),
-            "ClusterRoleBinding" => format!("{rbac}/clusterrolebindings"),
-            "Role" => format!("{rbac}/namespaces/plimsoll/roles"),
-            "RoleBinding" => format!("{rbac}/namespaces/plimsoll/rolebindings"),
-            _ => continue,
-        };
-        if kind.ends_with("Binding") {
-            object["subjects"] = json!([{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "arbitrator"}]);
-        }
-        server.create(&path, &object).await;
-    }
+    account(&server).await;
     until("the resource to be served", async || {
         server.get(CONSUMERS).await
     })
@@ -73,6 +67,61 @@ async fn installed_with(change: impl Fn(&mut Value)) -> Option<Server> {
     })
     .await;
     Some(server)
+}
+
+/// The account of the arbitrator with its rights, a token of it that is bound to a pod, as a kubelet asks for one, and
+/// from Kubernetes 1.30 on the policies that say what of a pod and of a node it changes.
+pub(super) async fn account(server: &Server) {
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    for object in deploy("rbac.yaml") {
+        let path = match object["kind"].as_str().unwrap() {
+            "ServiceAccount" => format!("{OWN_NAMESPACE}/serviceaccounts"),
+            "ClusterRole" => format!("{rbac}/clusterroles"),
+            "ClusterRoleBinding" => format!("{rbac}/clusterrolebindings"),
+            "Role" => format!("{rbac}/namespaces/plimsoll/roles"),
+            "RoleBinding" => format!("{rbac}/namespaces/plimsoll/rolebindings"),
+            other => panic!("{other}"),
+        };
+        server.create(&path, &object).await;
+    }
+    let pod = json!({"metadata": {"name": "arbitrator"}, "spec": {"serviceAccountName": ACCOUNT,
+        "containers": [{"name": "arbitrator", "image": "i"}]}});
+    let pod = server.create(&format!("{OWN_NAMESPACE}/pods"), &pod).await;
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "arbitrator", "uid": pod["metadata"]["uid"]});
+    let request = json!({"spec": {"boundObjectRef": bound, "expirationSeconds": 36_000}});
+    let path = format!("{OWN_NAMESPACE}/serviceaccounts/{ACCOUNT}/token");
+    let answer = server.create(&path, &request).await;
+    let token = answer["status"]["token"].as_str().unwrap();
+    let source = Source::Kubeconfig(server.kubeconfig_of(CONFIG, token));
+    let api = Api::new(source, Metrics::new().into()).await.unwrap();
+    // The API server hears of roles and of policies by watches of its own.
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/plimsoll/leases/plimsoll-arbitrator";
+    until("the rights to be in force", async || {
+        let nodes = api
+            .call(&Call::get("test", "/api/v1/nodes".to_owned()))
+            .await;
+        let lease = api.call(&Call::get("test", lease.to_owned())).await;
+        let is_known = |answer: &Answer| !matches!(answer, Answer::Refused(it) if it.code == 403);
+        (is_known(&nodes) && is_known(&lease)).then_some(())
+    })
+    .await;
+    if !knows_policies(server).await {
+        return;
+    }
+    make_policies(server, deploy("admission-policy.yaml")).await;
+    let path = format!("{OWN_NAMESPACE}/pods/arbitrator/status");
+    let failed = json!({"status": {"phase": "Failed"}});
+    let call = Call::write(Verb::Patch, "test", &path, Content::Merge, &failed, true);
+    until("the policies to be in force", async || {
+        match api.call(&call).await {
+            Answer::Refused(refusal) => refusal
+                .message
+                .contains("plimsoll-arbitrator-pods")
+                .then_some(()),
+            _ => None,
+        }
+    })
+    .await;
 }
 
 pub(super) async fn namespace(server: &Server, name: &str) {
@@ -178,6 +227,18 @@ impl Arbitrator {
         line.map_or(0.0, |value| value.parse().unwrap())
     }
 
+    /// The API server has refused nothing for want of a right, or by a policy.
+    pub(super) async fn was_let(&self) {
+        let text = self.page("/metrics").await;
+        let is = |line: &&str| {
+            ["403", "422"]
+                .iter()
+                .any(|code| line.contains(&format!("code=\"{code}\"")))
+        };
+        let refused: Vec<&str> = text.lines().filter(is).collect();
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+
     async fn leads(&self) -> bool {
         self.metric("leader").await > 0.0
     }
@@ -272,6 +333,10 @@ async fn turn(
             text("/metadata/name"),
             text("/metadata/uid"),
         );
+        // The pod of the arbitrator's token.
+        if namespace == "plimsoll" {
+            continue;
+        }
         let node = text("/spec/nodeName");
         if !text("/metadata/deletionTimestamp").is_empty() {
             // Its owner makes another one, as often as it takes; before it has gone: who sees it go sees its successor.
@@ -372,9 +437,9 @@ pub(super) async fn until_condition(
     .await
 }
 
-/// Kubeconfig with the rights of `deploy/`.
+/// With the account of `deploy/`: see [`account`].
 pub(super) fn kubeconfig(server: &Server) -> PathBuf {
-    server.kubeconfig_of("arbitrator.conf", "arbitrator-token")
+    server.path(CONFIG)
 }
 
 /// Two groups with weights 4 and 6 on ten CPUs; `four` has filled the cluster.
@@ -515,6 +580,7 @@ fn two_groups_share_lend_and_take_back_within_budgets_whatever_happens() {
         // `six` has no further pod: the fourth CPU is nobody's, and its pod stays.
         assert_eq!(cluster.evicted(), before + 6);
         assert!(arbitrator.page("/readyz").await.starts_with("HTTP/1.1 200"));
+        arbitrator.was_let().await;
     });
 }
 
@@ -625,6 +691,7 @@ fn a_leader_that_is_killed_in_the_middle_of_a_plan_is_followed_by_the_other_one(
             (!list["items"].as_array()?.iter().any(has)).then_some(())
         })
         .await;
+        follower.was_let().await;
     });
 }
 

@@ -12,9 +12,6 @@ use super::*;
 
 const POLICIES: &str = include_str!("../../../../deploy/base/admission-policy.yaml");
 const ROLE: &str = include_str!("../../../../deploy/base/rbac.yaml");
-const ARBITRATORS_POLICIES: &str =
-    include_str!("../../../../deploy/components/arbitrator/admission-policy.yaml");
-const ARBITRATORS_RIGHTS: &str = include_str!("../../../../deploy/components/arbitrator/rbac.yaml");
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const NODE: &str = "bound";
 /// What components add to the role: the taint, and the retention of evicted pods.
@@ -197,8 +194,7 @@ async fn is_refused(
 /// The role and the account of `deploy/base`, with what components add, and the policies. `false`: this server knows
 /// none.
 async fn install(server: &Server) -> bool {
-    let policies = format!("{GROUP}/validatingadmissionpolicies");
-    if server.get(&policies).await.is_none() {
+    if !knows_policies(server).await {
         return false;
     }
     let namespace = json!({"metadata": {"name": "plimsoll"}});
@@ -226,12 +222,18 @@ async fn install(server: &Server) -> bool {
             .create(&format!("{rbac}/{collection}"), &object)
             .await;
     }
-    make_policies(server, POLICIES).await;
+    make_policies(server, serde_saphyr::from_multiple(POLICIES).unwrap()).await;
     true
 }
 
-async fn make_policies(server: &Server, text: &str) {
-    for object in serde_saphyr::from_multiple::<Value>(text).unwrap() {
+/// Whether this server knows them, as from Kubernetes 1.30 on.
+pub(super) async fn knows_policies(server: &Server) -> bool {
+    let policies = format!("{GROUP}/validatingadmissionpolicies");
+    server.get(&policies).await.is_some()
+}
+
+pub(super) async fn make_policies(server: &Server, objects: Vec<Value>) {
+    for object in objects {
         let collection = match object["kind"].as_str() {
             Some("ValidatingAdmissionPolicy") => "validatingadmissionpolicies",
             _ => "validatingadmissionpolicybindings",
@@ -412,42 +414,21 @@ fn the_token_of_a_node_changes_what_an_eviction_needs_and_nothing_else() {
     });
 }
 
-/// The account of `deploy/components/arbitrator`, its rights of the cluster, and its policies. Returns a token of it.
-async fn install_arbitrator(server: &Server) -> String {
-    let namespace = json!({"metadata": {"name": "plimsoll"}});
-    server.create("/api/v1/namespaces", &namespace).await;
-    for object in serde_saphyr::from_multiple::<Value>(ARBITRATORS_RIGHTS).unwrap() {
-        let rbac = "/apis/rbac.authorization.k8s.io/v1";
-        let path = match object["kind"].as_str() {
-            Some("ServiceAccount") => "/api/v1/namespaces/plimsoll/serviceaccounts".to_owned(),
-            Some("ClusterRole") => format!("{rbac}/clusterroles"),
-            Some("ClusterRoleBinding") => format!("{rbac}/clusterrolebindings"),
-            _ => continue,
-        };
-        server.create(&path, &object).await;
-    }
-    make_policies(server, ARBITRATORS_POLICIES).await;
-    let path = "/api/v1/namespaces/plimsoll/serviceaccounts/plimsoll-arbitrator/token";
-    let request = json!({"spec": {"expirationSeconds": 36_000}});
-    let answer = server.create(path, &request).await;
-    answer["status"]["token"].as_str().unwrap().to_owned()
-}
-
 #[test]
 fn the_token_of_the_arbitrator_changes_what_it_writes_and_nothing_else() {
     run(async {
         let Some(server) = Server::start().await else {
             return;
         };
-        let policies = format!("{GROUP}/validatingadmissionpolicies");
-        if server.get(&policies).await.is_none() {
+        if !knows_policies(&server).await {
             return support::notes::left_out("policies of admission: Kubernetes 1.30 and later");
         }
         server.node(NODE, "v1.36.2").await;
         server.pod(NODE, "bound-0").await;
         fill(&server, NODE, &["bound-0"]).await;
-        let token = install_arbitrator(&server).await;
-        let source = Source::Kubeconfig(server.kubeconfig_of("arbitrator.conf", &token));
+        arbitrator::namespace(&server, "plimsoll").await;
+        arbitrator::account(&server).await;
+        let source = Source::Kubeconfig(arbitrator::kubeconfig(&server));
         let api = Api::new(source, Metrics::new().into()).await.unwrap();
         let (pod, node) = (
             path_of_status("bound-0"),

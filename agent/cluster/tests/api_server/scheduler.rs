@@ -272,6 +272,7 @@ fn a_lender_gets_its_place_back_and_no_successor_takes_it_again() {
             })
             .await;
         }
+        arbitrator.was_let().await;
         deleted_in_the_middle(&cluster, &arbitrator).await;
     });
 }

@@ -158,6 +158,7 @@ fn a_wrong_consumer_is_refused_and_without_the_webhook_it_is_taken() {
         // What was wrong before does not keep it from being changed.
         let path = format!("{CONSUMERS}/orphan");
         server.merge(&path, &json!({"spec": {"weight": 3}})).await;
+        arbitrator.was_let().await;
         drop(arbitrator);
     });
 }

@@ -28,8 +28,6 @@ const STARTS_MAX: u32 = 20;
 /// How often a server that does not answer is asked, and with which pause.
 const ASKED_MAX: u32 = 1000;
 const ASKED_EVERY: Duration = Duration::from_millis(200);
-/// That of the arbitrator.
-const ARBITRATOR: &str = "arbitrator-token";
 
 /// Ports of servers: below those that the kernel gives to connections (`net.ipv4.ip_local_port_range`).
 const PORTS: Range<u16> = 12_000..32_000;
@@ -64,7 +62,7 @@ fn binaries() -> Option<PathBuf> {
 
 /// Who has which token: the program under test has this one.
 fn tokens(cluster: &str) -> String {
-    format!("{ADMIN},admin,1,system:masters\n{cluster},cluster,2,\n{ARBITRATOR},arbitrator,3,\n")
+    format!("{ADMIN},admin,1,system:masters\n{cluster},cluster,2,\n")
 }
 
 /// A certificate authority, and a certificate of loopback that it signed.
