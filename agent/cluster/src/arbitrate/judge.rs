@@ -178,6 +178,7 @@ pub fn judge(
             && !memory.unserved.contains(uid)
             && is_living(store, &pod.namespace)
     };
+    let stuck = objects::stuck(store, memory, now.mono_ms).len();
     let served: Vec<Entitled> = all.iter().filter(is_served).cloned().collect();
     let turns = &mut memory.turns;
     let steps = plan(&cluster, &census, &deserved, &served, turns);
@@ -191,6 +192,9 @@ pub fn judge(
     judgement
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
+    judgement
+        .wrong_objects
+        .insert("EvictedPodsHang", u64::try_from(stuck).unwrap_or(u64::MAX));
     for (at, (_, pod)) in pods.iter().enumerate() {
         // With too many quotas it is not the pod that is unusual.
         if let Some(warning) = PodWarning::of(pod, census.standings[at])

@@ -144,7 +144,7 @@ fn underserved(row: &Row) -> Condition {
             true,
             "Blocked",
             format!(
-                "{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, greater priorities, or none that use too much{and}{not_served}"
+                "{waiting} entitled pods wait for room; for {blocked} of them no pods may be evicted that would make it: budgets, reservations, greater priorities, evicted pods that do not end on their nodes, or none that use too much{and}{not_served}"
             ),
         ),
     }

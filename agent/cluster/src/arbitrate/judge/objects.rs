@@ -22,6 +22,9 @@ use crate::arbitrate::seen::pod::SeenPod;
 use crate::arbitrate::store::Store;
 use crate::clock::Now;
 
+/// With so many evicted pods of a namespace that do not end on their node no further one of it is evicted there. One
+/// alone may have trouble of its own.
+const HANGING_MAX: usize = 2;
 /// A pod for which room was begun counts as one that has waited for longer than any other.
 const BEGUN_S: u64 = 1 << 32;
 
@@ -82,6 +85,29 @@ fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Deletion 
     Deletion::of(grace_s, mono_ms.saturating_sub(since_ms))
 }
 
+/// Nodes and namespaces of which evicted pods do not end there: nothing shows that another one would, and its room
+/// would go to nobody. Each namespace for itself: what a tenant keeps from ending keeps no pod of others.
+pub(super) fn stuck<'a>(
+    store: &'a Store,
+    memory: &Memory,
+    mono_ms: u64,
+) -> BTreeSet<(&'a str, &'a str)> {
+    let mut hanging: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (uid, pod) in store.pods.iter() {
+        // Its notice says that it was evicted, also to the next leader.
+        if let Some(node) = &pod.node
+            && pod.evict_after.is_some()
+            && pod.is_leaving
+            && !pod.is_daemon
+            && leaving(memory, uid, pod, mono_ms) == Deletion::Hangs
+        {
+            *hanging.entry((node, &pod.namespace)).or_default() += 1;
+        }
+    }
+    hanging.retain(|_, pods| *pods >= HANGING_MAX);
+    hanging.into_keys().collect()
+}
+
 /// As the core takes objects.
 pub(super) fn objects(
     store: &Store,
@@ -120,6 +146,7 @@ pub(super) fn objects(
             *long.entry(&pod.namespace).or_default() += 1;
         }
     }
+    let stuck = stuck(store, memory, now.mono_ms);
     let pods = store.pods.iter().map(|(uid, pod)| {
         let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
         let mut named = named_pod(store, memory, (uid, pod), spec, times, now.mono_ms);
@@ -127,7 +154,9 @@ pub(super) fn objects(
         let has_enough = long
             .get(pod.namespace.as_str())
             .is_some_and(|notices| *notices >= LONG_NOTICES_MAX);
-        named.daemon |= has_enough && !memory.noticed.contains(uid);
+        let node = pod.node.as_deref().unwrap_or_default();
+        let is_stuck = stuck.contains(&(node, pod.namespace.as_str()));
+        named.daemon |= is_stuck || has_enough && !memory.noticed.contains(uid);
         named
     });
     let others = without_consumer(store, consumers);

@@ -247,6 +247,50 @@ fn a_pod_that_does_not_end_in_its_time_holds_up_nobody() {
     assert!(body["deleteOptions"]["gracePeriodSeconds"].is_null());
 }
 
+/// What is evicted in so many seconds. None of it ends.
+fn evicted_in_vain(world: &mut World, seconds: u64) -> Vec<String> {
+    let mut evicted = Vec::new();
+    for _ in 0..seconds {
+        for victim in evictions(&world.run(1, true, |_| None)) {
+            leaves_in(world, &victim, 2);
+            evicted.push(victim);
+        }
+    }
+    evicted
+}
+
+/// A node on which no sandbox is torn down any more: each pod that is evicted there stays, uses what it did, and makes
+/// no room, so that another one would have to go for the same pod.
+#[test]
+fn a_node_on_which_evicted_pods_do_not_end_loses_no_further_ones() {
+    let mut world = World::full(false);
+    assert_eq!(evicted_in_vain(&mut world, 900).len(), 2);
+    assert!(!world.pods["a0"]["metadata"]["annotations"]["plimsoll.dev/evict-after"].is_null());
+    assert_eq!(row(&world, "b").blocked, 1);
+    let wrong = &world.arbiter.judgement.wrong_objects;
+    assert_eq!(wrong["EvictedPodsHang"], 1);
+    // Who has lost the Lease for a while knows it, too.
+    world.run(20, false, |_| None);
+    assert!(evicted_in_vain(&mut world, 900).is_empty());
+    // One of them has gone: another one may go.
+    world.gone("a0");
+    world.pod("a", "again", Some("n"));
+    assert_eq!(evicted_in_vain(&mut world, 100).len(), 1);
+}
+
+#[test]
+fn pods_of_one_namespace_that_do_not_end_keep_none_of_another_on_their_node() {
+    let mut world = World::full(false);
+    assert_eq!(evicted_in_vain(&mut world, 200), ["a0", "a1"]);
+    world.see(Kind::Namespaces, &json!({"metadata": {"name": "c"}}));
+    world.consumer("c", &json!({"namespace": "c"}));
+    for at in 4..10 {
+        world.gone(&format!("a{at}"));
+        world.pod("c", &format!("c{at}"), Some("n"));
+    }
+    assert_eq!(evicted_in_vain(&mut world, 100), ["c4"]);
+}
+
 #[test]
 fn a_namespace_with_too_many_budgets_keeps_its_pods_and_costs_no_other() {
     for (count, evicted) in [(100, 1), (101, 0), (3_000, 0)] {
