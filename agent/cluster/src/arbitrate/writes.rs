@@ -287,16 +287,20 @@ impl Arbiter {
             let Some(row) = self.rows.get(name) else {
                 continue;
             };
-            let namespace = row.namespace.as_deref();
-            let asked_for = namespace.and_then(|it| noticed.get(it)).unwrap_or(&none);
+            let counted = row.namespace.as_deref();
+            let asked_for = counted.and_then(|it| noticed.get(it)).unwrap_or(&none);
             let held_back = self.held_back.as_deref();
             let status = Status::of(row, consumer.generation, asked_for, held_back);
             let mut places = vec![(Target::Consumer(name.clone()), Some(&consumer.status))];
+            // What another Consumer has its namespace before may have an Allocation since a time before that.
+            let spec = consumer.spec.as_ref().ok();
+            let namespace = counted.or_else(|| spec?.namespace.as_deref());
             if let Some(namespace) = namespace.filter(|it| self.lives(it)) {
                 let key = (namespace.to_owned(), name.clone());
                 let seen = self.store.allocations.get(&key);
                 match seen {
                     // It may be among those that are not kept, as it should be.
+                    None if counted.is_none() => {}
                     None if self.store.allocations.left_out_of(namespace) > 0 => {}
                     None => places.push((Target::Allocation(key.0, key.1), None)),
                     Some(seen) => {

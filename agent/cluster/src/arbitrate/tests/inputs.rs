@@ -225,3 +225,34 @@ fn an_allocation_among_too_many_is_not_written_again_and_again() {
         Some(("False".into(), "TooManyAllocations".into()))
     );
 }
+
+/// An administrator gives a namespace to another Consumer, and leaves the old one: what its tenants read of the old one
+/// is not what it was before.
+#[test]
+fn the_allocation_of_a_consumer_that_counts_no_more_says_so() {
+    let mut world = World::new(false);
+    for at in 0..3 {
+        world.pod("b", &format!("b{at}"), Some("n"));
+    }
+    let status = json!({"observedGeneration": 1, "passedOver": 0, "deserved": {"cpu": "10"}, "used": {"cpu": "3"},
+        "conditions": [{"type": "Accepted", "status": "True", "reason": "Accepted", "message": "nothing is wrong with it"}]});
+    let old = json!({"metadata": {"name": "b", "namespace": "b"}, "status": status});
+    world.see(Kind::Allocations, &old);
+    world.consumer("0b", &json!({"namespace": "b"}));
+    let calls = world.run(3, true, |_| None);
+    let target = Target::AllocationStatus("b".into(), "b".into());
+    let (_, call) = calls.iter().find(|(it, _)| *it == target).unwrap();
+    let body: Value = serde_json::from_slice(&call.body).unwrap();
+    assert_eq!(body["status"]["conditions"][0]["reason"], "NamespaceTaken");
+    assert_eq!(body["status"]["deserved"]["cpu"], Value::Null);
+    // None is made for it.
+    let own = json!({"metadata": {"name": "b", "namespace": "b"}});
+    let gone = WatchEvent::Gone(own.to_string().into_bytes());
+    world.arbiter.hear(Kind::Allocations, gone);
+    let calls = world.run(100, true, |_| None);
+    let made = |name: &str| {
+        let made = Target::Allocation("b".into(), name.into());
+        calls.iter().any(|(target, _)| *target == made)
+    };
+    assert!(made("0b") && !made("b"));
+}
