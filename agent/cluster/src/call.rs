@@ -154,6 +154,10 @@ impl Answer {
     pub fn words(&self) -> String {
         match self {
             Self::Done(_) => String::new(),
+            // So the API server answers where it does not serve a group.
+            Self::Refused(refusal) if refusal.is_foreign && refusal.code == 404 => {
+                "404, and no Status: the API server does not serve it (is its definition installed?), or something on the way to it has answered".to_owned()
+            }
             Self::Refused(refusal) if refusal.is_foreign => format!(
                 "{}, and no Status: something between here and the API server has answered",
                 refusal.code
@@ -279,6 +283,8 @@ mod tests {
             // A load balancer's "default backend - 404" says nothing about the object.
             let refusal = Refusal::read(404, None, garbage);
             assert!(refusal.is_passing() && !refusal.is_not_found());
+            let words = Answer::Refused(refusal).words();
+            assert!(words.contains("is its definition installed?"), "{words}");
             let refusal = Refusal::read(500, Some(u64::MAX), garbage);
             assert_eq!(refusal.retry_after_ms, Some(3_600_000));
         }
