@@ -162,7 +162,8 @@ pub fn judge(
     objects::note_running(store, memory, now.mono_ms, unix_ms);
     objects::note_leaving(store, memory, now.mono_ms);
     let consumers = consumers(store);
-    let objects = objects::objects(store, memory, &consumers, times, now);
+    let hanging = objects::hanging(store, memory, now.mono_ms);
+    let objects = objects::objects(store, memory, &consumers, &hanging, times, now);
     let resolved = objects.resolve()?;
     let mut cluster = resolved.cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
@@ -178,7 +179,6 @@ pub fn judge(
             && !memory.unserved.contains(uid)
             && is_living(store, &pod.namespace)
     };
-    let stuck = objects::stuck(store, memory, now.mono_ms).len();
     let served: Vec<Entitled> = all.iter().filter(is_served).cloned().collect();
     let turns = &mut memory.turns;
     let steps = plan(&cluster, &census, &deserved, &served, turns);
@@ -192,9 +192,8 @@ pub fn judge(
     judgement
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
-    judgement
-        .wrong_objects
-        .insert("EvictedPodsHang", u64::try_from(stuck).unwrap_or(u64::MAX));
+    let hanging = u64::try_from(hanging.len()).unwrap_or(u64::MAX);
+    judgement.wrong_objects.insert("EvictedPodsHang", hanging);
     for (at, (_, pod)) in pods.iter().enumerate() {
         // With too many quotas it is not the pod that is unusual.
         if let Some(warning) = PodWarning::of(pod, census.standings[at])

@@ -292,15 +292,16 @@ impl Arbiter {
             let held_back = self.held_back.as_deref();
             let status = Status::of(row, consumer.generation, asked_for, held_back);
             let mut places = vec![(Target::Consumer(name.clone()), Some(&consumer.status))];
-            // What another Consumer has its namespace before may have an Allocation since a time before that.
+            // A Consumer whose namespace another Consumer has taken may have an Allocation from before.
             let spec = consumer.spec.as_ref().ok();
             let namespace = counted.or_else(|| spec?.namespace.as_deref());
             if let Some(namespace) = namespace.filter(|it| self.lives(it)) {
                 let key = (namespace.to_owned(), name.clone());
                 let seen = self.store.allocations.get(&key);
                 match seen {
-                    // It may be among those that are not kept, as it should be.
+                    // None is made where the Consumer does not count.
                     None if counted.is_none() => {}
+                    // It may be among those that are not kept, as it should be.
                     None if self.store.allocations.left_out_of(namespace) > 0 => {}
                     None => places.push((Target::Allocation(key.0, key.1), None)),
                     Some(seen) => {

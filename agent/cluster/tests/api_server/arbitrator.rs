@@ -28,6 +28,7 @@ pub(super) const CONSUMERS: &str = "/apis/plimsoll.dev/v1alpha1/consumers";
 /// Of resources that the API server gets to know.
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
+/// Of the arbitrator and its account.
 const OWN_NAMESPACE: &str = "/api/v1/namespaces/plimsoll";
 const ACCOUNT: &str = "plimsoll-arbitrator";
 /// The kubeconfig of the arbitrator.
@@ -437,7 +438,7 @@ pub(super) async fn until_condition(
     .await
 }
 
-/// With the account of `deploy/`: see [`account`].
+/// The kubeconfig that [`account`] has written: with the account of `deploy/`.
 pub(super) fn kubeconfig(server: &Server) -> PathBuf {
     server.path(CONFIG)
 }

@@ -111,7 +111,7 @@ pub(in crate::arbitrate) fn refused_with(
     store: &Store,
     work: usize,
 ) -> std::collections::BTreeSet<String> {
-    use super::objects::objects;
+    use super::objects::{Hanging, objects};
     use super::{Memory, Times, consumers};
     use crate::clock::Now;
 
@@ -123,7 +123,8 @@ pub(in crate::arbitrate) fn refused_with(
         mono_ms: 0,
         unix_ms: 0,
     };
-    let objects = objects(store, &Memory::default(), &consumers(store), times, now);
+    let (memory, consumers) = (Memory::default(), consumers(store));
+    let objects = objects(store, &memory, &consumers, &Hanging::new(), times, now);
     let mut cluster = objects.resolve().unwrap().cluster;
     let pods: Vec<(&String, &SeenPod)> = store.pods.iter().collect();
     let refused = choose_nodes(store, &pods, &mut cluster, work);

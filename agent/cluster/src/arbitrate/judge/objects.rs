@@ -22,8 +22,8 @@ use crate::arbitrate::seen::pod::SeenPod;
 use crate::arbitrate::store::Store;
 use crate::clock::Now;
 
-/// With so many evicted pods of a namespace that do not end on their node no further one of it is evicted there. One
-/// alone may have trouble of its own.
+/// With so many evicted pods of a namespace that do not end on their node no further pod of it is evicted there. A
+/// single pod may be kept from ending by something that is wrong with that pod only.
 const HANGING_MAX: usize = 2;
 /// A pod for which room was begun counts as one that has waited for longer than any other.
 const BEGUN_S: u64 = 1 << 32;
@@ -85,13 +85,12 @@ fn leaving(memory: &Memory, uid: &str, pod: &SeenPod, mono_ms: u64) -> Deletion 
     Deletion::of(grace_s, mono_ms.saturating_sub(since_ms))
 }
 
-/// Nodes and namespaces of which evicted pods do not end there: nothing shows that another one would, and its room
-/// would go to nobody. Each namespace for itself: what a tenant keeps from ending keeps no pod of others.
-pub(super) fn stuck<'a>(
-    store: &'a Store,
-    memory: &Memory,
-    mono_ms: u64,
-) -> BTreeSet<(&'a str, &'a str)> {
+/// Nodes, each with a namespace whose evicted pods do not end there.
+pub(super) type Hanging<'a> = BTreeSet<(&'a str, &'a str)>;
+
+/// On these nodes nothing shows that another pod of the namespace would end, and nobody would get its room. Each
+/// namespace counts for itself: a pod that a tenant keeps from ending keeps no pod of another tenant.
+pub(super) fn hanging<'a>(store: &'a Store, memory: &Memory, mono_ms: u64) -> Hanging<'a> {
     let mut hanging: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (uid, pod) in store.pods.iter() {
         // Its notice says that it was evicted, also to the next leader.
@@ -113,6 +112,7 @@ pub(super) fn objects(
     store: &Store,
     memory: &Memory,
     consumers: &OfNamespaces<'_>,
+    hanging: &Hanging<'_>,
     times: Times,
     now: Now,
 ) -> Objects {
@@ -146,7 +146,6 @@ pub(super) fn objects(
             *long.entry(&pod.namespace).or_default() += 1;
         }
     }
-    let stuck = stuck(store, memory, now.mono_ms);
     let pods = store.pods.iter().map(|(uid, pod)| {
         let spec = consumers.get(&pod.namespace).map(|(_, spec)| *spec);
         let mut named = named_pod(store, memory, (uid, pod), spec, times, now.mono_ms);
@@ -155,8 +154,8 @@ pub(super) fn objects(
             .get(pod.namespace.as_str())
             .is_some_and(|notices| *notices >= LONG_NOTICES_MAX);
         let node = pod.node.as_deref().unwrap_or_default();
-        let is_stuck = stuck.contains(&(node, pod.namespace.as_str()));
-        named.daemon |= is_stuck || has_enough && !memory.noticed.contains(uid);
+        let hangs = hanging.contains(&(node, pod.namespace.as_str()));
+        named.daemon |= hangs || has_enough && !memory.noticed.contains(uid);
         named
     });
     let others = without_consumer(store, consumers);
