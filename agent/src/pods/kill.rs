@@ -78,29 +78,9 @@ const SIGNALS_MAX: usize = member::BATCH;
 /// Two lines of at most 20 bytes, and room for those of later kernels.
 const EVENTS_BYTES_MAX: usize = 256;
 
-/// What [`PodKill::sigterm`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Signalled {
-    /// Processes that got the signal.
-    pub processes: u32,
-}
-
-/// By which way a pod was killed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KillMethod {
-    /// `cgroup.kill`.
-    CgroupKill,
-    /// SIGKILL to each process.
-    Signals,
-    /// Both (hybrid hosts).
-    CgroupKillAndSignals,
-}
-
 /// What [`PodKill::kill`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed {
-    /// By which way.
-    pub how: KillMethod,
     /// Processes signalled one by one; 0 by `cgroup.kill` alone, which does not tell.
     pub processes: u32,
     /// Rounds of signals; 0 by `cgroup.kill` alone.
@@ -201,8 +181,7 @@ impl PodKill {
         Ok(pod_kill)
     }
 
-    /// As [`PodKill::open`], for a kernel before 5.14: signals only. Lets the fallback be used, and tested, on any
-    /// kernel.
+    /// As [`PodKill::open`], on a kernel as before 5.14: signals only. For tests, on any kernel.
     ///
     /// # Errors
     /// As for [`PodKill::open`].
@@ -310,11 +289,6 @@ impl PodKill {
             })
     }
 
-    /// Whether `cgroup.kill` will be used.
-    pub fn has_cgroup_kill(&self) -> bool {
-        self.cgroup_kill.is_some()
-    }
-
     fn containers(&self) -> impl Iterator<Item = &Member> {
         let members = self.members.iter();
         members.filter(|member| member.is_container() && !self.is_spared(member))
@@ -333,13 +307,13 @@ impl PodKill {
     }
 
     /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process
-    /// has ended gets nothing; one in which none has been found yet gets it for its processes, 256 at most. Allocates
-    /// nothing.
+    /// has ended gets nothing; one in which none has been found yet gets it for its processes, 256 at most. Returns how
+    /// many processes got it. Allocates nothing.
     ///
     /// # Errors
     /// [`FileError::Unreadable`] when `cgroup.procs` cannot be read, after the other containers have been served. A
     /// cgroup that is gone is no error.
-    pub fn sigterm(&self) -> Result<Signalled, FileError> {
+    pub fn sigterm(&self) -> Result<u32, FileError> {
         let sent = self.containers().map(|member| match &member.first_process {
             FirstProcess::Unknown(_) => member
                 .processes
@@ -364,7 +338,7 @@ impl PodKill {
     ///
     /// # Errors
     /// As for [`PodKill::sigterm`].
-    pub fn notify(&self, signal: PressureSignal) -> Result<Signalled, FileError> {
+    pub fn notify(&self, signal: PressureSignal) -> Result<u32, FileError> {
         let signal = match signal {
             PressureSignal::Hup => Signal::HUP,
             PressureSignal::Usr1 => Signal::USR1,
@@ -382,7 +356,7 @@ impl PodKill {
     ///
     /// # Errors
     /// As for [`PodKill::sigterm`].
-    pub fn kill_first_processes(&self) -> Result<Signalled, FileError> {
+    pub fn kill_first_processes(&self) -> Result<u32, FileError> {
         let containers = self.containers();
         signalled(containers.map(|member| member.signal_first_process(Signal::KILL).map(u32::from)))
     }
@@ -439,19 +413,12 @@ impl PodKill {
         }
         if is_killed && self.is_unified {
             return Ok(Killed {
-                how: KillMethod::CgroupKill,
                 processes: 0,
                 rounds: 0,
                 leaves_some: self.needed_sweep().is_some(),
             });
         }
-        let how = if is_killed {
-            KillMethod::CgroupKillAndSignals
-        } else {
-            KillMethod::Signals
-        };
         let mut killed = Killed {
-            how,
             processes: 0,
             rounds: 0,
             leaves_some: self.needed_sweep().is_some(),
@@ -561,13 +528,13 @@ fn read_populated(events: &ControlFile) -> Result<bool, FileError> {
     }
 }
 
-/// All of them, and then the first error.
-fn signalled(sent: impl Iterator<Item = Result<u32, FileError>>) -> Result<Signalled, FileError> {
-    let mut signalled = Signalled::default();
+/// Processes that got the signal, of all; or the first error.
+fn signalled(sent: impl Iterator<Item = Result<u32, FileError>>) -> Result<u32, FileError> {
+    let mut signalled = 0;
     let mut first_error = None;
     for sent in sent {
         match sent {
-            Ok(processes) => signalled.processes += processes,
+            Ok(processes) => signalled += processes,
             Err(error) if error.is_vanished() => {}
             Err(error) => first_error = first_error.or(Some(error)),
         }

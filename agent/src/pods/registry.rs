@@ -583,7 +583,7 @@ impl Pods {
     /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
     pub fn terminate(&self, uid: &PodUid) -> Result<u32, FileError> {
         match self.open(uid) {
-            Some(open) => open.kill.sigterm().map(|signalled| signalled.processes),
+            Some(open) => open.kill.sigterm(),
             None => Ok(0),
         }
     }
@@ -594,10 +594,7 @@ impl Pods {
     /// When `cgroup.procs` cannot be read. A pod that is gone already is no error.
     pub fn notify(&self, uid: &PodUid, signal: PressureSignal) -> Result<u32, FileError> {
         match self.open(uid) {
-            Some(open) => open
-                .kill
-                .notify(signal)
-                .map(|signalled| signalled.processes),
+            Some(open) => open.kill.notify(signal),
             None => Ok(0),
         }
     }

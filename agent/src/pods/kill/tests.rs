@@ -55,18 +55,18 @@ fn sigterm_goes_to_the_first_process_only_and_kill_to_all() {
             .collect::<Vec<_>>(),
         [first.id()]
     );
-    assert!(!pod_kill.has_cgroup_kill() && pod_kill.is_populated().unwrap());
+    assert!(pod_kill.is_populated().unwrap());
     assert!(!pod_kill.have_first_processes_ended());
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 1);
     assert_eq!(signal_of(first), Some(15));
     assert!(pod_kill.have_first_processes_ended());
     assert_eq!(
         pod_kill.sigterm().unwrap(),
-        Signalled { processes: 0 },
+        0,
         "the first process has ended"
     );
     let killed = pod_kill.kill().unwrap();
-    assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+    assert_eq!(killed.processes, 1);
     assert_eq!(signal_of(worker), Some(9));
     list(&container, &[]);
     assert!(!pod_kill.is_populated().unwrap());
@@ -79,7 +79,7 @@ fn without_a_known_first_process_every_process_gets_sigterm() {
     let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
     let (a, b) = (sleeper(), sleeper());
     list(&container, &[&a, &b]);
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 2 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 2);
     assert_eq!((signal_of(a), signal_of(b)), (Some(15), Some(15)));
     // A first process that leaves the cgroup is not ours any more, though its pid lives on.
     let moved = sleeper();
@@ -88,7 +88,7 @@ fn without_a_known_first_process_every_process_gets_sigterm() {
     pod_kill.refresh().unwrap();
     assert_eq!(pod_kill.first_processes().count(), 1);
     list(&container, &[]);
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 0);
     pod_kill.refresh().unwrap();
     assert_eq!(pod_kill.first_processes().count(), 0);
     let mut moved = moved;
@@ -186,7 +186,7 @@ fn a_reading_that_is_held_up_holds_up_no_refresh() {
         pod_kill.refresh().unwrap();
         std::thread::yield_now();
     }
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 1);
     assert_eq!(signal_of(first), Some(15));
     pod_kill.kill().unwrap();
     assert_eq!(signal_of(second), Some(9));
@@ -227,7 +227,7 @@ fn the_first_of_many_processes_is_found_in_portions() {
         looks += 1;
     }
     assert_eq!((looks, pod_kill.first_processes().count()), (4, 1));
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 1);
     assert_eq!(signal_of(first), Some(15));
 }
 
@@ -244,7 +244,6 @@ fn cgroup_kill_is_written_and_its_refusal_falls_back() {
     assert_eq!(
         pod_kill.kill().unwrap(),
         Killed {
-            how: KillMethod::CgroupKill,
             processes: 0,
             rounds: 0,
             leaves_some: false,
@@ -259,7 +258,7 @@ fn cgroup_kill_is_written_and_its_refusal_falls_back() {
     std::os::unix::fs::symlink("/dev/full", pod_dir.join("cgroup.kill")).unwrap();
     let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
     let killed = pod_kill.kill().unwrap();
-    assert_eq!((killed.how, killed.processes), (KillMethod::Signals, 1));
+    assert_eq!(killed.processes, 1);
     assert_eq!(signal_of(child), Some(9));
 }
 
@@ -279,7 +278,7 @@ fn vanished_and_unreadable() {
         FileError::Malformed { line: 1, .. }
     ));
     std::fs::remove_dir_all(container.parent().unwrap()).unwrap();
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 0);
     assert_eq!(pod_kill.kill().unwrap().processes, 0);
     assert!(pod_kill.refresh().unwrap_err().is_vanished());
     assert!(matches!(
@@ -603,7 +602,7 @@ fn an_agent_in_the_pod_is_spared() {
     std::os::unix::fs::symlink(this, host.procfs(std::process::id().to_string())).unwrap();
     let pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
     assert_eq!(pod_kill.first_processes().count(), 1);
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 0 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 0);
     assert_eq!(pod_kill.kill().unwrap().processes, 0);
 }
 
@@ -715,7 +714,7 @@ fn crios_monitors_outlive_their_containers() {
     let mounts = host.cgroup_mounts().unwrap();
     let pod_kill = PodKill::open(&host, &mounts, &pod).unwrap();
     let pod_kill = pod_kill.beside_kubelet(&mounts, &pod).unwrap();
-    assert_eq!(pod_kill.sigterm().unwrap(), Signalled { processes: 1 });
+    assert_eq!(pod_kill.sigterm().unwrap(), 1);
     assert_eq!(signal_of(container), Some(15));
     pod_kill.kill().unwrap();
     let text = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.kill")).unwrap();
