@@ -8,14 +8,20 @@ mod notes;
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
 use plimsoll::host::ledger::Outcome;
 use plimsoll::host::protect::{AGENT_CGROUP, protect};
-use plimsoll::host::syscall::{sched_other, sched_policy};
+use plimsoll::host::syscall::sched_other;
 use plimsoll::host::{HostRoot, Ledger};
 
-const SCHED_RESET_ON_FORK: i32 = 0x4000_0000;
 const SCHED_FIFO: i32 = 1;
 
 fn own(file: &str) -> String {
     std::fs::read_to_string(format!("/proc/self/{file}")).unwrap()
+}
+
+/// The scheduling policy of the calling thread (proc_pid_stat(5), field 41).
+fn sched_policy() -> i32 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let (_, from_third) = stat.rsplit_once(") ").unwrap();
+    from_third.split(' ').nth(41 - 3).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -49,10 +55,9 @@ fn each_measure_is_taken_or_named() {
         own("oom_score_adj").trim() == "-999",
         !is_degraded("oom_score_adj")
     );
-    assert_eq!(
-        sched_policy().unwrap() == SCHED_FIFO | SCHED_RESET_ON_FORK,
-        !is_degraded("SCHED_FIFO")
-    );
+    assert_eq!(sched_policy() == SCHED_FIFO, !is_degraded("SCHED_FIFO"));
+    let of_child = std::thread::spawn(sched_policy).join().unwrap();
+    assert_eq!(of_child, 0, "a child is not SCHED_FIFO");
     let locked_kib = |status: &str| -> u64 {
         let line = status
             .lines()
