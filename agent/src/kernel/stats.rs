@@ -1,67 +1,23 @@
-//! What the programs cost, as the kernel itself counts it: for benchmarks, and for metrics where somebody else has the
-//! kernel count.
+//! What the programs cost, as the kernel itself counts it where somebody has it count.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use aya::sys::{Stats, enable_stats};
-
 use super::error::reason;
 use super::{Bpf, BpfError};
-
-/// What one program has run since the kernel counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunStats {
-    /// Name of the program in the object.
-    pub program: &'static str,
-    /// How often.
-    pub count: u64,
-    /// For how long in all; measuring costs some of it.
-    pub time: Duration,
-}
 
 /// What the kernel counts of one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunCounts {
-    /// What it has run: zeros unless statistics are on (`kernel.bpf_stats_enabled`, or [`count_runs`] by anybody).
-    pub stats: RunStats,
+    /// Name of the program in the object.
+    pub program: &'static str,
+    /// How often it has run; 0 unless statistics are on (`kernel.bpf_stats_enabled`, or BPF_ENABLE_STATS by anybody).
+    pub count: u64,
+    /// For how long in all, while statistics were on; measuring costs some of it.
+    pub time: Duration,
     /// How often it did not run, because a task had lost this CPU while it was in the program: always counted. `None`
     /// before Linux 5.12.
     pub missed: Option<u64>,
-}
-
-/// Lets the kernel count runs and run time of every BPF program on this host, for as long as the descriptor is open.
-///
-/// # Errors
-/// When the kernel refuses: before 5.8, or without CAP_SYS_ADMIN.
-pub fn count_runs() -> Result<OwnedFd, BpfError> {
-    enable_stats(Stats::RunTime).map_err(|error| BpfError::Stats {
-        reason: reason(&error),
-    })
-}
-
-impl Bpf {
-    /// What each program that can run here has run while [`count_runs`] was in force.
-    ///
-    /// # Errors
-    /// When the kernel does not show a program.
-    pub fn run_stats(&self) -> Result<Vec<RunStats>, BpfError> {
-        let attached = self.hooks.iter().filter(|hook| hook.is_attached());
-        attached
-            .map(|hook| {
-                let info = self
-                    .program_info(hook.program)
-                    .map_err(|why| BpfError::Stats {
-                        reason: format!("{}: {why}", hook.program),
-                    })?;
-                Ok(RunStats {
-                    program: hook.program,
-                    count: info.run_count(),
-                    time: info.run_time(),
-                })
-            })
-            .collect()
-    }
 }
 
 /// A program whose runs can be read on any thread, without a word to the loop.
@@ -85,11 +41,9 @@ impl RunMeter {
         let (count, time) =
             runs(&text).ok_or_else(|| failed("no run_cnt and run_time_ns".to_owned()))?;
         Ok(RunCounts {
-            stats: RunStats {
-                program: self.program,
-                count,
-                time,
-            },
+            program: self.program,
+            count,
+            time,
             missed: number(&text, "recursion_misses"),
         })
     }

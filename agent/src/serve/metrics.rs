@@ -128,20 +128,17 @@ impl Readings {
             "plimsoll_bpf_program_runs",
             "Runs of each BPF program while the kernel counted them (kernel.bpf_stats_enabled).",
             "",
-            self.programs.iter().map(|it| {
-                (
-                    [("program", it.stats.program)],
-                    Value::Count(it.stats.count),
-                )
-            }),
+            self.programs
+                .iter()
+                .map(|it| ([("program", it.program)], Value::Count(it.count))),
         )?;
         page.counter(
             "plimsoll_bpf_program_run",
             "Run time of each BPF program while the kernel measured it (kernel.bpf_stats_enabled).",
             "seconds",
             self.programs.iter().map(|it| {
-                let seconds = Value::Float(it.stats.time.as_secs_f64());
-                ([("program", it.stats.program)], seconds)
+                let seconds = Value::Float(it.time.as_secs_f64());
+                ([("program", it.program)], seconds)
             }),
         )?;
         page.counter(
@@ -150,7 +147,7 @@ impl Readings {
             "",
             self.programs.iter().filter_map(|it| {
                 let missed = Value::Count(it.missed?);
-                Some(([("program", it.stats.program)], missed))
+                Some(([("program", it.program)], missed))
             }),
         )
     }

@@ -7,7 +7,6 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
 use super::*;
-use crate::kernel::stats::RunStats;
 use crate::kernel::{Account, KindCount};
 use crate::record::tally::{PlacementTally, ReportCounts, Tally};
 use crate::testkit::{self, MIB};
@@ -97,11 +96,9 @@ fn readings(snapshot: Option<Snapshot>) -> Readings {
     Readings {
         snapshot: snapshot.map(Arc::new),
         programs: vec![RunCounts {
-            stats: RunStats {
-                program: "charge",
-                count: 7,
-                time: Duration::from_micros(1500),
-            },
+            program: "charge",
+            count: 7,
+            time: Duration::from_micros(1500),
             missed: Some(11),
         }],
         process: ProcessFigures {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use plimsoll::kernel::stats::RunStats;
+use plimsoll::kernel::stats::RunCounts;
 use plimsoll::kernel::{HookReport, HookState};
 use plimsoll::probe::ladder::{LADDER, Need};
 use serde::Serialize;
@@ -45,8 +45,8 @@ impl Row {
 }
 
 /// Programs in the order of loading, with what they have run.
-pub(super) fn rows(hooks: &[HookReport], stats: &[RunStats]) -> Vec<Row> {
-    let stats: BTreeMap<&str, &RunStats> = stats.iter().map(|run| (run.program, run)).collect();
+pub(super) fn rows(hooks: &[HookReport], stats: &[RunCounts]) -> Vec<Row> {
+    let stats: BTreeMap<&str, &RunCounts> = stats.iter().map(|run| (run.program, run)).collect();
     hooks
         .iter()
         .map(|hook| {

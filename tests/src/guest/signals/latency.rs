@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::BtfTracePoint;
+use aya::sys::{Stats, enable_stats};
 use aya::{Btf, Ebpf};
 use plimsoll::host::syscall::sched_fifo_reset_on_fork;
 use plimsoll::kernel::object::object;
-use plimsoll::kernel::stats::count_runs;
+use plimsoll::kernel::stats::RunMeter;
 use plimsoll::kernel::{Bpf, BpfOptions, Counts, HookSet, KindCount};
 use plimsoll_abi::KINDS;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -96,7 +97,8 @@ struct Listener {
 
 /// Measures and prints: programs, latencies, polling, floods.
 pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
-    let counting = count_runs()?;
+    // As long as it is open, the kernel counts runs and run time of every BPF program.
+    let counting = enable_stats(Stats::RunTime).context("statistics of BPF programs")?;
     let bpf = Bpf::load(
         object()?,
         &BpfOptions {
@@ -126,7 +128,9 @@ pub(super) fn run(rows: &mut Rows) -> anyhow::Result<()> {
         .map_err(|_| anyhow::anyhow!("the load has panicked"))??;
     drop(counting);
 
-    let programs = hooks::rows(listener.bpf.hooks(), &listener.bpf.run_stats()?);
+    let meters = listener.bpf.run_meters();
+    let counts: Result<Vec<_>, _> = meters.iter().map(RunMeter::read).collect();
+    let programs = hooks::rows(listener.bpf.hooks(), &counts?);
     for row in &programs {
         rows.add("hooks", row)?;
         row.put_figures(&mut rows.figures);
