@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod notes;
+mod witness;
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Output, Stdio};
@@ -15,7 +16,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use plimsoll::act::placement::checkpoint::{CHECKPOINT, Checkpoint, PlacementLock};
-use plimsoll::act::placement::witness::Witness;
 use plimsoll::act::placement::{
     Applier, NodePaths, Options, Outcome, PodQuotas, Wanted, online_cpus,
 };
@@ -32,6 +32,7 @@ use plimsoll_core::placement::assignments::{Assignment, Assignments};
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::memory::Block;
 use plimsoll_core::placement::numa_mask::NumaMask;
+use witness::Witness;
 
 const PODS: &str = "\
 apiVersion: v1
@@ -449,4 +450,32 @@ fn memory_of_node_0() -> Block {
         resource: "memory".to_owned(),
         bytes: 1 << 20,
     }
+}
+
+#[test]
+fn a_conflict_counts_when_it_is_seen_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = HostRoot::new(dir.path());
+    let allow = |pid: u32, list: &str| {
+        let task = host.procfs(format!("{pid}/task/{pid}"));
+        std::fs::create_dir_all(&task).unwrap();
+        let text = format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{list}\n");
+        std::fs::write(task.join("status"), text).unwrap();
+    };
+    for (group, pid) in [("a", "1"), ("b", "2")] {
+        std::fs::create_dir(dir.path().join(group)).unwrap();
+        std::fs::write(dir.path().join(group).join("cgroup.procs"), pid).unwrap();
+    }
+    let groups = vec![dir.path().join("a"), dir.path().join("b"), "/gone".into()];
+    let mut witness = Witness::new(&host, groups);
+    let exclusive = [(0, CpuSet::parse("2-3").unwrap())];
+    allow(1, "2");
+    allow(2, "0-2");
+    assert!(witness.look(&exclusive).is_empty(), "once may be by chance");
+    assert_eq!(witness.look(&exclusive).len(), 1);
+    allow(2, "0-1,3");
+    assert!(witness.look(&exclusive).is_empty());
+    allow(1, "0-3");
+    assert!(witness.look(&exclusive).is_empty(), "it is not on its own");
+    assert_eq!(witness.sample().len(), 2);
 }

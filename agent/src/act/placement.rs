@@ -31,7 +31,6 @@ pub mod plugin_cpusets;
 pub mod quota;
 pub mod start_permit;
 pub mod usable;
-pub mod witness;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use plimsoll::act::placement::witness::Witness;
 use plimsoll::host::HostRoot;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::numa_mask::NumaMask;
@@ -25,6 +24,10 @@ use super::explain::{explain, json};
 
 #[path = "../../../../agent/tests/histories/mod.rs"]
 mod histories;
+#[path = "../../../../agent/tests/witness/mod.rs"]
+mod witness;
+
+use witness::Witness;
 
 pub(super) const TESTS: &[Test] = &[
     Test {

@@ -7,37 +7,36 @@
 
 use std::path::PathBuf;
 
+use plimsoll::host::HostRoot;
+use plimsoll::host::file::read_text;
 use plimsoll_core::placement::cpu_set::CpuSet;
-
-use crate::host::HostRoot;
-use crate::host::file::read_text;
 
 /// Threads that are looked at in one sample.
 const THREADS_MAX: usize = 65_536;
 
 /// A thread that was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Which of the cgroups it is in.
-    pub group: usize,
+    pub(crate) group: usize,
     /// Its id.
-    pub tid: u32,
+    pub(crate) tid: u32,
     /// Where it may run.
-    pub allowed: CpuSet,
+    pub(crate) allowed: CpuSet,
 }
 
 /// Two that may run on one CPU, and one of them should be alone there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sharing {
+pub(crate) struct Sharing {
     /// Whose CPUs they are.
-    pub owner: Seen,
+    pub(crate) owner: Seen,
     /// Who else may run there.
-    pub other: Seen,
+    pub(crate) other: Seen,
 }
 
 /// Looks at the threads of some cgroups.
 #[derive(Debug)]
-pub struct Witness {
+pub(crate) struct Witness {
     host: HostRoot,
     groups: Vec<PathBuf>,
     last: Vec<Sharing>,
@@ -45,7 +44,7 @@ pub struct Witness {
 
 impl Witness {
     /// Of the cgroups with these directories.
-    pub fn new(host: &HostRoot, groups: Vec<PathBuf>) -> Self {
+    pub(crate) fn new(host: &HostRoot, groups: Vec<PathBuf>) -> Self {
         Self {
             host: host.clone(),
             groups,
@@ -54,7 +53,7 @@ impl Witness {
     }
 
     /// All threads, and where they may run now. One that ends meanwhile is left out.
-    pub fn sample(&self) -> Vec<Seen> {
+    pub(crate) fn sample(&self) -> Vec<Seen> {
         let mut seen = Vec::new();
         for (group, dir) in self.groups.iter().enumerate() {
             let procs = read_text(dir.join("cgroup.procs")).unwrap_or_default();
@@ -81,7 +80,7 @@ impl Witness {
 
     /// Takes a sample. Whoever runs on nothing but CPUs that are its group's `exclusive` must be alone there; returns
     /// who is not, now and in the sample before.
-    pub fn look(&mut self, exclusive: &[(usize, CpuSet)]) -> Vec<Sharing> {
+    pub(crate) fn look(&mut self, exclusive: &[(usize, CpuSet)]) -> Vec<Sharing> {
         let seen = self.sample();
         let mut now = Vec::new();
         for owner in &seen {
@@ -111,37 +110,4 @@ fn allowed(status: &str) -> Option<CpuSet> {
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     CpuSet::parse(line).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_conflict_counts_when_it_is_seen_twice() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = HostRoot::new(dir.path());
-        let allow = |pid: u32, list: &str| {
-            let task = host.procfs(format!("{pid}/task/{pid}"));
-            std::fs::create_dir_all(&task).unwrap();
-            let text = format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{list}\n");
-            std::fs::write(task.join("status"), text).unwrap();
-        };
-        for (group, pid) in [("a", "1"), ("b", "2")] {
-            std::fs::create_dir(dir.path().join(group)).unwrap();
-            std::fs::write(dir.path().join(group).join("cgroup.procs"), pid).unwrap();
-        }
-        let groups = vec![dir.path().join("a"), dir.path().join("b"), "/gone".into()];
-        let mut witness = Witness::new(&host, groups);
-        let exclusive = [(0, CpuSet::parse("2-3").unwrap())];
-        allow(1, "2");
-        allow(2, "0-2");
-        assert!(witness.look(&exclusive).is_empty(), "once may be by chance");
-        assert_eq!(witness.look(&exclusive).len(), 1);
-        allow(2, "0-1,3");
-        assert!(witness.look(&exclusive).is_empty());
-        allow(1, "0-3");
-        assert!(witness.look(&exclusive).is_empty(), "it is not on its own");
-        assert_eq!(witness.sample().len(), 2);
-    }
 }
