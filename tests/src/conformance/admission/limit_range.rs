@@ -4,7 +4,7 @@ use plimsoll_core::kube::admission::Admission;
 use plimsoll_core::kube::admission::field::FieldError;
 use plimsoll_core::kube::admission::limit_range::{self, validate};
 use plimsoll_core::kube::admission::object::{LimitRange, Object};
-use plimsoll_core::kube::admission::request::{Operation, Request};
+use plimsoll_core::kube::admission::request::{Operation, Phase, Request};
 use plimsoll_core::kube::admission::{claim_rules, pod_rules};
 use serde_json::{Map, Value, json};
 
@@ -37,7 +37,8 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
     let mut out = Map::new();
     out.insert("handled".to_owned(), limit_range::handles(&request).into());
     if input["list_error"] == true {
-        let refusal = limit_range::list_failed(&request, "etcdserver: request timed out");
+        let mut refusal = request.forbidden(Phase::Mutate, "etcdserver: request timed out");
+        refusal.causes.clear();
         out.insert("stage".to_owned(), stage(refusal.phase));
         verdict_json(&mut out, &Err(refusal));
         return Ok(out.into());

@@ -1,10 +1,12 @@
 //! `admission_resource_quota`: the plugin ResourceQuota whole, and ResourceQuotas themselves.
 
 use plimsoll_core::kube::admission::Admission;
+use plimsoll_core::kube::admission::field::aggregate;
 use plimsoll_core::kube::admission::object::{DeviceClass, ResourceQuota, ResourceQuotaStatus};
+use plimsoll_core::kube::admission::request::Refusal;
 use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceClasses};
 use plimsoll_core::kube::admission::resource_quota::configuration::{
-    Configuration, ConfigurationError,
+    Configuration, LimitedResource,
 };
 use plimsoll_core::kube::admission::resource_quota::evaluator::Evaluator;
 use plimsoll_core::kube::admission::resource_quota::scope::Facts;
@@ -130,11 +132,29 @@ fn unknown_fields(value: &Value, path: &str, fields: &Fields, unknown: &mut Vec<
     }
 }
 
+/// Group and version with the kind of a configuration, each of those that upstream reads.
+const KINDS: [(&str, &str); 3] = [
+    ("apiserver.config.k8s.io/v1", "ResourceQuotaConfiguration"),
+    ("resourcequota.admission.k8s.io/v1alpha1", "Configuration"),
+    ("resourcequota.admission.k8s.io/v1beta1", "Configuration"),
+];
+
+/// Why the API server does not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("couldn't init admission plugin \"ResourceQuota\": {what}")]
+struct ConfigurationError {
+    what: String,
+}
+
 fn configuration(value: &Value) -> Result<Configuration, ConfigurationError> {
     if value.is_null() {
         return Ok(Configuration::default());
     }
-    Configuration::check_kind(text(&value["apiVersion"]), text(&value["kind"]))?;
+    let (version, kind) = (text(&value["apiVersion"]), text(&value["kind"]));
+    if !KINDS.contains(&(version, kind)) {
+        let what = format!("no kind {kind:?} is registered for version {version:?}");
+        return Err(ConfigurationError { what });
+    }
     let mut unknown = Vec::new();
     unknown_fields(value, "", &CONFIGURATION_FIELDS, &mut unknown);
     if !unknown.is_empty() {
@@ -145,8 +165,17 @@ fn configuration(value: &Value) -> Result<Configuration, ConfigurationError> {
         serde_json::from_value(value.clone()).map_err(|error| ConfigurationError {
             what: error.to_string(),
         })?;
-    configuration.check()?;
-    Ok(configuration)
+    let without = |(_, limited): &(usize, &LimitedResource)| limited.resource.is_empty();
+    let limited = configuration.limited_resources.iter().enumerate();
+    let wrong: Vec<_> = limited
+        .filter(without)
+        .map(|(at, _)| format!("limitedResources[{at}].resource: Required value"))
+        .collect();
+    if wrong.is_empty() {
+        return Ok(configuration);
+    }
+    let what = aggregate(&wrong);
+    Err(ConfigurationError { what })
 }
 
 fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
@@ -194,7 +223,7 @@ fn admit(input: &Value, admission: Admission) -> Result<Value, String> {
         }
     }
     if input["list_error"] == true {
-        let refusal = resource_quota::list_failed("etcdserver: request timed out");
+        let refusal = Refusal::plain_error("etcdserver: request timed out".to_owned());
         verdict_json(&mut out, &Err(refusal));
         return Ok(out.into());
     }

@@ -105,13 +105,6 @@ fn is_leaving(request: &Request) -> bool {
     old.is_some_and(|old| old.meta().deletion_timestamp.is_some())
 }
 
-/// A refusal because the LimitRanges cannot be listed.
-pub fn list_failed(request: &Request, why: &str) -> Refusal {
-    let mut refusal = request.forbidden(Phase::Mutate, why);
-    refusal.causes.clear();
-    refusal
-}
-
 /// The mutating phase: containers get the requests and limits that they lack.
 pub fn admit<'a>(request: &mut Request, ranges: impl IntoIterator<Item = &'a LimitRange>) {
     if !handles(request) || is_leaving(request) {

@@ -330,7 +330,8 @@ fn resources_of(pod: &PodObject) -> (Vec<(&str, &Resources)>, Option<&Resources>
     )
 }
 
-/// Everything wrong with a pod whose resources are changed while it runs.
+/// Everything wrong with a pod whose resources are changed while it runs. Shares its rules with [`create_errors`];
+/// asked by golden vectors, and by the API server of the tests of `plimsoll-cluster`.
 pub fn resize_errors(pod: &PodObject, old: &PodObject) -> Vec<FieldError> {
     let resized = &without_other_changes(pod, old);
     let mut errors = resized.meta().update_errors(old.meta());

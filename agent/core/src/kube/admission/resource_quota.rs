@@ -130,11 +130,6 @@ impl Plugin<'_> {
     }
 }
 
-/// A refusal because the quotas cannot be listed.
-pub fn list_failed(why: &str) -> Refusal {
-    Refusal::plain_error(why.to_owned())
-}
-
 fn conflict(name: &str) -> Refusal {
     let message = format!(
         "Operation cannot be fulfilled on resourcequotas {}: the object has been modified; please apply your changes to the latest version and try again",

@@ -70,7 +70,7 @@ pub fn update_errors(
     errors
 }
 
-/// Everything wrong with a changed status.
+/// Everything wrong with a changed status, by the rules of [`create_errors`]; asked by golden vectors.
 pub fn status_update_errors(quota: &ResourceQuota, old: &ResourceQuota) -> Vec<FieldError> {
     let mut errors = quota.metadata.update_errors(&old.metadata);
     if quota.metadata.resource_version.is_empty() {
