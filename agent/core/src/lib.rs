@@ -15,3 +15,4 @@ pub mod placement;
 pub mod policy;
 pub mod protocol;
 pub mod shown;
+mod zero;

@@ -184,7 +184,7 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 13] = [
 ];
 
 /// Of the core, from the top to the bottom.
-const CORE_ROOMS: [&str; 9] = [
+const CORE_ROOMS: [&str; 10] = [
     "engine",
     "explain",
     "policy",
@@ -194,6 +194,7 @@ const CORE_ROOMS: [&str; 9] = [
     "protocol",
     "kube",
     "shown",
+    "zero",
 ];
 
 /// Crates that only these rooms may use.

@@ -120,18 +120,13 @@ pub struct RankedPod {
     pub exceeds_request: bool,
     /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster; 0 unless that
     /// comes before priority.
-    #[serde(default, skip_serializing_if = "is_none_over")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub overused: u16,
     /// What its namespace uses beyond its share, in thousandths of the share; 0 without one.
-    #[serde(default, skip_serializing_if = "is_none_over")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub over_share: u16,
     /// What puts it ahead of the next pod; `None` for the last.
     pub ahead_of_next_by: Option<Comparator>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_none_over(thousandths: &u16) -> bool {
-    *thousandths == 0
 }
 
 /// A ranking with its reasons.

@@ -310,17 +310,12 @@ pub struct ThresholdReason {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// How often the pod was evicted before: each time something started it again.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub evicted_before: u32,
     /// Set if no threshold is met but memory is predicted to run out (option `outOfMemoryForesight`): `threshold` is
     /// then what goes within the horizon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreseen: Option<Foreseen>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(count: &u32) -> bool {
-    *count == 0
 }
 
 /// What disruption budgets had to do with the choice of a pod.

@@ -423,7 +423,7 @@ pub struct NodeMemory {
     #[serde(default)]
     pub active_file_bytes: u64,
     /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
     /// `MemFree`.
     pub free_bytes: u64,
@@ -468,18 +468,13 @@ pub struct CgroupMemory {
     #[serde(default)]
     pub active_file_bytes: u64,
     /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
     /// `memory.max`, where one is set.
     pub limit_bytes: Option<u64>,
     /// `memory.swap.current`; 0 where there is no swap or it is not counted.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub swap_bytes: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(bytes: &u64) -> bool {
-    *bytes == 0
 }
 
 impl CgroupMemory {
@@ -519,16 +514,11 @@ pub struct PodMemory {
     #[serde(default)]
     pub active_file_bytes: u64,
     /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
     /// How long before the sample `memory.stat` was read, milliseconds.
-    #[serde(default, skip_serializing_if = "is_zero_ms")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub stat_age_ms: u32,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero_ms(age_ms: &u32) -> bool {
-    *age_ms == 0
 }
 
 impl PodMemory {

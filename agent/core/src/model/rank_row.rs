@@ -68,7 +68,7 @@ pub struct RankRow {
     /// Whether there are statistics for the pod at all. A missing single figure counts as zero instead.
     pub stats_known: bool,
     /// Only its cgroup is known: how late it goes among such pods, from 1, by QoS class. 0 for all others.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub unnamed: u8,
     /// Whether it is never evicted (static, mirror and critical pods). It is ranked all the same.
     pub exempt: bool,
@@ -76,11 +76,11 @@ pub struct RankRow {
     pub priority: i32,
     /// What its namespace uses beyond what it deserves of the cluster, in thousandths of the cluster, 1000 at most;
     /// only with [`OveruseRanking::BeforePriority`](crate::model::options::OveruseRanking::BeforePriority), else 0.
-    #[serde(default, skip_serializing_if = "is_none_over")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub overused: u16,
     /// What its namespace uses beyond its share, in thousandths of the share:
     /// [`share`](crate::policy::eviction::share). 0 without one.
-    #[serde(default, skip_serializing_if = "is_none_over")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub over_share: u16,
     /// What the pod uses, in the signal's unit: bytes, inodes or processes.
     pub usage: u64,
@@ -91,16 +91,6 @@ pub struct RankRow {
     /// The same as `allowance`, except for inodes: nothing requests inodes, so the allowance is zero, yet the kubelet
     /// subtracts the pod's disk request in bytes.
     pub request: Nanos,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(number: &u8) -> bool {
-    *number == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_none_over(thousandths: &u16) -> bool {
-    *thousandths == 0
 }
 
 impl RankRow {

@@ -183,13 +183,8 @@ pub struct NumaMemory {
     /// `Inactive(file)`.
     pub inactive_file_bytes: u64,
     /// What of it, or of `Active(file)`, is no page cache ([`page_cache`](crate::model::page_cache)).
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(bytes: &u64) -> bool {
-    *bytes == 0
 }
 
 /// What pods have on one NUMA node.

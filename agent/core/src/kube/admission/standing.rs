@@ -39,7 +39,7 @@ pub struct QuotaUse {
     #[serde(default, skip_serializing_if = "ResourceList::is_empty")]
     pub others: ResourceList,
     /// How many objects these others are.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub others_count: usize,
 }
 
@@ -58,11 +58,6 @@ pub const TAKERS_MAX: usize = 16;
 
 /// Takers of all quotas that are named, at most: an answer that holds them stays small.
 pub const TAKERS_OF_ALL_MAX: usize = 1024;
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
-fn is_zero(count: &usize) -> bool {
-    *count == 0
-}
 
 /// Above this part of what may be in use a quota counts as nearly used up, per cent.
 pub const NEARLY_USED_UP_PERCENT: i64 = 80;
