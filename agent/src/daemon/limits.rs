@@ -21,11 +21,13 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::model::reading::StallReading;
 use rustix::io::Errno;
 
 use super::telling::Said;
 use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
 use crate::host::file::{ControlFile, FileError};
+use crate::host::pressure::read_open;
 use crate::kernel::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCause};
 use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::pods::registry::Pods;
@@ -836,8 +838,13 @@ impl Watched {
             return;
         }
         if let Slot::Open(pressure) = &self.pressure {
-            match read_pressure(pressure) {
-                Ok(stalled_ns) => raise(&mut self.now.stalled_ns, stalled_ns),
+            match read_open(pressure) {
+                // The time in which any task of the cgroup waited for memory.
+                Ok(StallReading { some, .. }) => {
+                    raise(&mut self.now.stalled_ns, some.total_us.saturating_mul(1000));
+                }
+                // A kernel without PSI has the file and refuses to read it: nothing is known there.
+                Err(FileError::Unreadable { source, .. }) if source == Errno::OPNOTSUPP => {}
                 Err(error) => self.pressure = slot(Err(error), failed),
             }
         }
@@ -857,25 +864,6 @@ impl Watched {
                 Err(error) => self.stat = slot(Err(error), failed),
             }
         }
-    }
-}
-
-/// The time in which any task of the cgroup waited for memory, nanoseconds. A kernel without PSI has the file and
-/// refuses to read it: nothing is known there.
-fn read_pressure(file: &ControlFile) -> Result<u64, FileError> {
-    let mut buffer = [0; 256];
-    let text = match file.read_into(&mut buffer) {
-        Ok(text) => text,
-        Err(FileError::Unreadable { source, .. }) if source == Errno::OPNOTSUPP => return Ok(0),
-        Err(error) => return Err(error),
-    };
-    let total = str::from_utf8(text)
-        .ok()
-        .and_then(|text| text.lines().find(|line| line.starts_with("some ")))
-        .and_then(|line| line.rsplit_once("total=")?.1.trim().parse::<u64>().ok());
-    match total {
-        Some(usec) => Ok(usec.saturating_mul(1000)),
-        None => Err(file.malformed(1, "some … total=MICROSECONDS")),
     }
 }
 

@@ -16,7 +16,9 @@ use plimsoll_core::model::reading::{NumaPods, PodLoad, PodLoads, PodOnNode};
 use plimsoll_core::model::signal::{Resource, Signal};
 use plimsoll_core::model::threshold::Threshold;
 
-use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
+use crate::host::cgroup::{
+    CgroupError, CgroupMounts, CgroupPath, Controller, CpuTimeFile, Version,
+};
 use crate::host::file::{ControlFile, FileError, parse_u64};
 use crate::host::numa::PodNumaFile;
 use crate::pods::registry::Pods;
@@ -40,7 +42,7 @@ pub struct PodMeters {
 #[derive(Debug)]
 struct Meters {
     cgroup_id: u64,
-    cpu: Option<CpuTime>,
+    cpu: Option<CpuTimeFile>,
     io: Option<IoTotals>,
     numa: Option<PodNumaFile>,
     /// The newest totals.
@@ -67,37 +69,6 @@ impl Totals {
             // Microseconds of CPU time per nanosecond are 10⁶ thousandths of a CPU.
             cpu_milli: rate(self.cpu_us, before.cpu_us, 1_000_000),
             io_bytes_per_s: rate(self.io_bytes, before.io_bytes, 1_000_000_000),
-        }
-    }
-}
-
-/// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`.
-#[derive(Debug)]
-struct CpuTime {
-    file: ControlFile,
-    version: Version,
-}
-
-impl CpuTime {
-    fn open(mounts: &CgroupMounts, pod: &CgroupPath) -> Result<Self, CgroupError> {
-        let hierarchy = mounts.hierarchy_of_cpu_time()?;
-        let name = match hierarchy.version {
-            Version::V1 => "cpuacct.usage",
-            Version::V2 => "cpu.stat",
-        };
-        Ok(Self {
-            file: ControlFile::open(hierarchy.dir(pod).join(name))?,
-            version: hierarchy.version,
-        })
-    }
-
-    fn read_us(&self) -> Result<u64, FileError> {
-        match self.version {
-            Version::V1 => Ok(self.file.read_u64()? / 1000),
-            Version::V2 => {
-                let [usage_us] = self.file.read_keyed(&["usage_usec"])?;
-                usage_us.ok_or_else(|| self.file.malformed(0, "a line usage_usec"))
-            }
         }
     }
 }
@@ -210,7 +181,7 @@ impl PodMeters {
                 cgroup_id,
                 cpu: self
                     .wants_loads
-                    .then(|| CpuTime::open(mounts, path).map_err(&mut said).ok())
+                    .then(|| CpuTimeFile::open(mounts, path).map_err(&mut said).ok())
                     .flatten(),
                 io: self
                     .wants_loads
@@ -252,7 +223,8 @@ impl PodMeters {
                 cpu_us: meters
                     .cpu
                     .as_ref()
-                    .and_then(|file| file.read_us().map_err(&mut said).ok()),
+                    .and_then(|file| file.read_ns().map_err(&mut said).ok())
+                    .map(|ns| ns / 1000),
                 io_bytes: meters
                     .io
                     .as_ref()

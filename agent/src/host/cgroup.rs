@@ -5,6 +5,7 @@
 //! any hierarchy; and each question ("where is memory accounted?") is asked by [`Controller`]. Source:
 //! Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 
+mod cpu;
 mod memory;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use super::file::{FileError, errno_of, read_text};
 
 use crate::host::shown::Show as _;
 
+pub use cpu::CpuTimeFile;
 pub use memory::{MemoryLimitFile, PageCache, PodMemoryFiles, UNLIMITED_BYTES};
 
 /// How deep below the pod's cgroup containers' own cgroups are looked for.

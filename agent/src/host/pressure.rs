@@ -85,7 +85,7 @@ impl PressureFiles {
             let opened = ControlFile::open(host.procfs(resource.procfs_path()))
                 .map_err(StallError::from)
                 // Some kernels open it and refuse the read: found out now, told once.
-                .and_then(|file| match read(&file) {
+                .and_then(|file| match read_open(&file).map_err(StallError::from) {
                     Err(error @ StallError::Disabled { .. }) => Err(error),
                     _ => Ok(file),
                 });
@@ -97,8 +97,8 @@ impl PressureFiles {
     /// Reads them; allocates nothing. A file that cannot be read is passed to `failed` and missing from the reading.
     pub fn read(&self, now_ns: u64, mut failed: impl FnMut(&StallError)) -> PressureReading {
         let [memory, io, cpu] = self.0.each_ref().map(|file| {
-            let stalls = read(file.as_ref()?);
-            stalls.map_err(|error| failed(&error)).ok()
+            let stalls = read_open(file.as_ref()?);
+            stalls.map_err(|error| failed(&error.into())).ok()
         });
         PressureReading {
             at_ns: now_ns,
@@ -114,16 +114,18 @@ impl PressureFiles {
 /// # Errors
 /// [`StallError`].
 pub fn read_stalls(path: impl AsRef<Path>) -> Result<StallReading, StallError> {
-    read(&ControlFile::open(path)?)
+    Ok(read_open(&ControlFile::open(path)?)?)
 }
 
-fn read(file: &ControlFile) -> Result<StallReading, StallError> {
+/// Reads such a file that is open; allocates nothing.
+///
+/// # Errors
+/// [`FileError`]: EOPNOTSUPP where the kernel has the file and no PSI.
+pub fn read_open(file: &ControlFile) -> Result<StallReading, FileError> {
     let mut buffer = [0; PRESSURE_BYTES_MAX];
     let text = file.read_into(&mut buffer)?;
-    parse(text).map_err(|line| {
-        let expected = "some|full avg10=N.NN avg60=N.NN avg300=N.NN total=N";
-        StallError::File(file.malformed(line, expected))
-    })
+    parse(text)
+        .map_err(|line| file.malformed(line, "some|full avg10=N.NN avg60=N.NN avg300=N.NN total=N"))
 }
 
 /// The error is the line, from 1; 0 when `some` is missing.

@@ -7,7 +7,7 @@ use super::clock::Clock;
 use super::rate::Rates;
 use super::shape::{CpuStats, IoStats, MemoryStats, PsiStats, SwapStats};
 use crate::host::cgroup::{CGROUP_DEPTH_MAX, UNLIMITED_BYTES};
-use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Hierarchy, Version};
+use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, CpuTimeFile, Hierarchy, Version};
 use crate::host::file::{parse_u64, read_text};
 use crate::host::pressure::read_stalls;
 use crate::pods::cgroup::children;
@@ -29,17 +29,14 @@ impl CgroupReader<'_> {
         self.mounts.hierarchy_of(controller).ok()
     }
 
-    /// CPU time: v2 `cpu.stat`, which every cgroup has; v1 `cpuacct.usage`.
+    /// CPU time.
     pub(super) fn cpu(&self, cgroup: &CgroupPath) -> Option<CpuStats> {
         let hierarchy = self.mounts.hierarchy_of_cpu_time().ok()?;
         let dir = hierarchy.dir(cgroup);
-        let usage_ns = match hierarchy.version {
-            Version::V1 => number(&dir, "cpuacct.usage"),
-            Version::V2 => {
-                let [usage_us] = keyed(&dir, "cpu.stat", ["usage_usec"]);
-                usage_us.map(|us| us.saturating_mul(1000))
-            }
-        }?;
+        let usage_ns = CpuTimeFile::open(self.mounts, cgroup)
+            .ok()?
+            .read_ns()
+            .ok()?;
         Some(CpuStats {
             time: self.clock.time(),
             usage_nano_cores: self.rates.nano_cores(&dir, Instant::now(), usage_ns),
