@@ -163,7 +163,7 @@ fn no_number_of_cgroups_hides_a_process() {
     let known = node.open();
     let hidden = (0..CGROUPS_PER_POD_MAX + 44)
         .map(|index| format!("c/{index}"))
-        .find(|cgroup| known.cgroups().all(|(dir, _)| !dir.ends_with(cgroup)));
+        .find(|cgroup| known.cgroups().all(|known| !known.dir.ends_with(cgroup)));
     node.start_in(hidden.unwrap());
     let mut pod = node.open();
     assert!(pod.is_populated().unwrap() && pod.refresh().unwrap());
@@ -407,7 +407,7 @@ fn on_v1_the_rest_of_a_pod_is_ended_too() {
     }
     let pod = node.open();
     assert!(pod.has_more_cgroups() && pod.is_populated().unwrap());
-    let known: Vec<PathBuf> = pod.cgroups().map(|(dir, _)| dir.to_owned()).collect();
+    let known: Vec<PathBuf> = pod.cgroups().map(|cgroup| cgroup.dir.to_owned()).collect();
     let hidden = (0..CGROUPS_PER_POD_MAX + 44)
         .map(|index| node.memory.join(index.to_string()))
         .find(|dir| !known.contains(dir))

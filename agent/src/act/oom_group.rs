@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -64,27 +65,22 @@ impl OomGroups {
         };
         let mut result = Ok(());
         let mut found = Vec::new();
-        let mut pod_dir: Option<&Path> = None;
         let before = self.seen.remove(uid).unwrap_or_default();
-        for (dir, id) in pods.cgroups_of(uid) {
-            let pod_dir = *pod_dir.get_or_insert(dir);
-            found.push(id);
-            if before.contains(&id) {
+        for cgroup in pods.cgroups_of(uid) {
+            found.push(cgroup.id);
+            if before.contains(&cgroup.id) {
                 continue;
             }
-            let set = if dir == pod_dir {
-                self.set_pod(dir)
+            let is_named = || {
+                let name = cgroup.container_name().and_then(OsStr::to_str);
+                name.is_some_and(|name| pod.container(name).is_some())
+            };
+            let set = if cgroup.is_pods_own() {
+                self.set_pod(cgroup.dir)
+            } else if cgroup.is_container() && is_named() {
+                self.set_container(cgroup.dir).map_err(KnobError::from)
             } else {
-                let is_container = dir.parent() == Some(pod_dir)
-                    && dir
-                        .file_name()
-                        .and_then(|name| name.to_str())
-                        .is_some_and(|name| pod.container(name).is_some());
-                if is_container {
-                    self.set_container(dir).map_err(KnobError::from)
-                } else {
-                    Ok(())
-                }
+                Ok(())
             };
             match set {
                 Err(error) if !error.is_vanished() => result = result.and(Err(error)),

@@ -44,7 +44,6 @@ mod queue;
 mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,6 +63,7 @@ use crate::host::HostRoot;
 use crate::host::clock::{now_ns, rest_until_ns};
 use crate::host::file::FileError;
 use crate::host::shown::Show as _;
+use crate::pods::kill::KeptCgroup;
 use crate::pods::names::{container_id, container_name};
 use crate::pods::registry::Pods;
 
@@ -774,24 +774,23 @@ impl PodScores {
         self.cgroups.iter_mut().find(|cgroup| cgroup.id == id)
     }
 
-    /// The pod's cgroups as they are now: `found` has the pod's own first.
+    /// The pod's cgroups as they are now.
     fn find_cgroups<'a>(
         &mut self,
-        found: impl Iterator<Item = (&'a Path, u64)>,
+        found: impl Iterator<Item = KeptCgroup<'a>>,
         capacity_bytes: NonZeroU64,
     ) {
-        let mut pod_dir: Option<&Path> = None;
         let mut is_there = vec![false; self.cgroups.len()];
         let mut new = Vec::new();
-        for (dir, id) in found {
-            let pod_dir = *pod_dir.get_or_insert(dir);
+        for found in found {
+            let (dir, id) = (found.dir, found.id);
             // A new directory of the same name is a new cgroup, and an id may come back under another name.
             let same = |cgroup: &CgroupScores| cgroup.id == id && *cgroup.dir == *dir;
             if let Some(at) = self.cgroups.iter().position(same) {
                 is_there[at] = true;
                 continue;
             }
-            let container = match container_of(pod_dir, dir) {
+            let container = match found.container_name() {
                 None => None,
                 Some(name) => match name.to_str().and_then(|name| self.named(name)) {
                     Some(name) => Some(name.to_owned()),
@@ -805,7 +804,7 @@ impl PodScores {
             let shared: Arc<Path> = Arc::from(dir);
             new.push(CgroupScores {
                 id,
-                is_container: dir.parent() == Some(pod_dir),
+                is_container: found.is_container(),
                 container,
                 wanted,
                 processes: Some(Box::new(Processes::new(Arc::clone(&shared), wanted))),
@@ -860,12 +859,6 @@ impl PodScores {
                 .max(),
         }
     }
-}
-
-/// The name of the pod's child that `dir` is, or is below; `None` for the pod's own.
-fn container_of<'a>(pod_dir: &Path, dir: &'a Path) -> Option<&'a OsStr> {
-    let below = dir.strip_prefix(pod_dir).ok()?;
-    Some(below.components().next()?.as_os_str())
 }
 
 #[cfg(test)]

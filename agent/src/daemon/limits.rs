@@ -343,14 +343,12 @@ impl Limits {
         for watched in known.cgroups.values_mut() {
             watched.is_gone = true;
         }
-        let mut pod_dir = None;
-        for (dir, id) in pods.cgroups_of(uid) {
-            // The first is the pod's.
-            let pod_dir = *pod_dir.get_or_insert(dir);
+        for cgroup in pods.cgroups_of(uid) {
+            let (dir, id) = (cgroup.dir, cgroup.id);
             let watched = known.cgroups.entry(id).or_insert_with(|| {
                 Box::new(Watched {
-                    is_pod_cgroup: dir == pod_dir,
-                    is_container: dir.parent() == Some(pod_dir),
+                    is_pod_cgroup: cgroup.is_pods_own(),
+                    is_container: cgroup.is_container(),
                     dir: dir.to_owned(),
                     cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
                     cpu_id: None,

@@ -38,7 +38,8 @@ mod sweep;
 mod thread;
 mod tree;
 
-use std::path::{Component, Path};
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -59,7 +60,7 @@ pub use sweep::{Sweep, SweepEnded, SweepState};
 use thread::Files;
 pub(crate) use thread::What;
 pub use thread::{HELD, KillThread, WriteTimes};
-use tree::{Node as _, Tree};
+use tree::Tree;
 
 /// Cgroups of one pod that are kept at most: containers and the cgroups that those make inside.
 pub const CGROUPS_PER_POD_MAX: usize = 256;
@@ -87,6 +88,35 @@ pub struct Killed {
     pub rounds: u32,
     /// Processes were left to [`Sweep::end`].
     pub leaves_some: bool,
+}
+
+/// A cgroup of a pod, as of the last refresh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptCgroup<'a> {
+    /// Its directory in the hierarchy that accounts memory.
+    pub dir: &'a Path,
+    /// Its id there.
+    pub id: u64,
+    /// How deep it is in the pod's own, which has 0.
+    pub depth: usize,
+}
+
+impl<'a> KeptCgroup<'a> {
+    /// Whether it is the pod's own.
+    pub fn is_pods_own(&self) -> bool {
+        self.depth == 0
+    }
+
+    /// Whether it is a container's or the sandbox's own: a child of the pod's own.
+    pub fn is_container(&self) -> bool {
+        self.depth == 1
+    }
+
+    /// The name of the container's cgroup that it is, or is below; `None` for the pod's own. Allocates nothing.
+    pub fn container_name(&self) -> Option<&'a OsStr> {
+        let above = self.depth.checked_sub(1)?;
+        self.dir.ancestors().nth(above)?.file_name()
+    }
 }
 
 /// How `cgroup.kill` and the file of a hold are written.
@@ -227,7 +257,7 @@ impl PodKill {
             None => Reading::Here(&self.host),
         };
         let containers = self.members.iter_mut();
-        for member in containers.filter(|member| member.is_container()) {
+        for member in containers.filter(|member| member.starts_container()) {
             match member.refresh_first_process(ages) {
                 Err(error) if !error.is_vanished() => return Err(error),
                 _ => {}
@@ -261,12 +291,9 @@ impl PodKill {
         (is_cut && !reaches_all).then_some(&self.sweep)
     }
 
-    /// The pod's cgroup and those below it, as of the last refresh: directory, and id in its hierarchy.
-    pub fn cgroups(&self) -> impl Iterator<Item = (&Path, u64)> + '_ {
-        self.members.iter().map(|member| {
-            let place = member.place();
-            (&*place.path, place.id)
-        })
+    /// The pod's cgroup and those below it, as of the last refresh.
+    pub fn cgroups(&self) -> impl Iterator<Item = KeptCgroup<'_>> {
+        self.members.iter().map(Member::cgroup)
     }
 
     /// Whether the first process of a container is still looked for among many: [`PodKill::refresh`] goes on with that.
@@ -291,7 +318,7 @@ impl PodKill {
 
     fn containers(&self) -> impl Iterator<Item = &Member> {
         let members = self.members.iter();
-        members.filter(|member| member.is_container() && !self.is_spared(member))
+        members.filter(|member| member.starts_container() && !self.is_spared(member))
     }
 
     /// Whether it is the sandbox's cgroup, or below that. Allocates nothing.
@@ -299,11 +326,8 @@ impl PodKill {
         let Some(containers) = self.beside.as_ref().filter(|one| one.is_by_container()) else {
             return false;
         };
-        let below = member.place().path.strip_prefix(&**self.directory());
-        match below.map(|below| below.components().next()) {
-            Ok(Some(Component::Normal(name))) => containers.spares(name),
-            _ => false,
-        }
+        let name = member.cgroup().container_name();
+        name.is_some_and(|name| containers.spares(name))
     }
 
     /// Sends SIGTERM as a container runtime does: to each container's first process. A container whose first process

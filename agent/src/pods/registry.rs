@@ -28,7 +28,7 @@ use crate::pods;
 use crate::pods::cgroup::ApplyError;
 use crate::pods::cgroup_worker::CgroupWorker;
 use crate::pods::directories::PodDirs;
-use crate::pods::kill::{Ages, KillThread, PodKill, SweepState, WriteTimes};
+use crate::pods::kill::{Ages, KeptCgroup, KillThread, PodKill, SweepState, WriteTimes};
 use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::names::{KubeletTree, PodCgroup, container_name};
 use crate::pods::remedy_files::RemedyFiles;
@@ -557,8 +557,8 @@ impl Pods {
     }
 
     /// Every pod with its cgroups in the hierarchy that accounts memory, as of the last refresh: the pod's own first,
-    /// then those below it, each with its directory and id. None for a pod that has no cgroup.
-    pub fn cgroups(&self) -> impl Iterator<Item = (&PodUid, impl Iterator<Item = (&Path, u64)>)> {
+    /// then those below it. None for a pod that has no cgroup.
+    pub fn cgroups(&self) -> impl Iterator<Item = (&PodUid, impl Iterator<Item = KeptCgroup<'_>>)> {
         self.entries.iter().map(|(uid, entry)| {
             let open = entry.open.iter();
             (uid, open.flat_map(|open| open.kill.cgroups()))
@@ -571,7 +571,7 @@ impl Pods {
     }
 
     /// One pod's part of [`Pods::cgroups`].
-    pub fn cgroups_of(&self, uid: &PodUid) -> impl Iterator<Item = (&Path, u64)> {
+    pub fn cgroups_of(&self, uid: &PodUid) -> impl Iterator<Item = KeptCgroup<'_>> {
         self.open(uid)
             .into_iter()
             .flat_map(|open| open.kill.cgroups())
@@ -760,7 +760,7 @@ impl Entry {
     /// In the hierarchy that accounts memory: of what is open.
     fn cgroup_ids(&self) -> Vec<u64> {
         let open = self.open.iter();
-        open.flat_map(|open| open.kill.cgroups().map(|(_, id)| id))
+        open.flat_map(|open| open.kill.cgroups().map(|cgroup| cgroup.id))
             .collect()
     }
 }

@@ -82,13 +82,22 @@ impl Fake {
         self.scores.pods.get_mut(&PodUid::from("u")).unwrap()
     }
 
-    fn find(&mut self) {
-        let found: Vec<(PathBuf, u64)> = ["", "main", "free", "main/below", "0123abcd"]
-            .map(|name| (self.cgroup(name), self.id(name)))
-            .into();
+    /// The cgroups of these names, in the pod's: "" is that.
+    fn find_these<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
+        let names = names.into_iter();
+        let found = names.map(|name| (name, self.cgroup(name), self.id(name)));
+        let found: Vec<_> = found.collect();
         let capacity = self.scores.capacity_bytes;
-        let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
+        let found = found.iter().map(|(name, dir, id)| KeptCgroup {
+            dir,
+            id: *id,
+            depth: Path::new(name).components().count(),
+        });
         self.pod().find_cgroups(found, capacity);
+    }
+
+    fn find(&mut self) {
+        self.find_these(["", "main", "free", "main/below", "0123abcd"]);
         self.scores.index(&PodUid::from("u"), &[]);
     }
 
@@ -207,11 +216,7 @@ fn each_cgroup_has_its_containers_score() {
 fn a_cgroup_made_in_a_container_is_no_container_whatever_its_name() {
     let mut fake = Fake::new();
     fs::create_dir_all(fake.cgroup("main/main/main")).unwrap();
-    let found = ["", "main", "free", "main/main", "main/main/main"];
-    let found = found.map(|name| (fake.cgroup(name), fake.id(name)));
-    let capacity = fake.scores.capacity_bytes;
-    let dirs = found.iter().map(|(dir, id)| (dir.as_path(), *id));
-    fake.pod().find_cgroups(dirs, capacity);
+    fake.find_these(["", "main", "free", "main/main", "main/main/main"]);
     let uid = PodUid::from("u");
     let containers = fake.scores.containers(&uid).map(|one| (one.name, one.dir));
     let mut containers: Vec<_> = containers.collect();
@@ -234,11 +239,7 @@ fn a_container_has_its_score_as_soon_as_its_runtime_has_named_it() {
     }
     let uid = PodUid::from("u");
     let mut find = || {
-        let found = cgroups.each_ref();
-        let found = found.map(|name| (fake.cgroup(name), fake.id(name)));
-        let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
-        let capacity = fake.scores.capacity_bytes;
-        fake.pod().find_cgroups(found, capacity);
+        fake.find_these(cgroups.iter().map(String::as_str));
         let named = fake.scores.containers(&uid);
         let named: Vec<String> = named.map(|it| it.name.to_owned()).collect();
         // Of a name that the pod does not have nothing is believed.
@@ -709,14 +710,7 @@ fn more_cgroups_than_have_places_wait_for_their_turn() {
         fs::create_dir_all(fake.cgroup(name)).unwrap();
         fake.procs(name, &[]);
     }
-    let dirs = names.iter().map(|name| (fake.cgroup(name), fake.id(name)));
-    let found: Vec<(PathBuf, u64)> = [(fake.cgroup(""), fake.id(""))]
-        .into_iter()
-        .chain(dirs)
-        .collect();
-    let capacity = fake.scores.capacity_bytes;
-    let found = found.iter().map(|(dir, id)| (dir.as_path(), *id));
-    fake.pod().find_cgroups(found, capacity);
+    fake.find_these([""].into_iter().chain(names.iter().map(|name| &**name)));
     let uid = PodUid::from("u");
     fake.scores.queue_due(&uid, 1);
     fake.scores.queue_due(&uid, 1);

@@ -34,7 +34,7 @@ impl Followed {
         self.generation = Some(generation);
         let mut ranked = Vec::new();
         for (at, (_, cgroups)) in pods.cgroups().enumerate() {
-            let mut ids: Vec<u64> = cgroups.map(|(_, id)| id).collect();
+            let mut ids: Vec<u64> = cgroups.map(|cgroup| cgroup.id).collect();
             if let Some((_, below)) = ids.split_first_mut() {
                 below.sort_unstable();
             }

@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::spared::{Spared, is_monitors};
 use super::thread::{Files, write_here};
-use super::tree::Node as _;
-use super::{KillThread, Member, What, Write, if_there, read_populated};
+use super::{KeptCgroup, KillThread, Member, What, Write, if_there, read_populated};
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
@@ -242,9 +241,9 @@ impl super::PodKill {
         let Some(containers) = &mut self.beside else {
             return Ok(());
         };
-        let members = self.members.iter();
-        let dirs = members.map(Member::place).filter(|place| place.depth == 1);
-        containers.refresh(dirs.map(|place| (&*place.path, place.id)))?;
+        let cgroups = self.members.iter().map(Member::cgroup);
+        let direct = cgroups.filter(KeptCgroup::is_container);
+        containers.refresh(direct.map(|cgroup| (cgroup.dir, cgroup.id)))?;
         self.spare_in_sweep();
         Ok(())
     }

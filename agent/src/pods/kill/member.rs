@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::ages::{Age, Ages, Answer, oldest};
-use super::file_error;
 use super::tree::{Node, Place};
+use super::{KeptCgroup, file_error};
 use crate::host::HostRoot;
 use crate::host::file::FileError;
 use crate::pods::names::CRUN_CONTAINER;
@@ -199,15 +199,23 @@ impl Node for Member {
 }
 
 impl Member {
-    /// Whether it is a child of the pod's cgroup, or where crun has a container's processes below systemd's scope for
-    /// it.
-    pub(super) fn is_container(&self) -> bool {
+    pub(super) fn cgroup(&self) -> KeptCgroup<'_> {
+        KeptCgroup {
+            dir: &self.place.path,
+            id: self.place.id,
+            depth: self.place.depth,
+        }
+    }
+
+    /// Whether a container's first process starts in it: a container's own cgroup, or where crun has the processes
+    /// below systemd's scope for it.
+    pub(super) fn starts_container(&self) -> bool {
         let path = &self.place.path;
         let is_in_scope = || {
             let above = path.parent().and_then(Path::extension);
             path.ends_with(CRUN_CONTAINER) && above.is_some_and(|end| end == "scope")
         };
-        self.place.depth == 1 || self.place.depth == 2 && is_in_scope()
+        self.cgroup().is_container() || self.place.depth == 2 && is_in_scope()
     }
 
     /// Finds a container's first process, or that it has ended. Of a container with more than [`PROCESSES_READ_MAX`]

@@ -313,7 +313,12 @@ fn a_restarted_container_is_another_cgroup_of_the_same_name() {
     list(&container, &[&first]);
     link_proc(&host, &first);
     let mut pod_kill = PodKill::open(&host, &host.cgroup_mounts().unwrap(), &pod).unwrap();
-    let ids = |pod_kill: &PodKill| pod_kill.cgroups().map(|(_, id)| id).collect::<Vec<_>>();
+    let ids = |pod_kill: &PodKill| {
+        pod_kill
+            .cgroups()
+            .map(|cgroup| cgroup.id)
+            .collect::<Vec<_>>()
+    };
     let before = ids(&pod_kill);
     assert_eq!(before[0], cgroup_id(container.parent().unwrap()).unwrap());
     assert_eq!(before[1], cgroup_id(&container).unwrap());
@@ -366,7 +371,7 @@ fn cgroups_are_read_again_when_one_comes_goes_or_takes_anothers_place() {
     assert!(
         pod_kill
             .cgroups()
-            .any(|(path, _)| path == container.join("b"))
+            .any(|cgroup| cgroup.dir == container.join("b"))
     );
     std::fs::write(container.join("a file is no cgroup"), "").unwrap();
     assert_eq!(found(&mut pod_kill), (true, 3));
@@ -519,7 +524,7 @@ fn a_v1_pod_with_too_many_cgroups_counts_as_populated_until_all_were_seen_empty(
     let child = sleeper();
     let hidden = (0..2 * CGROUPS_PER_POD_MAX)
         .map(|index| container.join(index.to_string()))
-        .find(|dir| pod_kill.cgroups().all(|(known, _)| known != dir));
+        .find(|dir| pod_kill.cgroups().all(|known| known.dir != dir));
     let hidden = hidden.unwrap();
     list(&hidden, &[&child]);
     let sweep = pod_kill.needed_sweep().unwrap().clone();
