@@ -73,6 +73,19 @@ impl<J: Send + 'static> WorkerThread<J> {
             thread: Some(thread),
         })
     }
+
+    /// Without a thread: what it would be given is in the queue.
+    #[cfg(test)]
+    pub(crate) fn without_thread(jobs_max: usize) -> (Self, Receiver<J>) {
+        let (jobs, queue) = sync_channel(jobs_max);
+        let worker = Self {
+            end: End::default(),
+            jobs: Some(jobs),
+            dropped: AtomicU64::new(0),
+            thread: None,
+        };
+        (worker, queue)
+    }
 }
 
 impl<J> WorkerThread<J> {

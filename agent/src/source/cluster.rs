@@ -23,8 +23,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::budget::DisruptionBudget;
@@ -42,6 +41,7 @@ use tokio::sync::mpsc;
 use crate::host::clock::now_ns;
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{CRITICAL_FILE, INTENTS_FILE};
+use crate::host::worker::WorkerThread;
 use critical::CriticalPods;
 use intents::Intents;
 use known_objects::KnownObjects;
@@ -223,11 +223,10 @@ pub struct ClusterSettings {
 /// The loop's side.
 #[derive(Debug)]
 pub struct ClusterLink {
-    reports: Option<SyncSender<Report>>,
+    thread: WorkerThread<Report>,
     wake: Arc<OwnedFd>,
     counts: Arc<ClusterCounts>,
     topology: TopologySlot,
-    thread: Option<JoinHandle<()>>,
     socket: PathBuf,
 }
 
@@ -273,7 +272,6 @@ impl ClusterLink {
         let listener = listen(settings)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(|errno| failed("eventfd")(errno.into()))?);
-        let (reports, taken) = sync_channel(REPORTS);
         let (events, received) = mpsc::channel(EVENTS);
         let counts = Arc::new(ClusterCounts::default());
         let topology = TopologySlot::new(Arc::clone(&wake));
@@ -282,7 +280,6 @@ impl ClusterLink {
             user: settings.user,
             soft_grace_s: settings.soft_grace_s,
             wake: Arc::clone(&wake),
-            reports: taken,
             events,
             waiting_event: None,
             unsaid_loss: None,
@@ -296,17 +293,15 @@ impl ClusterLink {
             topology: None,
             counts: Arc::clone(&counts),
         };
-        let thread = std::thread::Builder::new()
-            .name("cluster".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || work.run())
-            .map_err(failed("clone"))?;
+        let thread = WorkerThread::start("cluster", STACK_BYTES, REPORTS, move |reports, _| {
+            work.run(&reports);
+        })
+        .map_err(failed("clone"))?;
         let link = Self {
-            reports: Some(reports),
+            thread,
             wake,
             counts,
             topology,
-            thread: Some(thread),
             socket: settings.socket.clone(),
         };
         Ok((link, received, left))
@@ -357,12 +352,9 @@ impl ClusterLink {
     }
 
     fn send(&self, report: Report) -> bool {
-        let sent = self
-            .reports
-            .as_ref()
-            .map(|reports| reports.try_send(report));
+        let sent = self.thread.send(report);
         self.wake();
-        matches!(sent, Some(Ok(())))
+        sent.is_ok()
     }
 
     fn wake(&self) {
@@ -374,13 +366,9 @@ impl ClusterLink {
 impl Drop for ClusterLink {
     /// Ends the thread, when it has written what it was given.
     fn drop(&mut self) {
-        self.reports = None;
+        self.thread.close();
         self.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread for plimsoll-cluster panicked");
-        }
+        self.thread.end();
         std::fs::remove_file(&self.socket).ok();
     }
 }
@@ -428,7 +416,6 @@ struct Work {
     user: u32,
     soft_grace_s: Option<u32>,
     wake: Arc<OwnedFd>,
-    reports: Receiver<Report>,
     events: mpsc::Sender<ClusterEvent>,
     /// Found no room: nothing is read until it does.
     waiting_event: Option<ClusterEvent>,
@@ -447,10 +434,10 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self) {
+    fn run(mut self, reports: &Receiver<Report>) {
         self.count();
         loop {
-            let is_over = self.take_reports();
+            let is_over = self.take_reports(reports);
             self.take_topology();
             self.write();
             if is_over {
@@ -477,9 +464,9 @@ impl Work {
     }
 
     /// Whether the loop has ended.
-    fn take_reports(&mut self) -> bool {
+    fn take_reports(&mut self, reports: &Receiver<Report>) -> bool {
         loop {
-            let report = match self.reports.try_recv() {
+            let report = match reports.try_recv() {
                 Ok(report) => report,
                 Err(TryRecvError::Empty) => return false,
                 Err(TryRecvError::Disconnected) => return true,

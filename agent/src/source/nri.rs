@@ -13,8 +13,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
@@ -27,6 +26,7 @@ use tokio::sync::mpsc;
 
 use crate::host::child_program::ChildProgram;
 use crate::host::panics;
+use crate::host::worker::WorkerThread;
 
 /// Answers of pods that may wait for the thread.
 const CHANGES_MAX: usize = ANSWERED_PODS_MAX;
@@ -79,9 +79,8 @@ pub type NriEvents = mpsc::Receiver<FromNri>;
 /// The loop's side.
 #[derive(Debug)]
 pub struct NriLink {
-    changes: Option<SyncSender<NriChange>>,
+    thread: WorkerThread<NriChange>,
     wake: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl NriLink {
@@ -104,12 +103,10 @@ impl NriLink {
 
     fn started_by(start: Start) -> io::Result<(Self, NriEvents)> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (changes, taken) = sync_channel(CHANGES_MAX);
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let work = Work {
             start,
             wake: Arc::clone(&wake),
-            changes: taken,
             events,
             table: BTreeMap::new(),
             pool: None,
@@ -118,24 +115,17 @@ impl NriLink {
             not_before: Instant::now(),
             again: AGAIN_FIRST,
         };
-        let thread = std::thread::Builder::new()
-            .name("nri".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || work.run())?;
-        let link = Self {
-            changes: Some(changes),
-            wake,
-            thread: Some(thread),
-        };
-        Ok((link, received))
+        let thread = WorkerThread::start("nri", STACK_BYTES, CHANGES_MAX, move |changes, _| {
+            work.run(&changes);
+        })?;
+        Ok((Self { thread, wake }, received))
     }
 
     /// From now on the runtime is answered so. Does not wait. Returns whether there was room.
     pub fn set(&self, change: NriChange) -> bool {
-        let changes = self.changes.as_ref();
-        let is_taken = changes.is_some_and(|changes| changes.try_send(change).is_ok());
+        let sent = self.thread.send(change);
         self.wake();
-        is_taken
+        sent.is_ok()
     }
 
     fn wake(&self) {
@@ -146,26 +136,17 @@ impl NriLink {
     /// Without a thread: what it would be given is in the queue.
     #[cfg(test)]
     pub(crate) fn without_thread() -> (Self, Receiver<NriChange>) {
-        let (changes, taken) = sync_channel(CHANGES_MAX);
-        let link = Self {
-            changes: Some(changes),
-            wake: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()),
-            thread: None,
-        };
-        (link, taken)
+        let (thread, taken) = WorkerThread::without_thread(CHANGES_MAX);
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        (Self { thread, wake }, taken)
     }
 }
 
 impl Drop for NriLink {
     /// Ends the thread, and the program with it.
     fn drop(&mut self) {
-        self.changes = None;
+        self.thread.close();
         self.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread for NRI panicked");
-        }
     }
 }
 
@@ -184,7 +165,6 @@ struct Peer {
 struct Work {
     start: Start,
     wake: Arc<OwnedFd>,
-    changes: Receiver<NriChange>,
     events: mpsc::Sender<FromNri>,
     table: BTreeMap<PodUid, PodAnswers>,
     pool: Option<String>,
@@ -195,8 +175,8 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self) {
-        while self.take_changes() {
+    fn run(mut self, changes: &Receiver<NriChange>) {
+        while self.take_changes(changes) {
             self.start_if_due();
             self.hand_over();
             // After it no frame is left that could be taken: nothing would wake this for one.
@@ -209,9 +189,9 @@ impl Work {
     }
 
     /// Whether the loop goes on.
-    fn take_changes(&mut self) -> bool {
+    fn take_changes(&mut self, changes: &Receiver<NriChange>) -> bool {
         loop {
-            let change = match self.changes.try_recv() {
+            let change = match changes.try_recv() {
                 Ok(change) => change,
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,

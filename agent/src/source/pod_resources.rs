@@ -14,11 +14,11 @@
 mod connection;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::node_resource_topology::{Alignment, NodeTopology};
@@ -33,6 +33,7 @@ use crate::host::clock::now_ns;
 use crate::host::panics;
 use crate::host::shown::line;
 use crate::host::topology::read_machine;
+use crate::host::worker::WorkerThread;
 use crate::source::cluster::TopologySlot;
 use connection::{Connection, Start, Stopper, started};
 
@@ -110,7 +111,7 @@ pub struct TopologySource {
     awaited: Arc<AtomicU64>,
     /// `None`: nobody wants zones.
     placed: Option<PlacementSlot>,
-    thread: Option<JoinHandle<()>>,
+    _thread: WorkerThread<Infallible>,
 }
 
 /// What the agent has placed, the newest only.
@@ -187,15 +188,12 @@ impl TopologySource {
             doubts: BTreeSet::new(),
             said: None,
         };
-        let thread = std::thread::Builder::new()
-            .name("topology".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || work.run())?;
+        let thread = WorkerThread::start("topology", STACK_BYTES, 0, move |_, _| work.run())?;
         Ok(Self {
             stopper,
             awaited,
             placed,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 }
@@ -203,12 +201,6 @@ impl TopologySource {
 impl Drop for TopologySource {
     fn drop(&mut self) {
         self.stopper.stop();
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            if thread.join().is_err() {
-                tracing::error!("the thread for NUMA zones panicked");
-            }
-        }
     }
 }
 
