@@ -709,34 +709,17 @@ impl Start<'_> {
             host,
             mounts,
             cgroup_root,
+            kubelet,
             ..
         } = &self.plan;
-        let pods = Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
-            .with_settings(config.cgroups.qos, capacity);
-        let pods = match worker {
-            Some(worker) => pods.with_worker(worker),
-            None => pods,
-        };
-        let pods = match kill_thread {
-            Some(thread) => pods.with_kill_thread(thread),
-            None => pods,
-        };
-        let pods = match ages {
-            Some(ages) => pods.with_ages(ages),
-            None => pods,
-        };
-        let pods = match stat_thread {
-            Some(thread) => pods.with_stat_thread(thread),
-            None => pods,
-        };
-        let pods = match &self.plan.kubelet {
-            Some(tree) => pods.beside_kubelet(tree.clone()),
-            None => pods,
-        };
-        match config.engine.options.remedies {
-            Some(_) => pods.with_remedy_files(),
-            None => pods,
-        }
+        Pods::new(host.clone(), mounts.clone(), cgroup_root.clone())
+            .with_settings(config.cgroups.qos, capacity)
+            .with_worker(worker)
+            .with_kill_thread(kill_thread)
+            .with_ages(ages)
+            .with_stat_thread(stat_thread)
+            .beside_kubelet(kubelet.clone())
+            .with_remedy_files(config.engine.options.remedies.is_some())
     }
 
     /// The control socket, and HTTP where it is asked for.

@@ -235,9 +235,9 @@ impl Node {
         };
         let limits = Limits::new(&mounts, origins, origins.events().unwrap());
         let pods = Pods::new(host.clone(), mounts.clone(), CgroupPath::default())
-            .with_kill_thread(kill_thread)
-            .with_stat_thread(stat_thread)
-            .with_remedy_files();
+            .with_kill_thread(Some(kill_thread))
+            .with_stat_thread(Some(stat_thread))
+            .with_remedy_files(true);
         let tree = || KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
         let (pods, kubelet) = match is_kubelets {
             false => (pods, None),
@@ -246,7 +246,7 @@ impl Node {
                 let (holds, held) = Holds::take_up(ledger, &BTreeSet::new()).unwrap();
                 let (left, lost) = (LeftBehind::default(), Vec::new());
                 let work = KubeletWork::new(None, Some(holds), held, left, lost);
-                (pods.beside_kubelet(tree()), Some(work))
+                (pods.beside_kubelet(Some(tree())), Some(work))
             }
         };
         let reporter = Reporter::start(Output::Json, false, io::sink()).unwrap();

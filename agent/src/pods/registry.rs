@@ -132,15 +132,13 @@ impl Pods {
 
     /// With a thread that removes the cgroups of pods that have left, and ends processes in those that are not kept.
     #[must_use]
-    pub fn with_worker(self, worker: CgroupWorker) -> Self {
-        let worker = Some(worker);
+    pub fn with_worker(self, worker: Option<CgroupWorker>) -> Self {
         Self { worker, ..self }
     }
 
     /// With a thread that writes `cgroup.kill`.
     #[must_use]
-    pub fn with_kill_thread(self, thread: KillThread) -> Self {
-        let kill_thread = Some(thread);
+    pub fn with_kill_thread(self, kill_thread: Option<KillThread>) -> Self {
         Self {
             kill_thread,
             ..self
@@ -149,15 +147,14 @@ impl Pods {
 
     /// With a thread that reads how old processes are.
     #[must_use]
-    pub fn with_ages(self, ages: Ages) -> Self {
-        let ages = Some(Arc::new(ages));
+    pub fn with_ages(self, ages: Option<Ages>) -> Self {
+        let ages = ages.map(Arc::new);
         Self { ages, ..self }
     }
 
     /// With a thread that reads the `memory.stat` that are slow to read.
     #[must_use]
-    pub fn with_stat_thread(self, thread: StatThread) -> Self {
-        let stat_thread = Some(thread);
+    pub fn with_stat_thread(self, stat_thread: Option<StatThread>) -> Self {
         Self {
             stat_thread,
             ..self
@@ -187,10 +184,9 @@ impl Pods {
         self.worker.as_ref().map_or(0, CgroupWorker::dropped) + kills + reads
     }
 
-    /// Of pods that a kubelet runs: none of their limits is written, and none of their cgroups removed.
+    /// Of pods that a kubelet runs, if one does: none of their limits is written, and none of their cgroups removed.
     #[must_use]
-    pub fn beside_kubelet(self, tree: KubeletTree) -> Self {
-        let kubelet = Some(tree);
+    pub fn beside_kubelet(self, kubelet: Option<KubeletTree>) -> Self {
         Self { kubelet, ..self }
     }
 
@@ -254,11 +250,13 @@ impl Pods {
         entries.filter(|(_, entry)| !entry.pod.is_shortened())
     }
 
-    /// Opens the files of the remedies before an eviction too.
+    /// Whether the files of the remedies before an eviction are opened too.
     #[must_use]
-    pub fn with_remedy_files(mut self) -> Self {
-        self.with_remedy_files = true;
-        self
+    pub fn with_remedy_files(self, with_remedy_files: bool) -> Self {
+        Self {
+            with_remedy_files,
+            ..self
+        }
     }
 
     /// How many are wanted.

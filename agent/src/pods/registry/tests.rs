@@ -151,7 +151,7 @@ fn what_a_pod_that_has_left_had_is_removed_by_the_thread() {
     assert!(pods.note_emptied(&uid).unwrap());
     std::fs::remove_dir_all(host.path(POD)).unwrap();
     std::fs::create_dir_all(host.path(POD).join("c/0/1/2/3/4/5/6/7/8")).unwrap();
-    pods = pods.with_worker(CgroupWorker::start().unwrap());
+    pods = pods.with_worker(Some(CgroupWorker::start().unwrap()));
     pods.left(&uid).unwrap();
     while host.path(POD).exists() {
         std::thread::yield_now();
@@ -185,7 +185,7 @@ fn with_kill_thread(
 ) -> (tempfile::TempDir, HostRoot, Pods) {
     let (dir, host, mut pods) = one_pod("1");
     assert_eq!(look(&mut pods), Some(true));
-    let pods = pods.with_kill_thread(KillThread::start_with(write).unwrap());
+    let pods = pods.with_kill_thread(Some(KillThread::start_with(write).unwrap()));
     (dir, host, pods)
 }
 
@@ -399,7 +399,7 @@ fn all_of_a_pods_usage_counts_while_its_page_cache_is_slow_to_read() {
         files.read_cache()
     });
     look(&mut pods);
-    let mut pods = pods.with_stat_thread(thread.unwrap());
+    let mut pods = pods.with_stat_thread(Some(thread.unwrap()));
     let mut sample = Vec::new();
     let began_ns = crate::host::clock::now_ns();
     let mut read = |pods: &mut Pods, now_ns, urgent| {
@@ -446,7 +446,7 @@ fn a_pod_of_very_many_cgroups_is_slow_before_it_is_read() {
             .ok();
         files.read_cache()
     });
-    let mut pods = pods.with_stat_thread(thread.unwrap());
+    let mut pods = pods.with_stat_thread(Some(thread.unwrap()));
     look(&mut pods);
     let mut sample = Vec::new();
     let now_ns = crate::host::clock::now_ns();
