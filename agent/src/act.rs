@@ -3,9 +3,9 @@
 pub mod cpu_time;
 pub mod holds;
 pub mod kubepods;
+pub mod memory_release;
 pub mod oom_group;
 pub mod oom_order;
 pub mod oom_scores;
 pub mod placement;
-pub mod release;
 pub mod remedies;

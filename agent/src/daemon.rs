@@ -50,7 +50,7 @@ use plimsoll_core::model::event::Sample;
 use tokio::sync::oneshot;
 
 use crate::act::kubepods::Kubepods;
-use crate::act::release::MemoryRelease;
+use crate::act::memory_release::MemoryRelease;
 use crate::daemon::limits::Limits;
 use crate::daemon::sampler::Sampler;
 use crate::host::HostRoot;

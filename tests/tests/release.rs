@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll::act::release::MemoryRelease;
+use plimsoll::act::memory_release::MemoryRelease;
 use plimsoll::host::HostRoot;
 use plimsoll::host::syscall::{sched_other, sched_rr_reset_on_fork};
 use rustix::thread::{CpuSet, sched_setaffinity};
