@@ -14,30 +14,24 @@
 //! of them: v1 counts a kill in the cgroup of the process alone, whosever limit it was.
 
 mod counted;
+mod origins;
 mod report;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use plimsoll_core::model::reading::StallReading;
-use rustix::io::Errno;
 
 use super::telling::Said;
-use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy, Version, cgroup_id};
-use crate::host::file::{ControlFile, FileError};
-use crate::host::pressure::read_open;
+use crate::host::cgroup::{CgroupMounts, Controller, Hierarchy};
 use crate::kernel::decode::{Body, MemoryLimitEvent, Record, RefaultKind, StallCause};
 use crate::kernel::{MemoryTotals, RefaultTotals, StallTotals, ThrottleTotals};
 use crate::pods::registry::Pods;
-use crate::probe::ladder::{Choice, LadderSignal, Role};
-use crate::probe::mechanism::Mechanism;
 use crate::record::limit_counts::{LimitCounts, LimitTotals};
-use crate::source::EpollError;
-use crate::source::memcg_v1::{MemcgV1, Notification};
-use crate::source::memory_events::MemoryEvents;
 use crate::source::pod_events::PodEvents;
+pub use origins::{Origin, Origins};
+use watched::{Due, Watched, raise};
 
 /// `cpu.stat` is read this often: on v2 the kernel brings the cgroup's statistics up to date for it, on every CPU.
 const CPU_STAT_EVERY_NS: u64 = 5_000_000_000;
@@ -56,125 +50,6 @@ const READ_AT_ONCE: usize = 16;
 /// line.
 const SAID_EVERY_NS: u64 = 1_000_000_000;
 
-/// Where the counts come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// The BPF programs.
-    Kernel,
-    /// The cgroup's files.
-    Files,
-}
-
-/// The origin of each kind, and whether files are also watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Origins {
-    /// `memory.high`, `memory.max` and out of memory.
-    pub memory: Origin,
-    /// OOM kills. Those that the kernel reports are told one by one elsewhere, and not counted here.
-    pub oom_kills: Origin,
-    /// CPU throttling.
-    pub throttling: Origin,
-    /// Waits for memory.
-    pub stalls: Origin,
-    /// Time spent on reclaim; from files it is not known.
-    pub reclaim: Origin,
-    /// Pages read back.
-    pub refaults: Origin,
-    /// Reclaim below `memory.low`.
-    pub low: Origin,
-    /// POLLPRI on `memory.events`.
-    pub memory_events: bool,
-    /// An eventfd on `memory.oom_control`.
-    pub event_control: bool,
-}
-
-impl Origins {
-    /// As the ladder has chosen.
-    /// `counts_low`: whether the programs see that a cgroup is below its `memory.low`.
-    pub fn of(choices: &[Choice], counts_low: bool) -> Self {
-        let of = |signal| move |choice: &&Choice| choice.signal == signal;
-        let origin = |signal| {
-            let by_kernel = choices.iter().filter(of(signal)).any(|choice| {
-                choice.role == Role::Primary
-                    && matches!(choice.mechanism, Mechanism::Fentry | Mechanism::Tracepoint)
-            });
-            if by_kernel {
-                Origin::Kernel
-            } else {
-                Origin::Files
-            }
-        };
-        let uses = |signal, mechanism| {
-            choices
-                .iter()
-                .filter(of(signal))
-                .any(|choice| choice.mechanism == mechanism)
-        };
-        Self {
-            memory: origin(LadderSignal::MemoryLimit),
-            oom_kills: origin(LadderSignal::OomKill),
-            throttling: origin(LadderSignal::CpuThrottling),
-            stalls: origin(LadderSignal::MemoryStall),
-            reclaim: origin(LadderSignal::ReclaimTime),
-            refaults: origin(LadderSignal::Refault),
-            low: if counts_low {
-                Origin::Kernel
-            } else {
-                Origin::Files
-            },
-            memory_events: uses(LadderSignal::MemoryLimit, Mechanism::MemoryEvents)
-                || uses(LadderSignal::OomKill, Mechanism::MemoryEvents),
-            event_control: uses(LadderSignal::OomKill, Mechanism::EventControl),
-        }
-    }
-
-    /// What the files are waited for with; `None` if none is to be.
-    ///
-    /// # Errors
-    /// When the process has no descriptor left for it.
-    pub fn events(self) -> Result<Option<PodEvents>, EpollError> {
-        let watches = self.memory_events || self.event_control;
-        watches.then(PodEvents::new).transpose()
-    }
-
-    /// Whether files tell of memory limits anything that should be known soon.
-    fn reads_memory_often(self) -> bool {
-        self.memory == Origin::Files || self.oom_kills == Origin::Files
-    }
-
-    fn reads_memory(self) -> bool {
-        self.memory == Origin::Files
-            || self.low == Origin::Files
-            || self.oom_kills == Origin::Files
-            || self.memory_events
-            || self.event_control
-    }
-}
-
-/// A file that may not be there yet.
-#[derive(Debug)]
-enum Slot<T> {
-    /// Not there when it was last looked for.
-    Absent,
-    Open(T),
-    /// It was there and could not be used; said once.
-    Unusable,
-}
-
-#[derive(Debug)]
-enum MemoryFiles {
-    /// Of the pod's own cgroup, whose counts include those of the cgroups below.
-    V2(MemoryEvents),
-    /// Of every cgroup of the pod: on v1 each counts for itself.
-    V1 {
-        oom_control: ControlFile,
-        /// Not of one that a container has made.
-        failcnt: Option<ControlFile>,
-        /// Disarmed when dropped.
-        _out_of_memory: Option<Notification>,
-    },
-}
-
 /// What is known of a pod.
 #[derive(Debug, Default)]
 struct PodLimits {
@@ -186,21 +61,6 @@ struct PodLimits {
     /// When something was reported.
     reported_ns: Option<u64>,
     totals: LimitTotals,
-}
-
-/// Which files of a cgroup are to be read.
-#[derive(Debug, Clone, Copy)]
-struct Due {
-    memory: bool,
-    /// With what is waited for.
-    cpu: bool,
-}
-
-impl Due {
-    const ALL: Self = Self {
-        memory: true,
-        cpu: true,
-    };
 }
 
 /// A look for cgroups: [`Limits::begin_to_follow`].
@@ -217,34 +77,6 @@ pub struct Reading {
     due: Due,
     /// The cgroup up to which it has come.
     last: Option<(PodUid, u64)>,
-}
-
-/// One cgroup of a pod.
-#[derive(Debug)]
-struct Watched {
-    /// It is the pod's, not a container's.
-    is_pod_cgroup: bool,
-    /// It is right below the pod's.
-    is_container: bool,
-    /// Its directory in the hierarchy that accounts memory.
-    dir: PathBuf,
-    /// Its directory and its id in the hierarchy of the cpu controller.
-    cpu_dir: Option<PathBuf>,
-    cpu_id: Option<u64>,
-    memory: Slot<MemoryFiles>,
-    cpu: Slot<ControlFile>,
-    /// `memory.pressure` and `memory.stat`, for what the programs do not count.
-    pressure: Slot<ControlFile>,
-    stat: Slot<ControlFile>,
-    /// Pages of anonymous memory and of files, which come one by one.
-    refaulted: (u64, u64),
-    now: LimitCounts,
-    reported: LimitCounts,
-    /// What has been counted so far is history.
-    is_history: bool,
-    /// Its files have been read: before, nobody knows what is history.
-    is_read: bool,
-    is_gone: bool,
 }
 
 /// The counts of all pods.
@@ -344,40 +176,16 @@ impl Limits {
             watched.is_gone = true;
         }
         for cgroup in pods.cgroups_of(uid) {
-            let (dir, id) = (cgroup.dir, cgroup.id);
-            let watched = known.cgroups.entry(id).or_insert_with(|| {
-                Box::new(Watched {
-                    is_pod_cgroup: cgroup.is_pods_own(),
-                    is_container: cgroup.is_container(),
-                    dir: dir.to_owned(),
-                    cpu_dir: cpu_dir(memory, self.cpu.as_ref(), dir),
-                    cpu_id: None,
-                    memory: Slot::Absent,
-                    cpu: Slot::Absent,
-                    pressure: Slot::Absent,
-                    stat: Slot::Absent,
-                    refaulted: (0, 0),
-                    now: LimitCounts::default(),
-                    reported: LimitCounts::default(),
-                    is_history: is_first_look,
-                    is_read: false,
-                    is_gone: false,
-                })
+            let watched = known.cgroups.entry(cgroup.id).or_insert_with(|| {
+                Box::new(Watched::new(
+                    &cgroup,
+                    memory,
+                    self.cpu.as_ref(),
+                    is_first_look,
+                ))
             });
-            watched.is_gone = false;
-            if self.origins.reads_memory() && watched.counts_memory(memory.version) {
-                watched.open_memory(
-                    memory.version,
-                    self.origins,
-                    self.events.as_mut(),
-                    &mut failed,
-                );
-            }
-            watched.open_cpu(self.origins.throttling, &mut failed);
-            if watched.counts_waits(memory.version) {
-                watched.open_waits(self.origins, &mut failed);
-            }
-            following.lacks_some |= watched.lacks_some(memory.version, self.origins);
+            let events = self.events.as_mut();
+            following.lacks_some |= watched.look(memory.version, self.origins, events, &mut failed);
         }
     }
 
@@ -683,240 +491,6 @@ impl CgroupOwners {
         let (_, memory_id, uid) = &self.cpu[found.ok()?];
         Some((uid, *memory_id))
     }
-}
-
-fn raise(total: &mut u64, to: u64) {
-    *total = (*total).max(to);
-}
-
-/// The same cgroup in the hierarchy of the cpu controller.
-fn cpu_dir(memory: &Hierarchy, cpu: Option<&Hierarchy>, dir: &Path) -> Option<PathBuf> {
-    let path = dir.strip_prefix(&memory.mount).ok()?;
-    Some(cpu?.mount.join(path))
-}
-
-/// What opening or reading came to: nothing there is as good as nothing to say.
-fn slot<T>(opened: Result<T, FileError>, failed: &mut impl FnMut(String)) -> Slot<T> {
-    match opened {
-        Ok(file) => Slot::Open(file),
-        Err(error) if error.is_vanished() => Slot::Absent,
-        Err(error) => {
-            failed(error.to_string());
-            Slot::Unusable
-        }
-    }
-}
-
-impl Watched {
-    fn open_memory(
-        &mut self,
-        version: Version,
-        origins: Origins,
-        events: Option<&mut PodEvents>,
-        failed: &mut impl FnMut(String),
-    ) {
-        if !matches!(self.memory, Slot::Absent) {
-            return;
-        }
-        let opened = match version {
-            // Opening takes the counts as a starting point; here the totals matter.
-            Version::V2 => MemoryEvents::open(&self.dir).map(MemoryFiles::V2),
-            Version::V1 => open_v1(&self.dir, self.has_limits()),
-        };
-        self.memory = slot(opened, failed);
-        let (Slot::Open(files), Some(events)) = (&mut self.memory, events) else {
-            return;
-        };
-        match files {
-            MemoryFiles::V2(counters) if origins.memory_events => events.watch_counters(counters),
-            MemoryFiles::V1 { _out_of_memory, .. } if origins.event_control => {
-                match MemcgV1::open(&self.dir).and_then(|memcg| memcg.notify_oom()) {
-                    Ok(notification) => {
-                        events.watch_notification(&notification);
-                        *_out_of_memory = Some(notification);
-                    }
-                    Err(error) if error.is_vanished() => {}
-                    Err(error) => failed(error.to_string()),
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Whether its limits are the pod's: [`self`], Terms.
-    fn has_limits(&self) -> bool {
-        self.is_pod_cgroup || self.is_container
-    }
-
-    fn open_cpu(&mut self, origin: Origin, failed: &mut impl FnMut(String)) {
-        let Some(dir) = &self.cpu_dir else { return };
-        match origin {
-            Origin::Kernel if self.cpu_id.is_none() => self.cpu_id = cgroup_id(dir).ok(),
-            Origin::Files if self.has_limits() && matches!(self.cpu, Slot::Absent) => {
-                self.cpu = slot(ControlFile::open(dir.join("cpu.stat")), failed);
-            }
-            Origin::Kernel | Origin::Files => {}
-        }
-    }
-
-    fn open_waits(&mut self, origins: Origins, failed: &mut impl FnMut(String)) {
-        if origins.stalls == Origin::Files && matches!(self.pressure, Slot::Absent) {
-            self.pressure = slot(ControlFile::open(self.dir.join("memory.pressure")), failed);
-        }
-        if origins.refaults == Origin::Files && matches!(self.stat, Slot::Absent) {
-            self.stat = slot(ControlFile::open(self.dir.join("memory.stat")), failed);
-        }
-    }
-
-    /// Whether its limits are counted: on v2 the pod's cgroup counts for those in it.
-    fn counts_memory(&self, version: Version) -> bool {
-        version == Version::V1 || self.is_pod_cgroup
-    }
-
-    /// Whether waits for memory are counted.
-    fn counts_waits(&self, version: Version) -> bool {
-        version == Version::V2 && self.is_pod_cgroup
-    }
-
-    /// Whether something that counts come from is not there, and is to be looked for again.
-    fn lacks_some(&self, version: Version, origins: Origins) -> bool {
-        let lacks_cpu = self.cpu_dir.is_some()
-            && match origins.throttling {
-                Origin::Kernel => self.cpu_id.is_none(),
-                Origin::Files => self.has_limits() && matches!(self.cpu, Slot::Absent),
-            };
-        let lacks = |origin, slot: &Slot<ControlFile>| {
-            origin == Origin::Files && matches!(slot, Slot::Absent)
-        };
-        let waits = self.counts_waits(version);
-        lacks_cpu
-            || origins.reads_memory()
-                && self.counts_memory(version)
-                && matches!(self.memory, Slot::Absent)
-            || waits && lacks(origins.stalls, &self.pressure)
-            || waits && lacks(origins.refaults, &self.stat)
-    }
-
-    fn read(&mut self, origins: Origins, due: Due, failed: &mut impl FnMut(String)) {
-        self.is_read = true;
-        self.read_waits(due.cpu, failed);
-        if let (Slot::Open(files), true) = (&mut self.memory, due.memory) {
-            match files.read() {
-                Ok(read) => {
-                    if origins.memory == Origin::Files {
-                        raise(&mut self.now.high, read.high);
-                        raise(&mut self.now.max, read.max);
-                        raise(&mut self.now.oom, read.oom);
-                    }
-                    if origins.low == Origin::Files {
-                        raise(&mut self.now.low, read.low);
-                    }
-                    if origins.oom_kills == Origin::Files {
-                        raise(&mut self.now.oom_kills, read.oom_kills);
-                    }
-                }
-                Err(error) => self.memory = slot(Err(error), failed),
-            }
-        }
-        if let (Slot::Open(stat), true) = (&self.cpu, due.cpu) {
-            match read_cpu_stat(stat) {
-                Ok((throttled, throttled_ns)) => {
-                    raise(&mut self.now.throttled, throttled);
-                    raise(&mut self.now.throttled_ns, throttled_ns);
-                }
-                Err(error) => self.cpu = slot(Err(error), failed),
-            }
-        }
-    }
-}
-
-impl Watched {
-    fn read_waits(&mut self, is_due: bool, failed: &mut impl FnMut(String)) {
-        if !is_due {
-            return;
-        }
-        if let Slot::Open(pressure) = &self.pressure {
-            match read_open(pressure) {
-                // The time in which any task of the cgroup waited for memory.
-                Ok(StallReading { some, .. }) => {
-                    raise(&mut self.now.stalled_ns, some.total_us.saturating_mul(1000));
-                }
-                // A kernel without PSI has the file and refuses to read it: nothing is known there.
-                Err(FileError::Unreadable { source, .. }) if source == Errno::OPNOTSUPP => {}
-                Err(error) => self.pressure = slot(Err(error), failed),
-            }
-        }
-        if let Slot::Open(stat) = &self.stat {
-            let keys = [
-                "workingset_refault_anon",
-                "workingset_refault_file",
-                "pswpin",
-            ];
-            match stat.read_keyed(&keys) {
-                Ok([anon, file, swapped_in]) => {
-                    let refaulted = anon.unwrap_or(0) + file.unwrap_or(0);
-                    raise(&mut self.now.refaulted_pages, refaulted);
-                    // No such line before 6.13.
-                    raise(&mut self.now.swapped_in_pages, swapped_in.unwrap_or(0));
-                }
-                Err(error) => self.stat = slot(Err(error), failed),
-            }
-        }
-    }
-}
-
-fn open_v1(dir: &Path, has_limits: bool) -> Result<MemoryFiles, FileError> {
-    let failcnt = || ControlFile::open(dir.join("memory.failcnt"));
-    Ok(MemoryFiles::V1 {
-        oom_control: ControlFile::open(dir.join("memory.oom_control"))?,
-        failcnt: has_limits.then(failcnt).transpose()?,
-        _out_of_memory: None,
-    })
-}
-
-impl MemoryFiles {
-    fn read(&mut self) -> Result<LimitCounts, FileError> {
-        match self {
-            Self::V2(events) => {
-                events.read_delta()?;
-                let counts = events.counts();
-                Ok(LimitCounts {
-                    high: counts.high,
-                    max: counts.max,
-                    oom: counts.oom,
-                    low: counts.low,
-                    oom_kills: counts.oom_kill,
-                    ..LimitCounts::default()
-                })
-            }
-            Self::V1 {
-                oom_control,
-                failcnt,
-                ..
-            } => {
-                // No such line before 4.13: those kernels do not count kills.
-                let [oom_kill] = oom_control.read_keyed(&["oom_kill"])?;
-                let failcnt = failcnt.as_ref().map(ControlFile::read_u64);
-                Ok(LimitCounts {
-                    max: failcnt.transpose()?.unwrap_or(0),
-                    oom_kills: oom_kill.unwrap_or(0),
-                    ..LimitCounts::default()
-                })
-            }
-        }
-    }
-}
-
-/// Periods in which the quota was used up, and for how long, in nanoseconds. v1 says nanoseconds, v2 microseconds
-/// (kernel/sched/core.c `cpu_cfs_stat_show`, `cpu_extra_stat_show`).
-fn read_cpu_stat(stat: &ControlFile) -> Result<(u64, u64), FileError> {
-    let [throttled, throttled_usec, throttled_time] =
-        stat.read_keyed(&["nr_throttled", "throttled_usec", "throttled_time"])?;
-    let throttled_ns = throttled_usec
-        .map(|usec| usec.saturating_mul(1000))
-        .or(throttled_time);
-    // No lines at all where the cpu controller is not enabled: nothing is throttled there.
-    Ok((throttled.unwrap_or(0), throttled_ns.unwrap_or(0)))
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::host::HostRoot;
-use crate::host::cgroup::CgroupPath;
 use crate::host::cgroup::tests::fake_host;
+use crate::host::cgroup::{CgroupPath, Version, cgroup_id};
 use plimsoll_core::kube::pod::Pod;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 const FILES: Origins = Origins {
