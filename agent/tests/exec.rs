@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use plimsoll::act::placement::checkpoint::{Checkpoint, LOCK, PlacementLock};
 use plimsoll::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
-use plimsoll::host::ledger::{Outcome, PODS_LEDGER, Undone};
+use plimsoll::host::ledger::{PODS_LEDGER, UndoOutcome, Undone};
 use plimsoll::host::{HostRoot, Ledger, PodMemoryFiles};
 use plimsoll::pods;
 use plimsoll::pods::kill::PodKill;
@@ -411,8 +411,12 @@ fn a_command_runs_in_its_pods_cgroups_and_is_killed_with_them() {
             .iter()
             .any(|hierarchy| hierarchy.mount == undone.change.subject())
     };
-    let busy =
-        |undone: &&Undone| !matches!(undone.outcome, Outcome::Restored | Outcome::NothingToDo);
+    let busy = |undone: &&Undone| {
+        !matches!(
+            undone.outcome,
+            UndoOutcome::Restored | UndoOutcome::NothingToDo
+        )
+    };
     let left: Vec<_> = restoration
         .changes
         .iter()

@@ -6,7 +6,7 @@
 mod notes;
 
 use plimsoll::host::cgroup::{CgroupPath, Controller, Version};
-use plimsoll::host::ledger::Outcome;
+use plimsoll::host::ledger::UndoOutcome;
 use plimsoll::host::protect::{AGENT_CGROUP, protect};
 use plimsoll::host::syscall::sched_other;
 use plimsoll::host::{HostRoot, Ledger};
@@ -90,7 +90,7 @@ fn each_measure_is_taken_or_named() {
         restoration
             .changes
             .iter()
-            .all(|undone| !matches!(undone.outcome, Outcome::Left(_))),
+            .all(|undone| !matches!(undone.outcome, UndoOutcome::Left(_))),
         "{restoration:?}"
     );
     assert_eq!((own("cgroup"), own("oom_score_adj")), (cgroup, adj));

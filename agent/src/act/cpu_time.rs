@@ -82,7 +82,7 @@ pub struct WatchedPod {
 
 /// A setting of a cgroup, and what it is to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct Setting {
     /// Which pod.
     pub uid: PodUid,
     /// Which container; empty for the pod's own cgroup.
@@ -134,7 +134,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct CpuTime {
     shared: Arc<Shared>,
-    changes: WorkerThread<Change>,
+    changes: WorkerThread<Setting>,
     source: WaitSource,
 }
 
@@ -188,8 +188,8 @@ impl CpuTime {
 
     /// Has a setting changed. Does not wait; without room it is dropped and counted, and the engine sees from the next
     /// reading that it was not done.
-    pub fn change(&self, change: Change) {
-        self.changes.send(change).ok();
+    pub fn change(&self, setting: Setting) {
+        self.changes.send(setting).ok();
     }
 
     /// Changes and readings that found no room.
@@ -208,7 +208,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self, queue: &Receiver<Change>, every: Duration) {
+    fn run(mut self, queue: &Receiver<Setting>, every: Duration) {
         let mut next = Instant::now();
         let mut tidied = Instant::now();
         loop {
@@ -272,20 +272,20 @@ impl Worker {
         self.said = said;
     }
 
-    fn change(&mut self, change: &Change) {
-        match self.reader.change(change, &mut self.ledger) {
+    fn change(&mut self, setting: &Setting) {
+        match self.reader.change(setting, &mut self.ledger) {
             Ok(remarks) => {
                 for text in remarks {
                     self.tell(Report::Remark(text));
                 }
             }
             Err(error) => {
-                let Change {
+                let Setting {
                     uid,
                     container,
                     knob,
                     ..
-                } = change.clone();
+                } = setting.clone();
                 self.tell(Report::NotWritten {
                     uid,
                     container,

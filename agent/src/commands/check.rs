@@ -29,7 +29,7 @@ use crate::kernel::programs::{Programs, load};
 use crate::pods::names::{KubeletTree, TreeError};
 use crate::probe::facts::{Facts, Hook, hooks_of, kinds_without};
 use crate::probe::mechanism::{Without, WithoutArgs};
-use crate::probe::report::{Report, Verdict};
+use crate::probe::report::{HostReport, Verdict};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Request};
 use crate::show;
@@ -73,7 +73,7 @@ impl CommandError for CheckError {
 #[derive(Debug, Serialize)]
 struct CheckAnswer {
     #[serde(flatten)]
-    report: Report,
+    report: HostReport,
     /// Where pods would come from.
     mode: Mode,
     /// Where the container runtime that listens here keeps its images, for people; `None`: none was found.
@@ -92,7 +92,7 @@ struct CheckAnswer {
 
 impl CheckAnswer {
     fn new(
-        report: Report,
+        report: HostReport,
         mode: Mode,
         (images, sockets): (Option<String>, Option<String>),
         records: Option<Result<AccountReport, String>>,
@@ -336,7 +336,7 @@ fn run_with(
     let mode = Mode::of(host, &cgroup_root);
     let images = images(host, &cgroup_root, mode.kubelet.is_some());
     let sockets = uncharged_sockets(host, facts.memory.as_ref().ok().copied());
-    let report = Report::new(facts);
+    let report = HostReport::new(facts);
     let answer = CheckAnswer::new(report, mode, (images, sockets), records(args));
     match args.output.format {
         Output::Text => {
@@ -422,7 +422,7 @@ mod tests {
             ..everything()
         };
         let json = serde_json::to_value(CheckAnswer::new(
-            Report::new(facts),
+            HostReport::new(facts),
             Mode::default(),
             (None, None),
             None,

@@ -25,7 +25,7 @@ use crate::act::placement::plugin_cpusets::FOREIGN;
 use crate::commands::exit_status;
 use crate::daemon::start::LEDGERS;
 use crate::host::HostRoot;
-use crate::host::ledger::{Change, Ledger, Outcome};
+use crate::host::ledger::{Change, Ledger, UndoOutcome};
 use crate::host::output::{Output, OutputArgs};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::LOCK_FILE;
@@ -295,13 +295,13 @@ impl Uninstall<'_> {
         };
         for undone in &restoration.changes {
             match &undone.outcome {
-                Outcome::Restored => self.done(&undone.change),
-                Outcome::NothingToDo => {}
-                Outcome::Busy(why) => {
+                UndoOutcome::Restored => self.done(&undone.change),
+                UndoOutcome::NothingToDo => {}
+                UndoOutcome::Busy(why) => {
                     left.push((undone.change.subject().shown().to_string(), why.clone()));
                 }
                 // Its line is gone with this: another program has changed it since and owns it now.
-                Outcome::Left(why) => self.step(
+                UndoOutcome::Left(why) => self.step(
                     Action::Left,
                     undone.change.subject().shown(),
                     Some(why.clone()),

@@ -5,7 +5,7 @@ use plimsoll_core::model::event::EventKind;
 
 use super::Agent;
 use super::telling::Said;
-use crate::act::cpu_time::{Change, CpuTime, Report, Reports, Watch, WatchedPod};
+use crate::act::cpu_time::{CpuTime, Report, Reports, Setting, Watch, WatchedPod};
 
 /// What it takes to look after CPU time.
 #[derive(Debug)]
@@ -56,9 +56,9 @@ impl Agent {
     }
 
     /// Has the thread make a change. Does not wait.
-    pub(super) fn change_cpu(&self, change: Change) {
+    pub(super) fn change_cpu(&self, setting: Setting) {
         if let Some(work) = &self.cpu_work {
-            work.cpu_time.change(change);
+            work.cpu_time.change(setting);
         }
     }
 

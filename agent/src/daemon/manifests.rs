@@ -10,7 +10,7 @@ use plimsoll_core::model::event::EventKind;
 use super::{Agent, now_ns};
 use crate::host::shown::Show as _;
 use crate::input::manifests::{ManifestChange, ManifestPod};
-use crate::pods::registry::{Change, name_and_uid};
+use crate::pods::registry::{Populated, name_and_uid};
 
 impl Agent {
     /// The manifests have changed. Opens the files of pods that are there already: not for the hot path.
@@ -101,7 +101,7 @@ impl Agent {
             .reserve(pods.saturating_sub(self.sample.pods.len()));
     }
 
-    pub(super) fn changed(&mut self, Change { uid, running }: Change) {
+    pub(super) fn changed(&mut self, Populated { uid, running }: Populated) {
         self.pods_changed = true;
         // Its CPUs, memory and devices were given before its first process, and are taken back with its last.
         if let Some(topology) = self.kubelet.as_ref().and_then(|work| work.topology()) {

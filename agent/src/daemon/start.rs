@@ -57,7 +57,7 @@ use crate::pods::memory_reader::StatThread;
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
-use crate::probe::report::Report;
+use crate::probe::report::HostReport;
 use crate::record::journal::Journal;
 use crate::record::lines::{Line, Reporter};
 use crate::serve::control::server::{AnswerSources, Bounds, Server};
@@ -156,7 +156,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode> {
 /// The BPF programs, if there are any, and what follows from what could be attached.
 struct Loaded {
     bpf: Option<Bpf>,
-    report: Report,
+    report: HostReport,
     /// Where they are pinned.
     pinned: Option<String>,
 }
@@ -475,7 +475,7 @@ impl Start<'_> {
                 .map_err(|error| error.to_string())
             }
         };
-        let report = Report::new(facts);
+        let report = HostReport::new(facts);
         if let Err(reason) = &report.facts.bpf {
             self.lost.insert(0, format!("BPF programs: {reason}"));
         }

@@ -38,7 +38,7 @@ use super::storage::StorageWork;
 use super::wake::{Sources, Wake};
 use super::watchdog::Part;
 use super::{Agent, now_ns};
-use crate::act::cpu_time::Change;
+use crate::act::cpu_time::Setting;
 use crate::host::file::FileError;
 use crate::kernel::decode::{Body, OomLimit, ReclaimPhase, Record};
 use crate::kernel::{Bpf, Generation};
@@ -600,7 +600,7 @@ impl Agent {
                 knob,
                 us,
                 ..
-            } => self.change_cpu(Change {
+            } => self.change_cpu(Setting {
                 uid: uid.clone(),
                 container: container.clone(),
                 knob: *knob,
@@ -611,7 +611,7 @@ impl Agent {
                 container,
                 knob,
                 ..
-            } => self.change_cpu(Change {
+            } => self.change_cpu(Setting {
                 uid: uid.clone(),
                 container: container.clone(),
                 knob: *knob,

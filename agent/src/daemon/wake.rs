@@ -35,7 +35,7 @@ use crate::input::manifests::{LeftPods, ManifestChange, ManifestWatch};
 use crate::kernel::Bpf;
 use crate::probe::ladder::{LADDER, LadderSignal};
 use crate::probe::mechanism::Mechanism;
-use crate::probe::report::Report;
+use crate::probe::report::HostReport;
 use crate::record::lines::{Line, Reporter};
 use crate::record::snapshot::Snapshot;
 use crate::serve::control::SnapshotRequests;
@@ -424,7 +424,7 @@ async fn until(at_ns: u64) {
 
 /// What [`Sources::open`] goes by, and where it says what is left out.
 struct Opening<'a> {
-    report: &'a Report,
+    report: &'a HostReport,
     reporter: &'a mut Reporter,
 }
 
@@ -589,7 +589,7 @@ impl Sources {
         mounts: &CgroupMounts,
         kubepods: &CgroupPath,
         bpf: Option<&Bpf>,
-        report: &Report,
+        report: &HostReport,
         reporter: &mut Reporter,
     ) -> Result<Self> {
         let mut opening = Opening { report, reporter };

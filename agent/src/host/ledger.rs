@@ -223,12 +223,12 @@ pub struct Undone {
     /// The change.
     pub change: Change,
     /// What became of it.
-    pub outcome: Outcome,
+    pub outcome: UndoOutcome,
 }
 
 /// What became of one change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum UndoOutcome {
     /// It is as it was before.
     Restored,
     /// It had never been made, or is undone or gone already.
@@ -253,7 +253,7 @@ impl Restoration {
     pub fn restored(&self) -> usize {
         self.changes
             .iter()
-            .filter(|undone| undone.outcome == Outcome::Restored)
+            .filter(|undone| undone.outcome == UndoOutcome::Restored)
             .count()
     }
 
@@ -262,7 +262,7 @@ impl Restoration {
         self.changes
             .iter()
             .find_map(|undone| match &undone.outcome {
-                Outcome::Busy(why) => Some(why.as_str()),
+                UndoOutcome::Busy(why) => Some(why.as_str()),
                 _ => None,
             })
     }
@@ -270,15 +270,15 @@ impl Restoration {
     /// One line for each change that was left alone or is busy, and for each line that could not be read.
     pub fn remarks(&self) -> Vec<String> {
         let of_change = |undone: &Undone| match &undone.outcome {
-            Outcome::Left(why) => Some(format!(
+            UndoOutcome::Left(why) => Some(format!(
                 "{}: left as it is: {why}",
                 undone.change.subject().shown()
             )),
-            Outcome::Busy(why) => Some(format!(
+            UndoOutcome::Busy(why) => Some(format!(
                 "{}: not undone yet: {why}",
                 undone.change.subject().shown()
             )),
-            Outcome::Restored | Outcome::NothingToDo => None,
+            UndoOutcome::Restored | UndoOutcome::NothingToDo => None,
         };
         let of_line =
             |line: &usize| format!("line {line} of the ledger is not a change and was skipped");
@@ -647,7 +647,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`KnobError::Ledger`] when the ledger cannot be read or rewritten. What could not be undone is no error: see
-    /// [`Outcome`].
+    /// [`UndoOutcome`].
     pub fn restore(&mut self) -> Result<Restoration, KnobError> {
         self.restore_those(|_| true)
     }
@@ -693,13 +693,13 @@ impl Ledger {
             };
             let waits = subject.and_then(|path| waiting.get(path).cloned());
             let outcome = match waits.or_else(|| undo::below_in_use(&line.change, &lines)) {
-                Some(why) => Outcome::Busy(why),
+                Some(why) => UndoOutcome::Busy(why),
                 None => {
                     step::reached();
                     undo::undo(&self.host, &line.change, &lines[..index])
                 }
             };
-            if let Outcome::Busy(why) = &outcome {
+            if let UndoOutcome::Busy(why) = &outcome {
                 busy.push(line.clone());
                 if let Some(path) = subject {
                     waiting.insert(path, why.clone());

@@ -66,7 +66,7 @@ struct Open {
 
 /// A pod got its first process, or lost its last one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct Populated {
     /// Which pod.
     pub uid: PodUid,
     /// Whether it has processes now.
@@ -437,7 +437,7 @@ impl Pods {
     ///
     /// # Errors
     /// When a control file that should be readable is not; the pod is then looked at again next time.
-    pub fn refresh(&mut self, uid: &PodUid) -> Result<Option<Change>, CgroupError> {
+    pub fn refresh(&mut self, uid: &PodUid) -> Result<Option<Populated>, CgroupError> {
         let Some(entry) = self.entries.get_mut(uid) else {
             return Ok(None);
         };
@@ -460,7 +460,7 @@ impl Pods {
             Err(error) if error.is_vanished() => false,
             found => found?,
         };
-        Ok((was != now).then(|| Change {
+        Ok((was != now).then(|| Populated {
             uid: uid.clone(),
             running: now,
         }))

@@ -49,14 +49,14 @@ pub enum Verdict {
 
 /// What this machine allows, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct HostReport {
     /// What was found.
     pub facts: Facts,
     /// What follows from it.
     pub choices: Vec<Choice>,
 }
 
-impl Report {
+impl HostReport {
     /// Chooses from `facts`.
     pub fn new(facts: Facts) -> Self {
         let choices = choose(&facts);

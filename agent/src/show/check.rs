@@ -12,7 +12,7 @@ use crate::probe::facts::{Hook, HookOutcome};
 use crate::probe::ladder::{Choice, LADDER, Role};
 use crate::probe::last_line::LastLineReach;
 use crate::probe::mechanism::Mechanism;
-use crate::probe::report::{Report, Verdict};
+use crate::probe::report::{HostReport, Verdict};
 use crate::show::table::span;
 
 /// Columns for the longest entry, "+ memory.events".
@@ -21,7 +21,7 @@ const WIDE_MECHANISM: usize = 15;
 /// The report. `objects`: what this program would load. `records`: what the agent that runs says of the kernel's
 /// records; `None` where none runs, or it has no BPF programs.
 pub(crate) fn check(
-    report: &Report,
+    report: &HostReport,
     objects: &[Embedded],
     records: Option<&Result<AccountReport, String>>,
     style: Style,
@@ -34,12 +34,12 @@ pub(crate) fn check(
 
 fn write(
     out: &mut String,
-    report: &Report,
+    report: &HostReport,
     objects: &[Embedded],
     records: Option<&Result<AccountReport, String>>,
     style: Style,
 ) -> fmt::Result {
-    let Report { facts, choices } = report;
+    let HostReport { facts, choices } = report;
     let lockdown = facts.lockdown;
     let (memory, cpu) = (controller(&facts.memory), controller(&facts.cpu));
     writeln!(
@@ -138,7 +138,7 @@ fn write_last_line(out: &mut String, last_line: &LastLineReach, style: Style) ->
     )
 }
 
-fn write_verdict(out: &mut String, report: &Report, style: Style) -> fmt::Result {
+fn write_verdict(out: &mut String, report: &HostReport, style: Style) -> fmt::Result {
     match (report.verdict(), &report.facts.memory) {
         (Verdict::Unusable, Err(reason)) => {
             writeln!(
@@ -161,7 +161,7 @@ fn write_verdict(out: &mut String, report: &Report, style: Style) -> fmt::Result
 }
 
 /// Losses, then each remedy once: on most machines one cause is behind several losses.
-fn write_losses(out: &mut String, report: &Report, width: usize, style: Style) -> fmt::Result {
+fn write_losses(out: &mut String, report: &HostReport, width: usize, style: Style) -> fmt::Result {
     let losses = report.loss_rows(false);
     if losses.is_empty() {
         return Ok(());
@@ -291,7 +291,7 @@ mod tests {
     use crate::probe::mechanism::HookKind;
     use crate::probe::mechanism::Without;
 
-    fn rendered(report: &Report, color: bool) -> String {
+    fn rendered(report: &HostReport, color: bool) -> String {
         let objects = [Embedded {
             name: "plimsoll.bpf.o",
             sha256: Some("e3b0".to_owned()),
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_full_machine_has_no_losses() {
-        let report = Report::new(everything());
+        let report = HostReport::new(everything());
         assert_eq!(report.verdict(), Verdict::Full);
         assert_eq!(report.losses(), Vec::<String>::new());
         let text = rendered(&report, false);
@@ -331,7 +331,7 @@ mod tests {
                 reason: "refused by this host: errno 1 (EPERM)".to_owned(),
             };
         }
-        let report = Report::new(facts);
+        let report = HostReport::new(facts);
         assert_eq!(report.verdict(), Verdict::Degraded);
         let text = rendered(&report, false);
         assert_eq!(
@@ -359,7 +359,7 @@ mod tests {
             ..everything()
         };
         let has_safety_net = |facts: Facts| {
-            let losses = Report::new(facts).losses();
+            let losses = HostReport::new(facts).losses();
             !losses.iter().any(|loss| loss.starts_with("safety net: "))
         };
         assert!(!has_safety_net(facts.clone()));
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn each_missing_capability_is_named_with_what_it_costs() {
-        let report = Report::new(Facts {
+        let report = HostReport::new(Facts {
             // All but CAP_KILL and CAP_SYS_NICE.
             capabilities: Some(Capabilities::from_bits(!(1 << 5 | 1 << 23))),
             ..everything()
@@ -408,7 +408,7 @@ mod tests {
         hook.unwrap().outcome = HookOutcome::Unavailable {
             reason: "this kernel has no fentry target page_counter_try_charge".to_owned(),
         };
-        let losses = Report::new(facts).losses();
+        let losses = HostReport::new(facts).losses();
         let words = "; because fentry page_counter_try_charge: this kernel has no fentry target";
         assert!(
             losses
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn without_a_memory_controller_it_cannot_work() {
         let reason = "cgroup controller memory is not available".to_owned();
-        let report = Report::new(Facts {
+        let report = HostReport::new(Facts {
             memory: Err(reason.clone()),
             ..everything()
         });

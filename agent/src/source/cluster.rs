@@ -139,7 +139,7 @@ pub enum ClusterEvent {
 
 /// What the loop has for the thread.
 #[derive(Debug)]
-enum Report {
+enum FromLoop {
     Evicted(Box<EvictionIntent>),
     Withdrawn(PodUid),
     CgroupGone(PodUid),
@@ -223,7 +223,7 @@ pub struct ClusterSettings {
 /// The loop's side.
 #[derive(Debug)]
 pub struct ClusterLink {
-    thread: WorkerThread<Report>,
+    thread: WorkerThread<FromLoop>,
     wake: Arc<OwnedFd>,
     counts: Arc<ClusterCounts>,
     topology: TopologySlot,
@@ -319,7 +319,7 @@ impl ClusterLink {
 
     /// A pod was evicted: it is to be reported. Does not wait. Returns whether there was room.
     pub fn evicted(&self, intent: EvictionIntent) -> bool {
-        let is_taken = self.send(Report::Evicted(Box::new(intent)));
+        let is_taken = self.send(FromLoop::Evicted(Box::new(intent)));
         if !is_taken {
             self.counts.unreported.fetch_add(1, Ordering::Relaxed);
         }
@@ -328,30 +328,30 @@ impl ClusterLink {
 
     /// An eviction that was not begun is not wanted any more.
     pub fn withdrawn(&self, uid: PodUid) -> bool {
-        self.send(Report::Withdrawn(uid))
+        self.send(FromLoop::Withdrawn(uid))
     }
 
     /// The cgroup of an evicted pod has gone.
     pub fn cgroup_gone(&self, uid: PodUid) -> bool {
-        self.send(Report::CgroupGone(uid))
+        self.send(FromLoop::CgroupGone(uid))
     }
 
     /// An evicted pod may run again although the API server has not shown its end.
     pub fn let_go(&self, uid: PodUid) -> bool {
-        self.send(Report::LetGo(uid))
+        self.send(FromLoop::LetGo(uid))
     }
 
     /// The conditions of this node are these now.
     pub fn conditions(&self, conditions: Vec<NodeConditionReport>) -> bool {
-        self.send(Report::Conditions(conditions))
+        self.send(FromLoop::Conditions(conditions))
     }
 
     /// So many bytes of this node's memory cannot be had without meeting a threshold.
     pub fn withheld(&self, memory_bytes: u64) -> bool {
-        self.send(Report::Withheld(memory_bytes))
+        self.send(FromLoop::Withheld(memory_bytes))
     }
 
-    fn send(&self, report: Report) -> bool {
+    fn send(&self, report: FromLoop) -> bool {
         let sent = self.thread.send(report);
         self.wake();
         sent.is_ok()
@@ -434,7 +434,7 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self, reports: &Receiver<Report>) {
+    fn run(mut self, reports: &Receiver<FromLoop>) {
         self.count();
         loop {
             let is_over = self.take_reports(reports);
@@ -464,7 +464,7 @@ impl Work {
     }
 
     /// Whether the loop has ended.
-    fn take_reports(&mut self, reports: &Receiver<Report>) -> bool {
+    fn take_reports(&mut self, reports: &Receiver<FromLoop>) -> bool {
         loop {
             let report = match reports.try_recv() {
                 Ok(report) => report,
@@ -472,7 +472,7 @@ impl Work {
                 Err(TryRecvError::Disconnected) => return true,
             };
             let message = match report {
-                Report::Evicted(intent) => {
+                FromLoop::Evicted(intent) => {
                     if !self.intents.add(&intent) {
                         continue; // it waits already
                     }
@@ -485,24 +485,24 @@ impl Work {
                         is_let_go: false,
                     }
                 }
-                Report::Withdrawn(uid) => {
+                FromLoop::Withdrawn(uid) => {
                     self.intents.strike(&uid);
                     self.count();
                     ToCluster::Withdrawn { uid }
                 }
-                Report::CgroupGone(uid) => {
+                FromLoop::CgroupGone(uid) => {
                     self.intents.note_gone(&uid);
                     ToCluster::CgroupGone { uid }
                 }
-                Report::LetGo(uid) => {
+                FromLoop::LetGo(uid) => {
                     self.intents.let_go(&uid);
                     ToCluster::LetGo { uid }
                 }
-                Report::Conditions(conditions) => {
+                FromLoop::Conditions(conditions) => {
                     self.conditions.clone_from(&conditions);
                     ToCluster::Conditions { conditions }
                 }
-                Report::Withheld(memory_bytes) => {
+                FromLoop::Withheld(memory_bytes) => {
                     self.withheld_bytes = memory_bytes;
                     ToCluster::Withheld { memory_bytes }
                 }

@@ -12,7 +12,7 @@ use plimsoll_core::placement::cpu_set::CpuSet;
 
 use super::bandwidth::Bandwidth;
 use super::tasks::TaskTimes;
-use super::{Change, Watch};
+use super::{Setting, Watch};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, Controller, Hierarchy, Version};
 use crate::host::file::{ControlFile, FileError, errno_of, parse_u64};
@@ -139,19 +139,19 @@ impl Reader {
     /// Changes a setting. A cgroup that is gone has none.
     pub(super) fn change(
         &mut self,
-        change: &Change,
+        setting: &Setting,
         ledger: &mut Ledger,
     ) -> Result<Vec<String>, KnobError> {
-        let pod = self.pods.get_mut(&change.uid);
-        let Some(cgroup) = pod.and_then(|pod| pod.cgroups.get_mut(&change.container)) else {
+        let pod = self.pods.get_mut(&setting.uid);
+        let Some(cgroup) = pod.and_then(|pod| pod.cgroups.get_mut(&setting.container)) else {
             return Ok(Vec::new());
         };
-        let result = match change.us {
+        let result = match setting.us {
             Some(us) => cgroup
                 .files
-                .set(ledger, change.knob, us)
+                .set(ledger, setting.knob, us)
                 .map(|()| Vec::new()),
-            None => cgroup.files.restore(ledger, change.knob),
+            None => cgroup.files.restore(ledger, setting.knob),
         };
         match result {
             Err(error) if error.is_vanished() => Ok(Vec::new()),

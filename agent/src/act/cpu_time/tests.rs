@@ -74,7 +74,7 @@ impl Node {
     }
 
     fn change(&mut self, container: &str, knob: CpuKnob, us: Option<u64>) -> Vec<String> {
-        let change = Change {
+        let change = Setting {
             uid: "web".into(),
             container: Arc::from(container),
             knob,
@@ -193,7 +193,7 @@ fn the_end_puts_everything_back() {
         }
     };
     reading();
-    cpu_time.change(Change {
+    cpu_time.change(Setting {
         uid: "web".into(),
         container: Arc::from("app"),
         knob: CpuKnob::Quota,

@@ -130,7 +130,7 @@ fn somebody_elses_value_is_left_and_said() {
     );
     assert_eq!(
         restoration.changes[0].outcome,
-        Outcome::NothingToDo,
+        UndoOutcome::NothingToDo,
         "the vanished file"
     );
     let [remark] = restoration.remarks().try_into().unwrap();
@@ -400,7 +400,7 @@ fn files_of_this_process_are_not_restored_to_a_later_one() {
     std::fs::write(ledger.path(), other).unwrap();
     assert_eq!(
         ledger.restore().unwrap().changes[0].outcome,
-        Outcome::NothingToDo
+        UndoOutcome::NothingToDo
     );
     assert_eq!(std::fs::read_to_string(&one).unwrap(), "-999");
 }
@@ -488,7 +488,7 @@ fn a_controller_stays_while_a_cgroup_of_ours_has_processes() {
         restoration
             .changes
             .iter()
-            .all(|undone| matches!(undone.outcome, Outcome::Busy(_))),
+            .all(|undone| matches!(undone.outcome, UndoOutcome::Busy(_))),
         "{:?}",
         restoration.changes
     );

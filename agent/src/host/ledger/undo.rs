@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use super::{Change, Line, Outcome, is_enabled, reliance};
+use super::{Change, Line, UndoOutcome, is_enabled, reliance};
 use crate::host::HostRoot;
 use crate::host::file::{FileError, errno_of, read_text, write_text};
 use crate::host::shown::Show as _;
@@ -52,7 +52,7 @@ fn is_of_earlier(lines: &[Line], file: &Path, now: &str) -> bool {
 }
 
 /// Undoes one change; `earlier` are those before it, which come next.
-pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcome {
+pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> UndoOutcome {
     match change {
         Change::Write {
             path,
@@ -61,16 +61,16 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
             process,
         } => {
             if process.is_some_and(|process| !process.is_running(host)) {
-                return Outcome::NothingToDo;
+                return UndoOutcome::NothingToDo;
             }
             match read_text(path) {
                 Err(error) => refused(&error),
-                Ok(now) if now.trim_end() == old => Outcome::NothingToDo,
+                Ok(now) if now.trim_end() == old => UndoOutcome::NothingToDo,
                 // A write of no bytes does not reach the kernel's parser.
                 Ok(now) if now.trim_end() == new && old.is_empty() => written(path, "\n"),
                 Ok(now) if now.trim_end() == new => written(path, old),
-                Ok(now) if is_of_earlier(earlier, path, now.trim_end()) => Outcome::NothingToDo,
-                Ok(now) => Outcome::Left(format!(
+                Ok(now) if is_of_earlier(earlier, path, now.trim_end()) => UndoOutcome::NothingToDo,
+                Ok(now) => UndoOutcome::Left(format!(
                     "plimsoll wrote {new:?}, another program has since set {:?}",
                     now.trim_end()
                 )),
@@ -80,19 +80,19 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
             let control = cgroup.join("cgroup.subtree_control");
             match is_enabled(&control, controller) {
                 Err(error) => refused(&error),
-                Ok(false) => Outcome::NothingToDo,
+                Ok(false) => UndoOutcome::NothingToDo,
                 Ok(true) => written(&control, &format!("-{controller}")),
             }
         }
         Change::Create { cgroup } => match std::fs::remove_dir(cgroup) {
-            Ok(()) => Outcome::Restored,
+            Ok(()) => UndoOutcome::Restored,
             Err(error) => match errno_of(&error) {
-                Errno::NOENT => Outcome::NothingToDo,
+                Errno::NOENT => UndoOutcome::NothingToDo,
                 Errno::BUSY | Errno::NOTEMPTY => {
-                    Outcome::Busy("it has processes or cgroups inside".to_owned())
+                    UndoOutcome::Busy("it has processes or cgroups inside".to_owned())
                 }
-                errno if may_pass(errno) => Outcome::Busy(errno.to_string()),
-                errno => Outcome::Left(errno.to_string()),
+                errno if may_pass(errno) => UndoOutcome::Busy(errno.to_string()),
+                errno => UndoOutcome::Left(errno.to_string()),
             },
         },
         Change::Move { process, from, to } => {
@@ -102,35 +102,35 @@ pub(super) fn undo(host: &HostRoot, change: &Change, earlier: &[Line]) -> Outcom
                 Err(error) => return refused(&error),
             };
             if !is_there || !process.is_running(host) {
-                return Outcome::NothingToDo;
+                return UndoOutcome::NothingToDo;
             }
             written(&from.join("cgroup.procs"), &pid)
         }
     }
 }
 
-fn written(path: &Path, value: &str) -> Outcome {
+fn written(path: &Path, value: &str) -> UndoOutcome {
     match write_text(path, value) {
-        Ok(()) => Outcome::Restored,
+        Ok(()) => UndoOutcome::Restored,
         Err(FileError::Unwritable {
             source: Errno::BUSY,
             ..
-        }) => Outcome::Busy("it is in use".to_owned()),
+        }) => UndoOutcome::Busy("it is in use".to_owned()),
         Err(error) => refused(&error),
     }
 }
 
 /// What becomes of a change whose file cannot be read or written: it stays in the ledger if that can be otherwise the
 /// next time.
-fn refused(error: &FileError) -> Outcome {
+fn refused(error: &FileError) -> UndoOutcome {
     match error {
-        error if error.is_vanished() => Outcome::NothingToDo,
+        error if error.is_vanished() => UndoOutcome::NothingToDo,
         FileError::Unreadable { source, .. } | FileError::Unwritable { source, .. }
             if may_pass(*source) =>
         {
-            Outcome::Busy(error.to_string())
+            UndoOutcome::Busy(error.to_string())
         }
-        error => Outcome::Left(error.to_string()),
+        error => UndoOutcome::Left(error.to_string()),
     }
 }
 
@@ -178,9 +178,16 @@ mod tests {
             };
             for error in [unwritable, FileError::Unreadable { path, source }] {
                 let outcome = refused(&error);
-                assert_eq!(matches!(outcome, Outcome::Busy(_)), stays, "{outcome:?}");
+                assert_eq!(
+                    matches!(outcome, UndoOutcome::Busy(_)),
+                    stays,
+                    "{outcome:?}"
+                );
             }
         }
-        assert_eq!(refused(&FileError::Vanished { path }), Outcome::NothingToDo);
+        assert_eq!(
+            refused(&FileError::Vanished { path }),
+            UndoOutcome::NothingToDo
+        );
     }
 }
