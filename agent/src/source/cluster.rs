@@ -17,7 +17,7 @@ mod topology;
 use std::collections::BTreeSet;
 use std::fs::Permissions;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ use plimsoll_core::model::event::Overused;
 use plimsoll_core::protocol::cluster_link::{
     EvictionIntent, NodeConditionReport, PROTOCOL, Settled, ToAgent, ToCluster,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use tokio::sync::mpsc;
@@ -41,6 +41,7 @@ use tokio::sync::mpsc;
 use crate::host::clock::now_ns;
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::{CRITICAL_FILE, INTENTS_FILE};
+use crate::host::wake_fd::WakeFd;
 use crate::host::worker::WorkerThread;
 use critical::CriticalPods;
 use intents::Intents;
@@ -224,7 +225,7 @@ pub struct ClusterSettings {
 #[derive(Debug)]
 pub struct ClusterLink {
     thread: WorkerThread<FromLoop>,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
     counts: Arc<ClusterCounts>,
     topology: TopologySlot,
     socket: PathBuf,
@@ -270,16 +271,15 @@ impl ClusterLink {
             move |source: io::Error| ClusterError::Io { path, what, source }
         };
         let listener = listen(settings)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let wake = Arc::new(wake.map_err(|errno| failed("eventfd")(errno.into()))?);
+        let wake = WakeFd::new().map_err(|errno| failed("eventfd")(errno.into()))?;
         let (events, received) = mpsc::channel(EVENTS);
         let counts = Arc::new(ClusterCounts::default());
-        let topology = TopologySlot::new(Arc::clone(&wake));
+        let topology = TopologySlot::new(wake.clone());
         let work = Work {
             listener,
             user: settings.user,
             soft_grace_s: settings.soft_grace_s,
-            wake: Arc::clone(&wake),
+            wake: wake.clone(),
             events,
             waiting_event: None,
             unsaid_loss: None,
@@ -353,13 +353,8 @@ impl ClusterLink {
 
     fn send(&self, report: FromLoop) -> bool {
         let sent = self.thread.send(report);
-        self.wake();
+        self.wake.wake();
         sent.is_ok()
-    }
-
-    fn wake(&self) {
-        // A counter that is full has woken it already.
-        rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).ok();
     }
 }
 
@@ -367,7 +362,7 @@ impl Drop for ClusterLink {
     /// Ends the thread, when it has written what it was given.
     fn drop(&mut self) {
         self.thread.close();
-        self.wake();
+        self.wake.wake();
         self.thread.end();
         std::fs::remove_file(&self.socket).ok();
     }
@@ -415,7 +410,7 @@ struct Work {
     listener: UnixListener,
     user: u32,
     soft_grace_s: Option<u32>,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
     events: mpsc::Sender<ClusterEvent>,
     /// Found no room: nothing is read until it does.
     waiting_event: Option<ClusterEvent>,
@@ -595,8 +590,7 @@ impl Work {
             // Out of memory for a moment.
             Err(_) => std::thread::sleep(EVENT_AGAIN),
         }
-        let mut count = [0; 8];
-        rustix::io::read(&self.wake, &mut count).ok();
+        self.wake.clear();
     }
 
     fn read(&mut self) {

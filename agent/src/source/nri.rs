@@ -10,9 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -21,11 +19,12 @@ use plimsoll_core::protocol::framing::LENGTH_BYTES;
 use plimsoll_core::protocol::runtime_link::{
     ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use crate::host::child_program::ChildProgram;
 use crate::host::panics;
+use crate::host::wake_fd::WakeFd;
 use crate::host::worker::WorkerThread;
 
 /// Answers of pods that may wait for the thread.
@@ -80,7 +79,7 @@ pub type NriEvents = mpsc::Receiver<FromNri>;
 #[derive(Debug)]
 pub struct NriLink {
     thread: WorkerThread<NriChange>,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
 }
 
 impl NriLink {
@@ -102,11 +101,11 @@ impl NriLink {
     }
 
     fn started_by(start: Start) -> io::Result<(Self, NriEvents)> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = WakeFd::new()?;
         let (events, received) = mpsc::channel(EVENTS_MAX);
         let work = Work {
             start,
-            wake: Arc::clone(&wake),
+            wake: wake.clone(),
             events,
             table: BTreeMap::new(),
             pool: None,
@@ -124,20 +123,15 @@ impl NriLink {
     /// From now on the runtime is answered so. Does not wait. Returns whether there was room.
     pub fn set(&self, change: NriChange) -> bool {
         let sent = self.thread.send(change);
-        self.wake();
+        self.wake.wake();
         sent.is_ok()
-    }
-
-    fn wake(&self) {
-        // A counter that is full has woken it already.
-        rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).ok();
     }
 
     /// Without a thread: what it would be given is in the queue.
     #[cfg(test)]
     pub(crate) fn without_thread() -> (Self, Receiver<NriChange>) {
         let (thread, taken) = WorkerThread::without_thread(CHANGES_MAX);
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let wake = WakeFd::new().unwrap();
         (Self { thread, wake }, taken)
     }
 }
@@ -146,7 +140,7 @@ impl Drop for NriLink {
     /// Ends the thread, and the program with it.
     fn drop(&mut self) {
         self.thread.close();
-        self.wake();
+        self.wake.wake();
     }
 }
 
@@ -164,7 +158,7 @@ struct Peer {
 /// The thread.
 struct Work {
     start: Start,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
     events: mpsc::Sender<FromNri>,
     table: BTreeMap<PodUid, PodAnswers>,
     pool: Option<String>,
@@ -293,8 +287,7 @@ impl Work {
         let ready = poll(&mut fds, timeout.as_ref()).unwrap_or(0);
         let is_readable = ready > 0 && fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
         drop(fds);
-        // Empty already, if it did not wake this.
-        rustix::io::read(self.wake.as_fd(), &mut [0; 8]).ok();
+        self.wake.clear();
         let is_late = |peer: &Peer| !peer.has_greeted && Instant::now() >= peer.greeted_by;
         if !is_readable && self.peer.as_ref().is_some_and(is_late) {
             self.lose("plimsoll-runtime has not answered in time, and was ended".to_owned());

@@ -3,17 +3,18 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
 use super::admission::AdmissionContext;
 use super::{ManifestChange, ManifestDir, PODS_MAX, SETTLE_MS};
 use crate::host::shown::Show as _;
+use crate::host::wake_fd::WakeFd;
 
 /// Stack of the thread: all of it is locked in memory. The deepest file takes more than 512 KiB of it without
 /// optimisation.
@@ -49,7 +50,7 @@ pub enum WatchError {
 /// A running watch. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct ManifestWatch {
-    stop: Arc<OwnedFd>,
+    stop: WakeFd,
     left_pods: Option<LeftPods>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -73,14 +74,13 @@ impl ManifestWatch {
             dir: dir.clone(),
             source,
         })?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let stop = Arc::new(eventfd(0, flags).map_err(kernel("eventfd"))?);
-        let wake = Arc::new(eventfd(0, flags).map_err(kernel("eventfd"))?);
+        let stop = WakeFd::new().map_err(kernel("eventfd"))?;
+        let wake = WakeFd::new().map_err(kernel("eventfd"))?;
         let (sender, left) = mpsc::sync_channel(PODS_MAX);
         let follower = Follower {
             events,
-            stop: Arc::clone(&stop),
-            wake: Arc::clone(&wake),
+            stop: stop.clone(),
+            wake: wake.clone(),
             left,
         };
         let thread = std::thread::Builder::new()
@@ -108,14 +108,14 @@ impl ManifestWatch {
 #[derive(Debug)]
 pub struct LeftPods {
     sender: mpsc::SyncSender<PodUid>,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
 }
 
 impl LeftPods {
     /// A pod has left. Does not wait; returns whether there was room for it.
     pub fn send(&self, uid: &PodUid) -> bool {
         let sent = self.sender.try_send(uid.clone());
-        rustix::io::write(&*self.wake, &1_u64.to_ne_bytes()).ok();
+        self.wake.wake();
         // A thread that has ended needs to know nothing.
         !matches!(sent, Err(mpsc::TrySendError::Full(_)))
     }
@@ -123,7 +123,7 @@ impl LeftPods {
 
 impl Drop for ManifestWatch {
     fn drop(&mut self) {
-        rustix::io::write(&*self.stop, &1_u64.to_ne_bytes()).ok();
+        self.stop.wake();
         // Not joined: the thread may be waiting in `send` for a loop that has ended.
         drop(self.thread.take());
     }
@@ -146,8 +146,8 @@ fn add_watch(events: &OwnedFd, dir: &Path) -> Result<i32, Errno> {
 /// What the thread waits for.
 struct Follower {
     events: OwnedFd,
-    stop: Arc<OwnedFd>,
-    wake: Arc<OwnedFd>,
+    stop: WakeFd,
+    wake: WakeFd,
     left: mpsc::Receiver<PodUid>,
 }
 
@@ -180,8 +180,8 @@ impl Follower {
             });
             let mut fds = [
                 PollFd::new(&self.events, PollFlags::IN),
-                PollFd::new(&*self.stop, PollFlags::IN),
-                PollFd::new(&*self.wake, PollFlags::IN),
+                PollFd::new(&self.stop, PollFlags::IN),
+                PollFd::new(&self.wake, PollFlags::IN),
             ];
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -190,8 +190,7 @@ impl Follower {
             if !fds[1].revents().is_empty() {
                 return;
             }
-            // Before the channel: what is sent later wakes again.
-            rustix::io::read(&*self.wake, &mut [0_u8; 8]).ok();
+            self.wake.clear();
             for uid in self.left.try_iter() {
                 manifests.note_left(&uid);
             }

@@ -1,20 +1,21 @@
 //! The newest NUMA zones, on their way to plimsoll-cluster: a place for one, so that none waits behind an older one.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_core::kube::node_resource_topology::NodeTopology;
 use plimsoll_core::protocol::cluster_link::{FRAMING, ToCluster};
 
+use crate::host::wake_fd::WakeFd;
+
 /// Where the zones are put. The loop does not use it.
 #[derive(Debug, Clone)]
 pub struct TopologySlot {
     newest: Arc<Mutex<Option<Box<NodeTopology>>>>,
-    wake: Arc<OwnedFd>,
+    wake: WakeFd,
 }
 
 impl TopologySlot {
-    pub(in crate::source) fn new(wake: Arc<OwnedFd>) -> Self {
+    pub(in crate::source) fn new(wake: WakeFd) -> Self {
         Self {
             newest: Arc::default(),
             wake,
@@ -26,8 +27,7 @@ impl TopologySlot {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         *newest = Some(Box::new(topology));
         drop(newest);
-        // A counter that is full has woken it already.
-        rustix::io::write(&self.wake, &1_u64.to_ne_bytes()).ok();
+        self.wake.wake();
     }
 
     /// What has been put since the last time, as a frame.

@@ -5,11 +5,11 @@ use plimsoll_core::placement::assignments::Assignments;
 use plimsoll_core::placement::cpu_set::CpuSet;
 use plimsoll_core::placement::node::{CpuManagerPolicy, NodePlacement, PlacementSettings};
 use plimsoll_core::protocol::pod_resources::{FRAMING, Given, PROTOCOL};
-use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
 use super::*;
 use crate::host::child_program::ChildProgram;
+use crate::host::wake_fd::WakeFd;
 
 fn send(stream: &mut UnixStream, message: &FromKubelet) {
     let frame = FRAMING.frame(&serde_json::to_vec(message).unwrap());
@@ -24,7 +24,7 @@ fn hello(stream: &mut UnixStream) {
 }
 
 fn slot() -> TopologySlot {
-    TopologySlot::new(Arc::new(eventfd(0, EventfdFlags::empty()).unwrap()))
+    TopologySlot::new(WakeFd::new().unwrap())
 }
 
 fn zones_only(slot: &TopologySlot) -> Outlets {
