@@ -318,8 +318,7 @@ impl Machine {
         for hierarchy in it.hierarchies {
             let root = it.mkdir(hierarchy.dir, false).unwrap_or(0);
             let controllers = hierarchy
-                .files
-                .iter()
+                .files("")
                 .find(|(file, _)| *file == "cgroup.controllers");
             if let Some((_, controllers)) = controllers {
                 let values = &mut it.cgroups[root].values;
@@ -532,8 +531,9 @@ impl Machine {
             .rsplit_once('/')
             .or(Some(("", World::cgroup_path(path)?)))?;
         let index = self.find(dir)?;
-        let files = self.hierarchies[self.cgroups[index].hierarchy].files;
-        files.iter().any(|(name, _)| *name == file).then_some(index)
+        let cgroup = &self.cgroups[index];
+        let mut files = self.hierarchies[cgroup.hierarchy].files(&cgroup.name);
+        files.any(|(name, _)| *name == file).then_some(index)
     }
 
     pub(crate) fn mkdir(&mut self, path: &str, is_agents: bool) -> Result<usize, i32> {
@@ -545,11 +545,11 @@ impl Machine {
         if !name.is_empty() && !self.by_path.contains_key(parent) {
             return Err(libc::ENOENT);
         }
-        let files = self.hierarchies[hierarchy].files;
+        let files = self.hierarchies[hierarchy].files(name);
         let dir = self.root.join("sys/fs/cgroup").join(path);
         std::fs::create_dir_all(&dir).map_err(|_| libc::EIO)?;
         let is_nested = name.matches('/').count() > 3;
-        for (file, _) in files {
+        for (file, _) in files.clone() {
             // A hostile tree has tens of thousands of these.
             if !is_nested || file.starts_with("cgroup.") {
                 std::fs::File::create(dir.join(file)).map_err(|_| libc::EIO)?;
@@ -559,7 +559,7 @@ impl Machine {
         let pod = self
             .find(parent)
             .and_then(|parent| self.cgroups[parent].pod);
-        let values = files.iter().filter(|(_, value)| !value.is_empty());
+        let values = files.filter(|(_, value)| !value.is_empty());
         self.cgroups.push(Cgroup {
             path: path.to_owned(),
             hierarchy,

@@ -24,7 +24,20 @@ pub(crate) struct Hierarchy {
     /// The kernel's number of it.
     pub(crate) id: u32,
     /// Files of each cgroup, and what they say at first; those without are made when they are read.
-    pub(crate) files: &'static [(&'static str, &'static str)],
+    files: &'static [(&'static str, &'static str)],
+}
+
+impl Hierarchy {
+    /// Files of the cgroup with this name, which is empty for the root.
+    pub(crate) fn files(
+        &self,
+        name: &str,
+    ) -> impl Iterator<Item = &'static (&'static str, &'static str)> + Clone + use<> {
+        let is_v2_root = !self.is_v1 && name.is_empty();
+        self.files
+            .iter()
+            .filter(move |(file, _)| !(is_v2_root && NOT_AT_ROOT.contains(file)))
+    }
 }
 
 const V2_CONTROLLERS: &str = "cpuset cpu io memory pids";
@@ -103,6 +116,30 @@ const V2_FILES: [(&str, &str); 34] = [
     ("memory.swap.max", "max"),
     ("pids.current", ""),
     ("pids.max", "max"),
+];
+
+/// Files of cgroup v2 that its root does not have.
+const NOT_AT_ROOT: [&str; 20] = [
+    "cgroup.events",
+    "cgroup.freeze",
+    "cgroup.kill",
+    "cgroup.type",
+    "cpu.idle",
+    "cpu.max",
+    "cpu.max.burst",
+    "cpu.weight",
+    "cpuset.cpus",
+    "cpuset.mems",
+    "memory.current",
+    "memory.events",
+    "memory.high",
+    "memory.low",
+    "memory.max",
+    "memory.min",
+    "memory.oom.group",
+    "memory.swap.current",
+    "memory.swap.max",
+    "pids.max",
 ];
 
 const UNIFIED_FILES: [(&str, &str); 8] = [
