@@ -23,6 +23,7 @@ mod kubelet;
 mod last_line;
 mod lifecycle;
 mod manifests;
+mod node_cgroup;
 mod nri;
 mod oom_kills;
 mod oom_scores;

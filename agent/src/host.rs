@@ -46,6 +46,7 @@ pub mod swap;
 pub mod syscall;
 pub mod topology;
 pub mod unwind_tables;
+pub mod vmstat;
 pub mod wake_fd;
 pub mod worker;
 pub mod zoneinfo;

@@ -14,6 +14,7 @@ pub mod outlook;
 pub mod page_cache;
 pub mod rank_row;
 pub mod reading;
+pub mod reclaim_yield;
 pub mod remedy;
 pub mod signal;
 pub mod state;

@@ -377,6 +377,9 @@ impl Agent {
         }
         self.step(received_ns, EventKind::Sample(sample));
         self.outcomes();
+        if let Some(at_ns) = self.sampler.looks_again_ns() {
+            self.sample_by_ns = self.sample_by_ns.min(at_ns.max(received_ns + 1));
+        }
         Ok(true)
     }
 
@@ -505,6 +508,9 @@ impl Agent {
     /// One event: decide and act.
     pub(super) fn step(&mut self, at_ns: u64, kind: EventKind) {
         let event = Event { at_ns, kind };
+        if matches!(event.kind, EventKind::PodEmpty { .. }) {
+            self.sampler.forget_reclaim();
+        }
         let mut decisions = std::mem::take(&mut self.unsettled.decisions);
         let begin = decisions.len();
         self.engine.step(&event, &mut decisions);

@@ -422,7 +422,8 @@ pub struct NodeMemory {
     /// `Active(file)`.
     #[serde(default)]
     pub active_file_bytes: u64,
-    /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
+    /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)), or all of it where the kernel can
+    /// take none ([`reclaim_yield`](crate::model::reclaim_yield)).
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
     /// `MemFree`.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::thread;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rustix::fs::{MemfdFlags, OFlags, SeekFrom, memfd_create, seek};
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::{Go, Growth, Log, sleep_for_ever};
 
@@ -19,6 +21,8 @@ const FILES_PER_DIRECTORY: u64 = 1000;
 const FILE_MB: u64 = 16;
 /// What one read of [`direct`] takes.
 const DIRECT_BYTES: usize = 64 << 10;
+/// What a pipe holds at most without privileges (`pipe-max-size`), if each page is full.
+const PIPE_BYTES: usize = MIB;
 /// Where memory for direct reads may begin: a multiple of every disk's block.
 const DIRECT_ALIGN: usize = 4096;
 
@@ -42,6 +46,37 @@ pub(crate) fn memfd(mb: usize) -> anyhow::Result<File> {
         file.write_all(&block).context("writing a memfd")?;
     }
     Ok(file)
+}
+
+/// A file of `mb` MiB without blocks, read, of which pipes hold every page: the kernel lists them as page cache, and
+/// cannot drop one.
+pub(crate) fn pin(path: &Path, mb: usize) -> anyhow::Result<Vec<(OwnedFd, OwnedFd)>> {
+    let file = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("creating {}", path.display()))?;
+    let bytes = (mb * MIB) as u64;
+    file.set_len(bytes)?;
+    io::copy(&mut (&file).take(bytes), &mut io::sink())?;
+    let mut pipes = Vec::new();
+    let mut offset = 0;
+    while offset < bytes {
+        let (output, input) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        fcntl_setpipe_size(&input, PIPE_BYTES).context("a pipe of 256 pages")?;
+        for _ in 0..PIPE_BYTES / DIRECT_ALIGN {
+            if offset < bytes {
+                let mut from = offset;
+                let flags = SpliceFlags::NONBLOCK;
+                splice(&file, Some(&mut from), &input, None, 1, flags).context("splice")?;
+                offset += DIRECT_ALIGN as u64;
+            }
+        }
+        pipes.push((output, input));
+    }
+    Ok(pipes)
 }
 
 /// Reads a file to its end again and again. The amount in the log is the round.

@@ -147,6 +147,15 @@ enum Mode {
         #[arg(long)]
         path: PathBuf,
     },
+    /// Reads a file without blocks and holds all its pages in pipes, so that its page cache cannot be dropped.
+    Pin {
+        /// Size.
+        #[arg(long)]
+        mb: usize,
+        /// The file.
+        #[arg(long)]
+        path: PathBuf,
+    },
     /// Writes a memfd, which stays open, and sleeps.
     Memfd {
         /// Size.
@@ -476,6 +485,11 @@ fn main() -> anyhow::Result<()> {
         }
         Mode::File { mb, path } => {
             files::write(&path, mb)?;
+            log.event("ready", mb as u64);
+            sleep_for_ever();
+        }
+        Mode::Pin { mb, path } => {
+            let _pipes = files::pin(&path, mb)?;
             log.event("ready", mb as u64);
             sleep_for_ever();
         }

@@ -71,6 +71,11 @@ pub(super) const TESTS: &[Test] = &[
         run: freed_lazily,
     },
     Test {
+        name: "hostile::page_cache_that_pipes_hold_counts_once_reclaim_takes_none",
+        on: On::First(&[Machine::V7_2, Machine::V6_1]),
+        run: pinned,
+    },
+    Test {
         name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
         on: On::Weekly(Machine::Hybrid),
         run: storm,
@@ -442,6 +447,45 @@ fn freed_lazily() -> Outcome {
     }
     let kernels = oom_kills()? - kernels_before;
     ensure!(kernels == 0, "the kernel's OOM killer ran {kernels} times");
+    Ok(Done::Passed)
+}
+
+/// Page cache whose pages pipes hold is available by every figure of the kernel, and cannot be dropped: the innocent
+/// pod grows into what is not there.
+fn pinned() -> Outcome {
+    const PINNED_MIB: u64 = 400;
+    let kernels_before = oom_kills()?;
+    let disk = Disk::mount(192, 16384)?;
+    let node = Node::new()?;
+    let hog = Pod::burstable("hog", "64Mi");
+    // Never above its request.
+    let innocent = Pod::burstable("innocent", "8Gi");
+    let file = disk.0.join("pinned");
+    let mut pinning = node.hog(
+        &hog,
+        &format!("pin --mb {PINNED_MIB} --path {}", file.display()),
+    )?;
+    let mut agent = node.agent(&Options::hard("kernelMemory.available<48Mi").on_tracepoints())?;
+    agent.after_samples(2)?;
+    // More than there is as long as that is held, and less than there is afterwards.
+    let left_mib = memory::read()?.available_bytes >> 20;
+    let max_mib = left_mib.saturating_sub(PINNED_MIB / 2);
+    let mut growing = node.hog(
+        &innocent,
+        &format!("ramp --wait-usr1 --rate-mb-s 64 --max-mb {max_mib}"),
+    )?;
+    go(&growing)?;
+    let finished = agent.eviction(EVICTION_TIMEOUT)?;
+    ensure!(finished.pod == hog.full_name(), "{finished:?}");
+    ensure!(
+        pinning.process.wait_gone(Duration::from_secs(5)),
+        "the hog is still there"
+    );
+    agent.after_samples(2)?;
+    ensure!(growing.process.is_running()?, "the innocent pod is gone");
+    let kernels = oom_kills()? - kernels_before;
+    ensure!(kernels == 0, "the kernel's OOM killer ran {kernels} times");
+    agent.stop()?;
     Ok(Done::Passed)
 }
 
