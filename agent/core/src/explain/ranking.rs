@@ -51,7 +51,7 @@ pub struct NotRanked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NotRankedReason {
-    /// It has no processes, so nothing to reclaim.
+    /// It has no processes, and nothing to reclaim.
     NotRunning,
     /// It was evicted and killed, and is still there.
     Stuck,
@@ -74,7 +74,7 @@ impl NotRankedReason {
 impl fmt::Display for NotRankedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::NotRunning => "no processes, so nothing to reclaim",
+            Self::NotRunning => "no processes, and nothing to reclaim",
             Self::Stuck => "killed, and still there",
         })
     }

@@ -344,3 +344,75 @@ fn a_pod_is_taken_back_once_while_its_threshold_is_met() {
     assert_eq!(names(&decisions), ["a"], "its time is over");
     assert_eq!(withdrawn(&node.step(refused)), [""; 0]);
 }
+
+/// Whose init container has left `usage_mi` in an `emptyDir` in memory, and whose container cannot start.
+fn waits_with(node: &mut Node, status: serde_json::Value) {
+    let pod = json!({
+        "metadata": {"name": "waits", "namespace": "default", "uid": "waits"},
+        "spec": {"containers": [{"name": "c"}], "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "10Mi"}}]},
+        "status": status,
+    });
+    let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).unwrap());
+    node.step(EventKind::PodApplied { pod });
+}
+
+#[test]
+fn a_pod_in_which_nothing_runs_goes_for_what_it_has_left() {
+    let waiting = json!({"containerStatuses": [
+        {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
+    ]});
+    let short = |waits_mi| {
+        [
+            ("a", 300, 0, 0),
+            ("b", 200, 0, 0),
+            ("c", 1, 0, 0),
+            ("waits", waits_mi, 0, 0),
+        ]
+    };
+    let goes = |status: &serde_json::Value, waits_mi: u64| {
+        let mut node = beside(vec![hard(Signal::MemoryAvailable, 600 * MI)]);
+        waits_with(&mut node, status.clone());
+        let decisions = node.sample(&short(waits_mi), Sample::default());
+        let gone = names(&decisions).concat();
+        // What it has left is there until its kubelet has ended it: it is not asked for again.
+        let again = node.sample_after(120 * S, &short(waits_mi), Sample::default());
+        let again = names(&again).concat();
+        (gone, again)
+    };
+    assert_eq!(goes(&waiting, 400).0, "waits");
+    assert_ne!(goes(&waiting, 400).1, "waits");
+    // Its sandbox, and what the kernel counts for it.
+    assert_eq!(goes(&waiting, 4).0, "a");
+    // Not admitted yet: there is nothing for its kubelet to end.
+    assert_eq!(goes(&json!({}), 400).0, "a");
+}
+
+#[test]
+fn limits_of_local_storage_hold_while_nothing_runs() {
+    let waiting = json!({"containerStatuses": [{"name": "c", "state": {"waiting": {}}}]});
+    let left = |mib: u64| {
+        with_storage(PodStorage {
+            uid: "waits".into(),
+            containers: Vec::new(),
+            volumes: vec![VolumeStorage {
+                name: "v".to_owned(),
+                used: Used {
+                    bytes: Some(mib * MI),
+                    inodes: Some(1),
+                },
+            }],
+            files: Used::default(),
+            is_cut: false,
+        })
+    };
+    let evicted = |mib: u64| {
+        let mut node = beside(Vec::new());
+        waits_with(&mut node, waiting.clone());
+        let decisions = node.sample(&[("waits", 1, 0, 0)], left(mib));
+        decisions.iter().any(
+            |decision| matches!(decision, Decision::Evict { uid, .. } if uid.as_str() == "waits"),
+        )
+    };
+    assert!(evicted(50));
+    assert!(!evicted(9));
+}

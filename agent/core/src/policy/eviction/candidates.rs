@@ -1,8 +1,8 @@
 //! The pods that may be evicted, as rows of the ranking for the resource that runs out.
 //!
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods
-//! without processes are not candidates, as evicting them frees nothing; and a pod whose processes survive SIGKILL is
-//! not chosen again.
+//! without processes are not candidates where evicting them frees nothing, that is where no kubelet has them, or next
+//! to no memory is theirs; and a pod whose processes survive SIGKILL is not chosen again.
 
 use crate::model::config::EngineConfig;
 use crate::model::reading::PodLoad;
@@ -31,10 +31,11 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
     let View { config, state, .. } = *view;
     rows.clear();
     let by_load = matches!(resource, Resource::Io | Resource::Cpu);
-    let pods = state
-        .pods
-        .values()
-        .filter(|pod| view.is_candidate(pod) && (!by_load || load(state, pod).is_some()));
+    let on_disk = matches!(resource, Resource::DiskBytes(_) | Resource::DiskInodes(_));
+    let pods = state.pods.values().filter(|pod| {
+        let is_candidate = view.is_candidate(pod) || on_disk && view.waits(pod);
+        is_candidate && (!by_load || load(state, pod).is_some())
+    });
     if resource == Resource::Memory {
         let unread = view.unread();
         rows.extend(pods.map(|pod| {

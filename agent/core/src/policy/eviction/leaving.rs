@@ -80,7 +80,8 @@ pub(crate) fn begun(
         killed_at_ns: None,
         kill_tried_ns: None,
         released: false,
-        empty_at_ns: None,
+        // Nothing is waited for but what it has left.
+        empty_at_ns: (!pod.running).then_some(now_ns),
         terminate_failed: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
         used_before_bytes: pod.row.usage,

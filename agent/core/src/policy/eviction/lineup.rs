@@ -139,10 +139,13 @@ impl Entry {
 
     fn of_pod(config: &EngineConfig, list: Option<&Overused>, pod: &PodState) -> Self {
         let shares = list.map_or((0, 0), |list| share::of_overuse(config, list, pod));
-        let depends = pod.leaving.is_some() || pod.stuck || pod.refused_until_ns.is_some();
+        // What nothing runs in may go for what it has left.
+        let is_empty = !pod.running;
+        let depends =
+            is_empty || pod.leaving.is_some() || pod.stuck || pod.refused_until_ns.is_some();
         let entry = Self::of(&pod.row, shares);
         let part = match entry.part {
-            _ if !pod.running => Part::None,
+            _ if is_empty && !config.beside_kubelet => Part::None,
             _ if depends => Part::Depends,
             part => part,
         };

@@ -18,6 +18,7 @@ use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::eviction::leaving;
 use crate::policy::eviction::rank::DiskScope;
+use crate::policy::eviction::view::View;
 
 /// Evicts all offenders of the newest reading.
 pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &mut Vec<Decision>) {
@@ -32,7 +33,8 @@ pub(crate) fn decide(config: &EngineConfig, state: &mut NodeState, decisions: &m
         let is_ended = pod
             .leaving
             .is_some_and(|leaving| leaving.evicted_for.is_some() || leaving.killed_at_ns.is_some());
-        let may_go = pod.running && !pod.row.exempt && !pod.stuck && !is_ended;
+        let is_there = pod.running || View::now(config, state).waits(pod);
+        let may_go = is_there && !pod.row.exempt && !pod.stuck && !is_ended;
         let Some(reason) = may_go.then(|| offence(config, pod, used)).flatten() else {
             continue;
         };

@@ -21,6 +21,10 @@ use crate::policy::eviction::leaving::{self, After};
 use crate::policy::eviction::usage_bounds::most_used_bytes;
 use crate::policy::eviction::{retained, swap};
 
+/// A pod in which nothing runs has to use so much that its end is worth it: a sandbox and the kernel's own memory of a
+/// pod take a few MiB.
+const WAITING_BYTES_MIN: u64 = 16 << 20;
+
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
@@ -127,11 +131,11 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Whether a pod may be chosen, be it exempt or not: not one that has no process, or whose processes have been
-    /// killed and do not go.
+    /// Whether a pod may be chosen, be it exempt or not: not one that has no process and next to no memory, or whose
+    /// processes have been killed and do not go.
     pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
         if !pod.running {
-            return false;
+            return self.waits(pod) && pod.row.usage >= WAITING_BYTES_MIN;
         }
         if pod.leaving.is_none() {
             return !leaving::is_stuck(pod, self.now_ns);
@@ -143,6 +147,19 @@ impl<'a> View<'a> {
             }
             None => true,
         }
+    }
+
+    /// Whether a pod's kubelet has it although nothing runs in it: its image is not there, or it crashes. What its init
+    /// containers have left in volumes, in memory or on a disk, stays until the kubelet ends the pod. One eviction asks
+    /// for that.
+    pub(crate) fn waits(&self, pod: &PodState) -> bool {
+        self.config.beside_kubelet
+            && !pod.running
+            && !pod.ending
+            && !pod.removed
+            && pod.leaving.is_none()
+            && pod.evictions == 0
+            && pod.is_admitted()
     }
 
     /// Whether a disruption budget has refused its eviction, and others are to go in its place.
