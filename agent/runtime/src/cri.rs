@@ -598,7 +598,7 @@ fn with_all_names(image: messages::Image) -> RuntimeImage {
 /// many: of too many, or too long ones, the first are kept, and it is not removed while a container uses it by any.
 ///
 /// `mounted`: what containers have as volumes, `used`: what they name their images; both without the names of digests.
-/// They are in `inventory` too: without those that are left out there, nothing is removed.
+/// They are in `inventory` too: without those that are left out there, no image is removed.
 fn bounded(
     mut image: RuntimeImage,
     sandbox_image: Option<&str>,

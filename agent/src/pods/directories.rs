@@ -57,7 +57,7 @@ pub struct PodDirs {
     pub name: String,
     /// Whether its processes are in a user namespace of their own.
     pub has_user_namespace: bool,
-    /// Its containers, init containers too.
+    /// Its containers, init containers and ephemeral ones too.
     pub containers: Vec<ContainerDirs>,
     /// Its volumes.
     pub volumes: Vec<VolumeDir>,
@@ -69,10 +69,14 @@ impl PodDirs {
     /// # Errors
     /// When a container's name cannot name a cgroup.
     pub fn of(pod: &Pod, pod_cgroup: &CgroupPath) -> Result<Self, CgroupError> {
-        let containers = pod.all_containers().map(|container| {
+        // What debugs a pod writes on its account too. Its containers are in the status alone here.
+        let debugging = &pod.status.ephemeral_container_statuses;
+        let names = pod.all_containers().map(|container| &container.name);
+        let names = names.chain(debugging.iter().map(|status| &status.name));
+        let containers = names.map(|name| {
             Ok(ContainerDirs {
-                cgroup: container_path(pod_cgroup, &container.name)?,
-                name: container.name.clone(),
+                cgroup: container_path(pod_cgroup, name)?,
+                name: name.clone(),
             })
         });
         let volumes = pod.spec.volumes.iter().filter_map(|volume| {
@@ -98,5 +102,25 @@ impl PodDirs {
             containers: containers.collect::<Result<_, CgroupError>>()?,
             volumes: volumes.collect(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ephemeral_containers_have_files_too() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "uid": "p"},
+            "spec": {"containers": [{"name": "c"}], "initContainers": [{"name": "i"}]},
+            "status": {"ephemeralContainerStatuses": [{"name": "debugger", "state": {"running": {}}}]},
+        }))
+        .unwrap();
+        let cgroup = CgroupPath::new("/kubepods/podp").unwrap();
+        let dirs = PodDirs::of(&pod, &cgroup).unwrap();
+        let mut names: Vec<_> = dirs.containers.iter().map(|dir| &*dir.name).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["c", "debugger", "i"]);
     }
 }

@@ -241,9 +241,9 @@ impl RuntimeSpace {
             };
             self.book.observe(&inventory, now_ns());
             let next = unused::next(&inventory, &self.book, &short_of, &passed_over, now_ns());
-            if inventory.left_out > 0 {
+            if inventory.left_out > 0 && short_of.contains(&FreeSource::UnusedImages) {
                 failure = Some(format!(
-                    "{} containers of the runtime could not be read, so an image that they use would seem unused: nothing is removed; see `plimsoll-runtime list containers`",
+                    "{} containers of the runtime could not be read, so an image that they use would seem unused: no image is removed; see `plimsoll-runtime list containers`",
                     inventory.left_out
                 ));
             }

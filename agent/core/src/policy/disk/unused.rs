@@ -103,13 +103,12 @@ pub fn next(
     passed_over: &BTreeSet<Removal>,
     now_ns: u64,
 ) -> Option<Removal> {
-    // With a container missing from the list, an image that it uses would seem unused.
-    if inventory.left_out > 0 {
-        return None;
-    }
     let may_go = |removal: &Removal| !passed_over.contains(removal);
     let containers = sources.contains(&FreeSource::EndedContainers);
-    let images = sources.contains(&FreeSource::UnusedImages) && inventory.mounts_unread == 0;
+    // With a container missing from the list, an image that it uses would seem unused. Of ended containers it can only
+    // make one more seem the newest of its name, which stays.
+    let is_whole = inventory.left_out == 0 && inventory.mounts_unread == 0;
+    let images = sources.contains(&FreeSource::UnusedImages) && is_whole;
     ended_containers(inventory)
         .into_iter()
         .filter(|_| containers)
@@ -354,6 +353,7 @@ mod tests {
             |inventory: &Inventory, sources: &[FreeSource], passed_over: &BTreeSet<Removal>| {
                 next(inventory, &book, sources, passed_over, 0)
             };
+        let one = |removal: &Removal| BTreeSet::from([removal.clone()]);
         let (dead, unused) = (
             Removal::Container("a".to_owned()),
             Removal::Image("sha256:2".to_owned()),
@@ -361,15 +361,15 @@ mod tests {
         assert_eq!(next(&all, &both, &none), Some(dead.clone()));
         assert_eq!(next(&all, &[UnusedImages], &none), Some(unused.clone()));
         assert_eq!(next(&all, &[EndedPods], &none), None);
-        assert_eq!(
-            next(&all, &both, &BTreeSet::from([dead.clone()])),
-            Some(unused.clone())
-        );
-        assert_eq!(next(&all, &both, &BTreeSet::from([dead, unused])), None);
+        assert_eq!(next(&all, &both, &one(&dead)), Some(unused.clone()));
+        let all_of_it = BTreeSet::from([dead.clone(), unused]);
+        assert_eq!(next(&all, &both, &all_of_it), None);
         // An image that is missing is one that is not removed.
         all.images_left_out = 1;
         assert!(next(&all, &both, &none).is_some());
+        // A container that is missing may use any image, and is no reason to keep one that has ended.
         all.left_out = 1;
-        assert_eq!(next(&all, &both, &none), None);
+        assert_eq!(next(&all, &both, &none), Some(dead.clone()));
+        assert_eq!(next(&all, &both, &one(&dead)), None);
     }
 }
