@@ -7,7 +7,8 @@
 //! unknown: its thresholds are not watched. What layers are known to take then counts to nodefs, as on a node with one
 //! disk. **Layout**: from device numbers, as `HasDedicatedImageFs` (`pkg/kubelet/stats/provider.go`) compares devices
 //! and `IsContainerFsSeparateFromImageFs` (`pkg/kubelet/container/container_gc.go`) mount points: one device for all is
-//! `Shared`, one for images and layers together is `Dedicated`, anything else is `Split`.
+//! `Shared`, one for images and layers together is `Dedicated`, anything else is `Split`. Subvolumes of one btrfs are
+//! one device, as for cAdvisor, which takes what is mounted there (`fs/fs.go`).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,12 @@ use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::shown::Show as _;
 
+use super::mountinfo::inside;
+use super::pod_paths::mountinfo;
+
 const NODEFS: &str = "nodefs";
+/// `BTRFS_SUPER_MAGIC` of `linux/magic.h`.
+const BTRFS: rustix::fs::FsWord = 0x9123_683e;
 
 /// Where runtimes keep images and layers, in the order in which they are looked for.
 pub const RUNTIME_DIRS: [&str; 3] = [
@@ -166,7 +172,6 @@ impl FileSystems {
         is_given: bool,
     ) -> Option<String> {
         let directory = Path::new(of_runtime.images.as_ref()?);
-        let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
         let (kept, read) = (directory.shown(), self.imagefs.shown());
         match device(&host.path(directory)) {
             // It is visible under another name, which was given.
@@ -177,21 +182,15 @@ impl FileSystems {
             None => Some(format!(
                 "the container runtime keeps its images in {kept}, which cannot be seen here, so imagefs is read at {read}: mount that directory here, or give a directory on its file system with --image-dir"
             )),
-            device if device == self.device_of_images() => None,
+            of_runtime if of_runtime == device(&self.imagefs) => None,
             Some(_) => Some(format!(
                 "the container runtime keeps its images in {kept}, which is on another file system than {read}, where imagefs is read: start the agent again, or give --image-dir {kept}"
             )),
         }
     }
 
-    fn device_of_images(&self) -> Option<u64> {
-        let status = std::fs::metadata(&self.imagefs).ok()?;
-        Some(status.dev())
-    }
-
     /// Which of the three share one, now.
     pub fn layout(&self) -> ImageFsLayout {
-        let device = |dir: &Path| std::fs::metadata(dir).ok().map(|status| status.dev());
         let is_elsewhere = matches!(self.root, KubeletRoot::Elsewhere(_));
         layout(
             device(&self.nodefs).filter(|_| !is_elsewhere),
@@ -222,6 +221,23 @@ impl FileSystems {
             source,
         })
     }
+}
+
+/// The device of a directory's file system. Each subvolume of a btrfs has a number of its own: there the mount says it.
+fn device(dir: &Path) -> Option<u64> {
+    let number = std::fs::metadata(dir).ok()?.dev();
+    let is_btrfs = rustix::fs::statfs(dir).is_ok_and(|status| status.f_type == BTRFS);
+    Some(if is_btrfs {
+        device_of_mount(dir).unwrap_or(number)
+    } else {
+        number
+    })
+}
+
+fn device_of_mount(dir: &Path) -> Option<u64> {
+    let mountinfo = mountinfo(&HostRoot::live(), "self")?;
+    let (major, minor) = inside(&mountinfo, &dir.canonicalize().ok()?)?.device();
+    Some(rustix::fs::makedev(major, minor))
 }
 
 /// Who shares what, from the device numbers. One that is not known counts as the node's: most nodes have one disk.
@@ -324,6 +340,28 @@ mod tests {
             true,
         );
         assert_eq!((found.imagefs, found.containerfs), (at("/i"), at("/c")));
+    }
+
+    /// Needs a btrfs, and `btrfs`: `mkfs.btrfs IMAGE; mount -o loop IMAGE /mnt`, then
+    /// `PLIMSOLL_BTRFS_DIR=/mnt cargo test -p plimsoll --lib subvolume -- --ignored`.
+    #[test]
+    #[ignore = "needs a btrfs"]
+    fn subvolumes_are_one_device() {
+        let root =
+            std::env::var("PLIMSOLL_BTRFS_DIR").expect("PLIMSOLL_BTRFS_DIR names a directory");
+        let dir = tempfile::tempdir_in(root).unwrap();
+        let [pods, images] = ["pods", "images"].map(|name| dir.path().join(name));
+        for subvolume in [&pods, &images] {
+            let made = std::process::Command::new("btrfs")
+                .args(["subvolume", "create"])
+                .arg(subvolume)
+                .status();
+            assert!(made.unwrap().success());
+        }
+        let number = |dir: &Path| std::fs::metadata(dir).unwrap().dev();
+        assert_ne!(number(&pods), number(&images));
+        assert_eq!(device(&pods), device(&images));
+        assert!(device(&pods).is_some());
     }
 
     #[test]

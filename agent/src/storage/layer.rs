@@ -119,7 +119,7 @@ impl RuntimePath {
 
 /// The writable layer under the machine's own root, where that is an overlay.
 pub(super) fn host_layer(paths: &PodPaths) -> Option<PathBuf> {
-    let text = mountinfo(paths, "1").or_else(|| mountinfo(paths, "self"))?;
+    let text = mountinfo(&paths.host, "1").or_else(|| mountinfo(&paths.host, "self"))?;
     root_mount(&text)?.upper
 }
 
@@ -179,7 +179,7 @@ fn shown_by(paths: &PodPaths, thread: &str) -> Result<Option<Shown>, LayerUnknow
         Err(_) => return Ok(None),
     }
     // A thread that is ending has no mounts to show.
-    let mountinfo = mountinfo(paths, thread).filter(|text| !text.is_empty());
+    let mountinfo = mountinfo(&paths.host, thread).filter(|text| !text.is_empty());
     // A process in the machine's user namespace may have changed its root to a file system of a server, and that server
     // is not asked either.
     let root = root_of(paths, thread);

@@ -142,6 +142,13 @@ pub fn inside(mountinfo: &[u8], directory: &Path) -> Option<Inside> {
     })
 }
 
+impl Inside {
+    /// Major and minor number of the file system's device: one for all subvolumes of a btrfs, whose files name others.
+    pub fn device(&self) -> (u32, u32) {
+        self.device
+    }
+}
+
 /// Whether another namespace, whose mounts these are, has anything mounted on that directory or below it, wherever it
 /// sees it.
 pub fn has_mount_inside(mountinfo: &[u8], directory: &Inside) -> bool {

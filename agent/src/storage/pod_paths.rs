@@ -98,9 +98,9 @@ impl RuntimeLayers {
 }
 
 /// What a process sees mounted, by `/proc`.
-pub(super) fn mountinfo(paths: &PodPaths, process: &str) -> Option<Vec<u8>> {
+pub(super) fn mountinfo(host: &HostRoot, process: &str) -> Option<Vec<u8>> {
     use std::io::Read;
-    let path = paths.host.procfs(format!("{process}/mountinfo"));
+    let path = host.procfs(format!("{process}/mountinfo"));
     let mut text = Vec::with_capacity(MOUNTINFO_AT_ONCE_BYTES);
     let file = std::fs::File::open(path).ok()?;
     file.take(MOUNTINFO_BYTES_MAX).read_to_end(&mut text).ok()?;

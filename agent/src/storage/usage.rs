@@ -239,7 +239,7 @@ fn served(paths: &PodPaths, kinds: &mut MountKinds, path: &Path) -> Option<&'sta
     }
     if kinds.served(status.stx_mnt_id).is_none() {
         // Made since the list was read.
-        *kinds = MountKinds::of(&mountinfo(paths, "self")?);
+        *kinds = MountKinds::of(&mountinfo(&paths.host, "self")?);
     }
     kinds.served(status.stx_mnt_id)?
 }

@@ -174,7 +174,7 @@ impl EndedPods {
         let mut beyond = 0;
         self.current = None;
         self.waiting.clear();
-        mountinfo(&self.paths, "self").ok_or(FreeError::Mounts)?;
+        mountinfo(&self.paths.host, "self").ok_or(FreeError::Mounts)?;
         let logs_dir = self.paths.host.path(&self.paths.logs_dir);
         for (kind, dir) in [
             (Kind::Volumes, self.paths.pods_dir()),
@@ -232,7 +232,7 @@ impl EndedPods {
 
     /// Whether nothing is mounted on a directory, as far as that can be known at all.
     fn check_mounts(&self, directory: &Path) -> Result<(), KeptBecause> {
-        let Some(ours) = mountinfo(&self.paths, "self") else {
+        let Some(ours) = mountinfo(&self.paths.host, "self") else {
             return Err(KeptBecause::Mounted);
         };
         if has_mount_at_or_below(&ours, directory) {
@@ -248,7 +248,8 @@ impl EndedPods {
             (Some(_), Some(_)) => {}
             _ => return Err(KeptBecause::MountsHidden),
         }
-        let (Some(hosts), Some(inside)) = (mountinfo(&self.paths, "1"), inside(&ours, directory))
+        let (Some(hosts), Some(inside)) =
+            (mountinfo(&self.paths.host, "1"), inside(&ours, directory))
         else {
             return Err(KeptBecause::MountsHidden);
         };
