@@ -204,7 +204,8 @@ pub struct KubeletTree {
 
 impl KubeletTree {
     /// Looks for it, in all hierarchies in which pods have cgroups; below `root` if that is not empty (the kubelet's
-    /// `--cgroup-root`, in either form). Of several the one with pods.
+    /// `--cgroup-root`, in either form). Of several the one with pods; what is in a container (a node of kind or k3d
+    /// below Docker's cgroup) only where nothing else is.
     ///
     /// # Errors
     /// [`TreeError`].
@@ -221,6 +222,18 @@ impl KubeletTree {
             if !tree.pods(mounts)?.is_empty() {
                 with_pods.push(tree);
             }
+        }
+        let is_outside = |tree: &&KubeletTree| {
+            let below = tree.kubepods.as_path().strip_prefix(root.as_path());
+            let mut names = below.unwrap_or(tree.kubepods.as_path()).iter();
+            !names.any(|name| {
+                name.to_str()
+                    .is_some_and(|name| container_id(name).is_some())
+            })
+        };
+        let outside: Vec<_> = with_pods.iter().copied().filter(is_outside).collect();
+        if !outside.is_empty() {
+            with_pods = outside;
         }
         // Before the first pod is there, a single tree is the right one too.
         match (&with_pods[..], found.len()) {
@@ -375,7 +388,8 @@ fn hierarchies(mounts: &CgroupMounts) -> impl Iterator<Item = &Hierarchy> {
     memory.into_iter().chain(unified)
 }
 
-/// A cgroup root as the systemd driver has it: `/kubelet/node` is `kubelet.slice/kubelet-node.slice`.
+/// A cgroup root as the systemd driver has it: `/kubelet/my-node` is `kubelet.slice/kubelet-my_node.slice`
+/// (`escapeSystemdCgroupName` of `pkg/kubelet/cm/cgroup_manager_linux.go`).
 fn slice_of(root: &CgroupPath) -> Result<CgroupPath, CgroupError> {
     let (mut path, mut stem) = (CgroupPath::default(), String::new());
     for name in root.as_path().iter() {
@@ -384,7 +398,7 @@ fn slice_of(root: &CgroupPath) -> Result<CgroupPath, CgroupError> {
             return Ok(root.clone());
         }
         let dash = if stem.is_empty() { "" } else { "-" };
-        stem = format!("{stem}{dash}{name}");
+        stem = format!("{stem}{dash}{}", name.replace('-', "_"));
         path = path.join(&format!("{stem}.slice"))?;
     }
     Ok(path)

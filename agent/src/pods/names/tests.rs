@@ -204,11 +204,30 @@ fn of_two_trees_the_one_with_pods_counts_and_two_with_pods_are_an_error() {
     let named = KubeletTree::find(&mounts, &CgroupPath::new("kubelet").unwrap()).unwrap();
     assert_eq!(named.driver(), Driver::Cgroupfs);
 
+    // That of a node which is a container of this one's Docker.
+    let nested = format!("docker/{}/kubepods/pod{UID}", id('7'));
+    let (_dir, mounts) = host(V2, &[&nested]);
+    let tree = KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
+    assert_eq!(tree.pods(&mounts).unwrap()[0].uid, PodUid::from(UID));
+    let (_dir, mounts) = host(V2, &[&pod, &nested]);
+    let tree = KubeletTree::find(&mounts, &CgroupPath::default()).unwrap();
+    assert_eq!(tree.driver(), Driver::Systemd);
+
     let (_dir, mounts) = host(HYBRID, &["system.slice"]);
     let error = KubeletTree::find(&mounts, &CgroupPath::default());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("start the kubelet first"), "{error}");
     assert!(error.contains("/unified"), "{error}");
+}
+
+#[test]
+fn a_cgroup_root_with_a_dash_has_an_underscore_in_its_slice() {
+    let pod = format!("my_root.slice/my_root-kubepods.slice/my_root-kubepods-pod{STATIC}.slice");
+    let (_dir, mounts) = host(V2, &[&pod]);
+    for root in ["my-root", "my_root.slice"] {
+        let tree = KubeletTree::find(&mounts, &CgroupPath::new(root).unwrap()).unwrap();
+        assert_eq!(tree.driver(), Driver::Systemd, "{root}");
+    }
 }
 
 #[test]
