@@ -4,8 +4,9 @@
 //! same (`CONSTRAINT_MEMORY_POLICY`). Nodes come and go: memory is hot-plugged, and a node may have CPUs only.
 //! **Approach.** The kernel lists the nodes that have memory in `/sys/devices/system/node/has_memory`. That list is
 //! read each time, and when it has changed the nodes' own files are opened anew; otherwise a reading is one `pread` per
-//! node. Sources: drivers/base/node.c `node_read_meminfo`; mm/memcontrol.c `memory_numa_stat_show`, mm/memcontrol-v1.c
-//! `memcg_numa_stat_show`.
+//! node, and one per size of its huge pages. Memory that is reserved for those is not the node's to give: it is left
+//! out of what it has. Sources: drivers/base/node.c `node_read_meminfo`; mm/memcontrol.c `memory_numa_stat_show`,
+//! mm/memcontrol-v1.c `memcg_numa_stat_show`.
 
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ use super::meminfo::parse_lines;
 pub const NUMA_NODES_MAX: usize = 1024;
 
 const NODE_DIR: &str = "devices/system/node";
+/// Huge page sizes of a machine: more than any has.
+const PAGE_SIZES_MAX: usize = 16;
 const NODE_LIST_BYTES_MAX: usize = 1024;
 const MEMINFO_BYTES_MAX: usize = 4096;
 /// 30 lines on 7.2, each with up to 25 bytes per node: enough for 80 nodes.
@@ -55,6 +58,15 @@ struct Node {
     /// `Node 0 `, as each line of its file begins.
     prefix: String,
     meminfo: ControlFile,
+    pools: Vec<Pool>,
+}
+
+/// The huge pages of one size on a node.
+#[derive(Debug)]
+struct Pool {
+    page_bytes: u64,
+    /// How many there are, in use or not.
+    pages: ControlFile,
 }
 
 impl NumaFiles {
@@ -125,6 +137,7 @@ impl NumaFiles {
                     number,
                     prefix: format!("Node {number} "),
                     meminfo,
+                    pools: pools(&self.host, number),
                 }),
                 Err(error) if error.is_vanished() => {}
                 Err(error) => return Err(error),
@@ -159,7 +172,7 @@ impl Node {
         ] = values.map(Option::unwrap_or_default);
         Ok(NumaMemory {
             node: self.number,
-            capacity_bytes: capacity,
+            capacity_bytes: capacity.saturating_sub(self.huge_page_bytes()?),
             free_bytes: free,
             anon_bytes: anon,
             file_bytes: file,
@@ -171,6 +184,34 @@ impl Node {
             ),
         })
     }
+}
+
+impl Node {
+    /// What is reserved for huge pages: in all memory of the node, and in nothing that is used of it.
+    fn huge_page_bytes(&self) -> Result<u64, FileError> {
+        let mut bytes: u64 = 0;
+        for pool in &self.pools {
+            let pages = pool.pages.read_u64()?;
+            bytes = bytes.saturating_add(pages.saturating_mul(pool.page_bytes));
+        }
+        Ok(bytes)
+    }
+}
+
+/// A node's pools of huge pages; none where the kernel has no huge pages.
+fn pools(host: &HostRoot, node: u32) -> Vec<Pool> {
+    let dir = host.sysfs(NODE_DIR).join(format!("node{node}/hugepages"));
+    let entries = std::fs::read_dir(&dir).into_iter().flatten();
+    let pool = |entry: std::io::Result<std::fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        let size = name.to_str()?.strip_prefix("hugepages-")?;
+        let size_kb: u64 = size.strip_suffix("kB")?.parse().ok()?;
+        Some(Pool {
+            page_bytes: size_kb.checked_mul(1024)?,
+            pages: ControlFile::open(dir.join(&name).join("nr_hugepages")).ok()?,
+        })
+    };
+    entries.take(PAGE_SIZES_MAX).filter_map(pool).collect()
 }
 
 /// `0-1,4` as numbers; at most [`NUMA_NODES_MAX`]. An empty list is a list of none.

@@ -1,8 +1,9 @@
 //! Memory of the NUMA node that has the least.
 //!
 //! Problem: a node with plenty of memory in all can be out of it on one NUMA node; what is bound there stalls or is
-//! killed, and no signal of the kubelet shows it. Approach: `memory.available` by the same formula for each NUMA node;
-//! the signal shows the one with the smallest share left.
+//! killed, and no signal of the kubelet shows it. Approach: `memory.available` by the same formula for each NUMA node,
+//! without what is reserved for huge pages; the signal shows the one with the smallest share left. Where the kernel
+//! moves memory to a slower node when one is full (`numa/demotion_enabled`), a full node is no sign of need.
 
 use crate::model::reading::NumaMemory;
 use crate::model::signal::row::{
