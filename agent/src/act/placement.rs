@@ -43,7 +43,7 @@ use plimsoll_core::placement::cpu_set::{CpuSet, CpuSetError};
 use tokio::sync::mpsc;
 
 pub use applier::{Applier, Options, Wanted};
-pub use other_managers::{OtherOwner, running_kubelet};
+pub use other_managers::{KubeletProcess, OtherOwner, kubelet_process, running_kubelet};
 pub use outcome::{Failed, Occupied, Outcome, Unusable, Written};
 pub use paths::NodePaths;
 pub use quota::{PodQuotas, Quotas};
@@ -110,7 +110,11 @@ pub enum PlacementError {
     ForKubelet(#[source] std::io::Error),
     /// A list of CPUs, or of NUMA nodes.
     #[error(
-        "{path}: is not a list of CPUs or NUMA nodes: {source}; please report it with the kernel's version"
+        "{path}: {}",
+        match .source {
+            CpuSetError::TooHigh { .. } => format!("{source}: this version places nothing on such a machine; all else works"),
+            _ => format!("is not a list of CPUs or NUMA nodes: {source}; please report it with the kernel's version"),
+        }
     )]
     List {
         /// The file.

@@ -14,8 +14,8 @@ use rustix::param::page_size;
 use serde::Serialize;
 
 use crate::act::placement::other_managers::beside;
-use crate::act::placement::running_kubelet;
 use crate::act::placement::usable::usable_cpus;
+use crate::act::placement::{KubeletProcess, kubelet_process};
 use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
@@ -142,7 +142,7 @@ struct Mode {
 
 impl Mode {
     fn of(host: &HostRoot, cgroup_root: &CgroupPath) -> Self {
-        let Some(pid) = running_kubelet(host) else {
+        let Some(KubeletProcess { pid, program }) = kubelet_process(host) else {
             return Self {
                 text: "no kubelet runs: pods come from manifests (--manifests)".to_owned(),
                 ..Self::default()
@@ -184,7 +184,7 @@ impl Mode {
                     ),
                 };
                 let text = format!(
-                    "a kubelet runs (pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver; {nri} ({NRI_SOCKET}){places}{limits}"
+                    "a kubelet runs ({program}, pid {pid}): start with --kubernetes; {pods} pods below {kubepods}, {driver} driver; {nri} ({NRI_SOCKET}){places}{limits}"
                 );
                 Self {
                     kubelet: Some(pid),
@@ -200,7 +200,7 @@ impl Mode {
             Err(error) => Self {
                 kubelet: Some(pid),
                 text: format!(
-                    "a kubelet runs (pid {pid}), and --kubernetes cannot start: {error}{places}"
+                    "a kubelet runs ({program}, pid {pid}), and --kubernetes cannot start: {error}{places}"
                 ),
                 placement,
                 ..Self::default()

@@ -35,7 +35,7 @@ use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::node_meters::{NodeMeters, Wanted};
 use crate::daemon::pod_meters::PodMeters;
 use crate::daemon::sampler::Sampler;
-use crate::daemon::start::kubelet::{conflicts, running_config, soft_grace_s};
+use crate::daemon::start::kubelet::{conflicts, soft_grace_s};
 use crate::daemon::state_dir_full::SpaceWatch;
 use crate::daemon::telling::Announcement;
 use crate::daemon::{
@@ -209,6 +209,7 @@ impl Start<'_> {
             let nodefs = disks.file_systems().read().nodefs;
             self.lost
                 .extend(nodefs.err().map(|error| error.to_string()));
+            self.lost.extend(self.plan.unseen_logs());
         }
         let engine = Engine::new(engine_config);
         let journal = self.plan.args.journal.as_deref();
@@ -321,12 +322,12 @@ impl Start<'_> {
             sources.watch_manifests(&args.manifests, ground)?;
             return Ok(None);
         };
-        let given = args.kubelet.kubelet_config.as_deref();
-        let conflicts = match running_config(&self.plan.host, given, &args.kubelet_dir) {
-            Ok(Some((kubelet, drop_ins))) => {
+        let conflicts = match &self.plan.kubelets_config {
+            Ok(Some(kubelet)) => {
                 let memory_bytes = MeminfoFile::open(&self.plan.host)?.read()?.total;
-                let mut lines = conflicts(&self.plan.config.engine, &kubelet.engine, memory_bytes);
-                lines.extend(drop_ins.map(|dir| {
+                let theirs = &kubelet.config.engine;
+                let mut lines = conflicts(&self.plan.config.engine, theirs, memory_bytes);
+                lines.extend(kubelet.drop_ins.as_ref().map(|dir| {
                     format!(
                         "{}: the kubelet also takes settings from there, which were not compared: look for evictionHard and evictionSoft",
                         dir.shown()
@@ -433,7 +434,7 @@ impl Start<'_> {
             .with_node_meters(node_meters)
             .with_meters(meters);
         if sampler.limits_swap_of_pods() {
-            config.engine.pod_swap = match config.cgroups.qos.swap_behavior {
+            self.plan.config.engine.pod_swap = match self.plan.of_pods().cgroups.qos.swap_behavior {
                 SwapBehavior::NoSwap => PodSwap::Forbidden,
                 SwapBehavior::LimitedSwap => PodSwap::Limited,
             };
@@ -660,7 +661,7 @@ impl Start<'_> {
         }
         // Evictions go on without it.
         let prepared = prepared.map_err(|error| {
-            format!("{error:#}; then restart plimsoll; this is checked only at start")
+            format!("{error:#}; this is checked only at start: restart plimsoll when it is mended")
         });
         Ok(self
             .without("placement of CPUs and memory", prepared)

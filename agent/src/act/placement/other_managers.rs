@@ -39,6 +39,10 @@ pub const REWRITES_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_secs(60);
 /// At most.
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// What a kubelet is called.
+const KUBELET: &str = "kubelet";
+/// Programs that have one inside: of k3s, and of MicroK8s.
+const WITH_KUBELET: [&str; 3] = ["k3s-server", "k3s-agent", "kubelite"];
 /// Processes that are looked at: as many as there can be (`PID_MAX_LIMIT`).
 const PROCESSES_MAX: usize = 4 << 20;
 
@@ -216,33 +220,61 @@ pub(super) fn policy_of(text: &str) -> Option<String> {
     Some(found.policy_name)
 }
 
-/// The pid of a kubelet, if one runs. A process in a pod may call itself as it likes, and one whose cgroups cannot be
-/// read counts as in one; what a unit or a container outside of pods is called makes no pod of it. So may a process of
-/// any user of the node: a kubelet was started by root, its real user. On cgroup v1 a process that has ended is in no
-/// cgroup: it has no command line either. Of that one byte is read: a process can have one of any length
-/// (`PR_SET_MM_MAP`).
+/// A process that runs the pods of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KubeletProcess {
+    /// Its pid.
+    pub pid: u32,
+    /// What it is called: `kubelet`, or a program with a kubelet inside.
+    pub program: &'static str,
+}
+
+/// The pid of a kubelet, if one runs as a program of its own: its command line is a kubelet's.
 pub fn running_kubelet(host: &HostRoot) -> Option<u32> {
-    let entries = std::fs::read_dir(host.procfs("")).ok()?;
+    let found = processes_named(host, &[KUBELET]);
+    found.map(|process| process.pid).min()
+}
+
+/// What runs the pods of this node, if anything does: a kubelet, or a distribution's program that has one inside.
+pub fn kubelet_process(host: &HostRoot) -> Option<KubeletProcess> {
+    if let Some(pid) = running_kubelet(host) {
+        return Some(KubeletProcess {
+            pid,
+            program: KUBELET,
+        });
+    }
+    processes_named(host, &WITH_KUBELET).min_by_key(|process| process.pid)
+}
+
+/// Processes of these names that may be a kubelet. A process in a pod may call itself as it likes, and one whose
+/// cgroups cannot be read counts as in one; what a unit or a container outside of pods is called makes no pod of it. So
+/// may a process of any user of the node: a kubelet was started by root, its real user. On cgroup v1 a process that has
+/// ended is in no cgroup: it has no command line either. Of that one byte is read: a process can have one of any length
+/// (`PR_SET_MM_MAP`).
+fn processes_named(
+    host: &HostRoot,
+    programs: &'static [&'static str],
+) -> impl Iterator<Item = KubeletProcess> {
+    let entries = std::fs::read_dir(host.procfs("")).into_iter().flatten();
     let pids = entries
         .take(PROCESSES_MAX)
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let is_in_pod = |pid: &u32| {
+    let is_in_pod = |pid: u32| {
         let pods = pods_of_process(host, &pid.to_string());
         pods.map_or(true, |pods| !pods.is_empty())
     };
-    let has_ended = |pid: &u32| {
+    let has_ended = |pid: u32| {
         let command = File::open(host.procfs(format!("{pid}/cmdline")));
         let read = command.and_then(|mut command| command.read(&mut [0]));
         read.map_or(true, |bytes| bytes == 0)
     };
-    let is_kubelet = |pid: &u32| {
-        let comm = std::fs::read(host.procfs(format!("{pid}/comm")));
-        comm.is_ok_and(|comm| comm.trim_ascii_end() == b"kubelet")
-            && ProcessUsers::of(host, *pid).is_some_and(|users| users.real == 0)
-            && !is_in_pod(pid)
-            && !has_ended(pid)
-    };
-    pids.filter(is_kubelet).min()
+    pids.filter_map(move |pid| {
+        let comm = std::fs::read(host.procfs(format!("{pid}/comm"))).ok()?;
+        let comm = comm.trim_ascii_end();
+        let program = programs.iter().find(|name| name.as_bytes() == comm)?;
+        let is_roots = ProcessUsers::of(host, pid).is_some_and(|users| users.real == 0);
+        (is_roots && !is_in_pod(pid) && !has_ended(pid)).then_some(KubeletProcess { pid, program })
+    })
 }
 
 #[cfg(test)]
@@ -280,6 +312,34 @@ mod tests {
         assert_eq!(running_kubelet(&host), Some(73));
         std::fs::remove_file(host.procfs("73/status")).unwrap();
         assert_eq!(running_kubelet(&host), None);
+    }
+
+    #[test]
+    fn a_program_with_a_kubelet_inside_is_found_behind_a_kubelet() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        std::fs::create_dir_all(host.procfs("")).unwrap();
+        assert_eq!(kubelet_process(&host), None);
+        for (pid, program) in [(80, "k3s-agent"), (79, "kubelite"), (90, "kubelet")] {
+            let process = host.procfs(pid.to_string());
+            std::fs::create_dir_all(&process).unwrap();
+            for (file, text) in [
+                ("comm", &*format!("{program}\n")),
+                ("cgroup", "0::/system.slice/k.service\n"),
+                ("cmdline", "k\0"),
+                ("status", &status_of([0; 4])),
+            ] {
+                std::fs::write(process.join(file), text).unwrap();
+            }
+            let found = kubelet_process(&host).unwrap();
+            let least = if pid == 90 {
+                (90, "kubelet")
+            } else {
+                (pid, program)
+            };
+            assert_eq!((found.pid, found.program), least);
+        }
+        assert_eq!(running_kubelet(&host), Some(90));
     }
 
     #[test]

@@ -73,8 +73,24 @@ pub fn kubelet_config(path: &Path) -> Result<Config, String> {
     configuration(path, &EvictionFlags::default())
 }
 
-/// The configuration of the kubelet that runs, and what its command line names that is not in it. `given` is its file,
-/// where somebody said so.
+/// The configuration of the kubelet that runs.
+#[derive(Debug)]
+pub(super) struct RunningConfig {
+    pub(super) config: Config,
+    /// The directory of which its command line says that more is in it; that is not read.
+    pub(super) drop_ins: Option<PathBuf>,
+}
+
+impl From<Config> for RunningConfig {
+    fn from(config: Config) -> Self {
+        Self {
+            config,
+            drop_ins: None,
+        }
+    }
+}
+
+/// The configuration of the kubelet that runs. `given` is its file, where somebody said so.
 ///
 /// # Errors
 /// It cannot be read, or is none. `Ok(None)`: no kubelet was found, nor a file where most have it.
@@ -82,15 +98,15 @@ pub(super) fn running_config(
     host: &HostRoot,
     given: Option<&Path>,
     kubelet_dir: &Path,
-) -> Result<Option<(Config, Option<PathBuf>)>, String> {
+) -> Result<Option<RunningConfig>, String> {
     if let Some(given) = given {
-        return Ok(Some((kubelet_config(given)?, None)));
+        return Ok(Some(kubelet_config(given)?.into()));
     }
     let usual = kubelet_dir.join(KUBELET_CONFIG);
     // Where a program of another name runs it, as in k3s, only the file is left.
     let Some(pid) = running_kubelet(host) else {
         let found = usual.exists().then(|| kubelet_config(&usual));
-        return Ok(found.transpose()?.map(|config| (config, None)));
+        return Ok(found.transpose()?.map(RunningConfig::from));
     };
     let command = CommandLine::read(&host.procfs(format!("{pid}/cmdline")))?;
     let path = match &command.config {
@@ -107,7 +123,10 @@ pub(super) fn running_config(
     } else {
         configuration(&path, &command.flags)?
     };
-    Ok(Some((config, command.config_dir)))
+    Ok(Some(RunningConfig {
+        config,
+        drop_ins: command.config_dir,
+    }))
 }
 
 /// The directory of the kubelet that runs, where that is another one than ours. `None`: it is the same, or there is no
@@ -340,7 +359,7 @@ mod tests {
         std::fs::create_dir_all(&kubelet_dir).unwrap();
         let hard = || {
             let found = running_config(&host, None, &kubelet_dir).unwrap();
-            found.map(|(config, drop_ins)| {
+            found.map(|RunningConfig { config, drop_ins }| {
                 let memory = |one: &&Threshold| one.signal == Signal::MemoryAvailable;
                 let threshold = config.engine.thresholds.iter().find(memory);
                 (threshold.map(|one| one.amount(16 * GIB) >> 20), drop_ins)

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,10 @@ use plimsoll_core::model::options::EvictionOptions;
 use plimsoll_core::placement::device::ListedDevices;
 use tokio::sync::mpsc;
 
-use crate::daemon::start::kubelet::{KUBELET_CONFIG, alignment, other_root};
+use crate::act::placement::{KubeletProcess, kubelet_process};
+use crate::daemon::start::kubelet::{
+    KUBELET_CONFIG, RunningConfig, alignment, other_root, running_config,
+};
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::ledger::{KnobError, Ledger};
@@ -20,14 +23,14 @@ use crate::host::state_dir::{has_no_space, try_space};
 use crate::host::state_lock::{LockError, StateLock};
 use crate::input::config::{Config, ConfigFile, Effective};
 use crate::pods;
-use crate::pods::names::KubeletTree;
+use crate::pods::names::{KubeletTree, TreeError};
 use crate::serve::http;
 use crate::source::cluster::ClusterLink;
 use crate::source::nri::NriSettings;
 use crate::source::pod_resources::{IN_KUBELET_DIR, Outlets, ResourceSettings, TopologySource};
-use crate::storage::StorageSettings;
 use crate::storage::filesystem::KubeletRoot;
 use crate::storage::runtime::RuntimeSettings;
+use crate::storage::{LOGS_DIR, StorageSettings};
 
 use super::args::RunArgs;
 
@@ -42,6 +45,8 @@ pub(super) struct Plan<'a> {
     pub(super) kubepods: CgroupPath,
     /// `None`: no kubelet runs the pods.
     pub(super) kubelet: Option<KubeletTree>,
+    /// What that kubelet is configured to; `Ok(None)`: no configuration of one was found.
+    pub(super) kubelets_config: Result<Option<RunningConfig>, String>,
     pub(super) listener: Option<TcpListener>,
     /// Why the state directory takes nothing. Then no kernel setting is changed.
     pub(super) no_space: Option<String>,
@@ -68,6 +73,20 @@ impl<'a> Plan<'a> {
         let tree = || KubeletTree::find(&mounts, &cgroup_root);
         let kubelet = args.kubelet.kubernetes.then(tree).transpose()?;
         config.engine.beside_kubelet = kubelet.is_some();
+        let kubelets_config = match &kubelet {
+            Some(_) => {
+                let given = args.kubelet.kubelet_config.as_deref();
+                running_config(&host, given, &args.kubelet_dir)
+            }
+            None => Ok(None),
+        };
+        let kubepods = match &kubelet {
+            Some(tree) => tree.kubepods().clone(),
+            None => pods::cgroup::kubepods_path(&cgroup_root)?,
+        };
+        if kubelet.is_none() {
+            refuse_kubelets_pods(&host, &kubepods, tree())?;
+        }
         Ok(Self {
             args,
             config,
@@ -76,11 +95,9 @@ impl<'a> Plan<'a> {
                 .filter(|remark| kubelet.is_none() || remark.field != "cgroupDriver")
                 .map(|remark| format!("{}: {}", remark.field, remark.text))
                 .collect(),
-            kubepods: match &kubelet {
-                Some(tree) => tree.kubepods().clone(),
-                None => pods::cgroup::kubepods_path(&cgroup_root)?,
-            },
+            kubepods,
             kubelet,
+            kubelets_config,
             host,
             mounts,
             cgroup_root,
@@ -106,6 +123,38 @@ impl<'a> Plan<'a> {
         Ok(Some(lock))
     }
 
+    /// The configuration by which the cgroups and logs of pods are as they are: the kubelet's where one runs them and
+    /// its configuration was found.
+    pub(super) fn of_pods(&self) -> &Config {
+        match &self.kubelets_config {
+            Ok(Some(kubelet)) => &kubelet.config,
+            Ok(None) | Err(_) => &self.config,
+        }
+    }
+
+    /// Where pods' logs are.
+    pub(super) fn logs_dir(&self) -> PathBuf {
+        let configured = &self.of_pods().storage.pod_logs_dir;
+        match &self.args.logs_dir {
+            Some(given) => given.clone(),
+            None if configured.is_absolute() => configured.clone(),
+            None => PathBuf::from(LOGS_DIR),
+        }
+    }
+
+    /// What there is to say of logs that are not seen.
+    pub(super) fn unseen_logs(&self) -> Option<String> {
+        let dir = self.logs_dir();
+        // The usual one is missing where no pod has started yet.
+        let is_seen = dir == Path::new(LOGS_DIR) || self.host.path(&dir).is_dir();
+        (!is_seen).then(|| {
+            format!(
+                "logs of pods: the kubelet has them in {}, which cannot be seen here, so they count for no pod: mount that directory, or give its name here with --logs-dir",
+                dir.shown()
+            )
+        })
+    }
+
     /// The ledger of this name, in the state directory.
     pub(super) fn ledger(&self, name: &str) -> Result<Ledger, KnobError> {
         let path = self.args.state_dir.join(name);
@@ -114,6 +163,22 @@ impl<'a> Plan<'a> {
             None => Ledger::open(&self.host, path),
         }
     }
+}
+
+/// Without a kubelet the agent writes limits and weights of the cgroups above its pods: those of a kubelet are not its
+/// to write.
+fn refuse_kubelets_pods(
+    host: &HostRoot,
+    kubepods: &CgroupPath,
+    found: Result<KubeletTree, TreeError>,
+) -> Result<()> {
+    let is_kubelets = found.is_ok_and(|tree| tree.kubepods() == kubepods);
+    if let Some(KubeletProcess { pid, program }) = kubelet_process(host).filter(|_| is_kubelets) {
+        anyhow::bail!(
+            "{program} (pid {pid}) runs a kubelet, and {kubepods} is where such a one has its pods: start with --kubernetes to watch them, or give pods of --manifests another --cgroup-root"
+        );
+    }
+    Ok(())
 }
 
 /// What arguments turn on that the configuration may have, too.
@@ -128,10 +193,6 @@ fn set_options(args: &RunArgs, options: &mut EvictionOptions) {
 pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
     let Plan { args, config, .. } = plan;
     let live = StorageSettings::live(plan.cgroup_root.clone());
-    let logs_dir = args
-        .logs_dir
-        .clone()
-        .or_else(|| Some(config.storage.pod_logs_dir.clone()).filter(|dir| dir.is_absolute()));
     let cycle = Duration::from_nanos(config.storage.volume_stats_period_ns);
     StorageSettings {
         host: plan.host.clone(),
@@ -143,7 +204,7 @@ pub(super) fn disks(plan: &Plan<'_>) -> StorageSettings {
                 None => KubeletRoot::Here,
             },
         },
-        logs_dir: logs_dir.unwrap_or(live.logs_dir),
+        logs_dir: plan.logs_dir(),
         image_dir: args.image_dir.clone(),
         container_dir: args.container_dir.clone(),
         has_images: plan.kubelet.is_some(),
