@@ -53,7 +53,7 @@ pub(super) const TESTS: &[Test] = &[
 ];
 
 /// Records of the flood when nothing is said.
-const RECORDS: u64 = 40_000;
+const RECORDS: u64 = 16_000;
 /// Cgroups in each chain through which a process is moved.
 const DEPTH: usize = 48;
 /// A user without any privilege.
