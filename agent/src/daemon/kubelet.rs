@@ -14,6 +14,7 @@ mod api;
 mod hold;
 mod report;
 mod tree;
+mod unseen;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -21,6 +22,7 @@ use std::sync::atomic::Ordering;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::protocol::cluster_link::NodeConditionReport;
 
+use self::unseen::UnseenPods;
 use super::{Agent, now_ns};
 use crate::act::holds::Holds;
 use crate::record::tally::ReportCounts;
@@ -88,6 +90,7 @@ pub struct KubeletWork {
     lost: Vec<String>,
     /// Why nothing is placed although it is to be.
     not_placing: Option<String>,
+    unseen: UnseenPods,
     conditions: Vec<NodeConditionReport>,
     /// What was last said to be withheld, bytes, and when, nanoseconds.
     withheld: (u64, u64),
@@ -133,6 +136,7 @@ impl KubeletWork {
             is_api_reachable: false,
             lost,
             not_placing: None,
+            unseen: UnseenPods::default(),
             conditions: Vec::new(),
             withheld: (0, 0),
             is_unheld_said: false,

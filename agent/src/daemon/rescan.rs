@@ -227,6 +227,7 @@ impl Agent {
             self.interrupt()?;
         }
         self.follow_processes();
+        self.look_for_unseen_pods(began_ns);
         self.rescan_features();
         self.report_limits()?;
         self.report_folded_oom_kills();

@@ -37,6 +37,13 @@ pub const RUNTIME_DIRS: [&str; 3] = [
     "/var/lib/docker",
 ];
 
+/// Runtimes beside which a directory of containerd can be there: Docker always makes one. By the socket at which a
+/// kubelet asks them.
+const SERVING_DIRS: [(&str, &str); 2] = [
+    ("/run/crio/crio.sock", RUNTIME_DIRS[1]),
+    ("/run/cri-dockerd.sock", RUNTIME_DIRS[2]),
+];
+
 /// Where they keep writable layers, in distributions too that have a runtime of their own.
 pub const LAYER_DIRS: [&str; 6] = [
     RUNTIME_DIRS[0],
@@ -145,7 +152,10 @@ impl FileSystems {
             .unwrap_or(&kubelet_dir)
             .to_owned();
         let imagefs = image_dir.map(|dir| host.path(dir)).unwrap_or_else(|| {
-            let mut found = RUNTIME_DIRS.iter().map(|dir| host.path(dir));
+            let serving = SERVING_DIRS.iter();
+            let serving = serving.filter(|(socket, _)| host.path(socket).exists());
+            let dirs = serving.map(|(_, dir)| dir).chain(&RUNTIME_DIRS);
+            let mut found = dirs.map(|dir| host.path(dir));
             match found.find(|dir| dir.is_dir()) {
                 Some(found) => found,
                 None if has_images => host.path(RUNTIME_DIRS[0]),
@@ -332,6 +342,14 @@ mod tests {
                 at("/var/lib/containers/storage")
             )
         );
+        // Of Docker's own containerd.
+        for dir in ["/var/lib/containerd", "/var/lib/docker", "/run"] {
+            std::fs::create_dir_all(at(dir)).unwrap();
+        }
+        let images = || FileSystems::detect(&host, kubelet, None, None, true).imagefs;
+        assert_eq!(images(), at("/var/lib/containerd"));
+        std::fs::write(at("/run/cri-dockerd.sock"), "").unwrap();
+        assert_eq!(images(), at("/var/lib/docker"));
         let found = FileSystems::detect(
             &host,
             kubelet,

@@ -304,11 +304,12 @@ impl Agent {
         }
     }
 
-    fn say_losses(&mut self) {
+    pub(super) fn say_losses(&mut self) {
         let Some(work) = &mut self.kubelet else {
             return;
         };
-        let lost: Vec<String> = work.not_placing.iter().chain(&work.lost).cloned().collect();
+        let known = work.unseen.loss.iter().chain(&work.not_placing);
+        let lost: Vec<String> = known.chain(&work.lost).cloned().collect();
         let (reason, message) = match losses_in_short(&lost) {
             Some(lost) => ("MechanismsLost", lost),
             None => ("NothingLost", "every mechanism is there".to_owned()),
