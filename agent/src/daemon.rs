@@ -29,6 +29,7 @@ mod oom_kills;
 mod oom_scores;
 mod placement;
 mod pod_warnings;
+mod reclaim_reader;
 mod remedies;
 mod rescan;
 mod state_dir_full;

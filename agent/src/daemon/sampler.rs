@@ -2,7 +2,6 @@
 
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, PodsRead, Sample};
-use plimsoll_core::model::reclaim_yield::ReclaimYield;
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::swap::CompressedSwap;
 use plimsoll_core::model::threshold::Threshold;
@@ -11,13 +10,13 @@ use plimsoll_core::policy::eviction::freshness::Stale;
 use crate::daemon::node_cgroup::NodeCgroup;
 use crate::daemon::node_meters::NodeMeters;
 use crate::daemon::pod_meters::PodMeters;
+use crate::daemon::reclaim_reader::ReclaimReader;
 use crate::host::HostRoot;
 use crate::host::cgroup::{CgroupError, CgroupMounts, CgroupPath, MemoryLimitFile, PodMemoryFiles};
 use crate::host::clock::now_ns;
 use crate::host::file::FileError;
 use crate::host::meminfo::{self, MeminfoFile};
 use crate::host::swap::SwapFiles;
-use crate::host::vmstat::VmstatFile;
 use crate::kernel::decode::NodeCounters;
 use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::registry::Pods;
@@ -28,17 +27,6 @@ const FEW_PODS: usize = 8;
 /// Leaders that are read one by one. To find each takes a look at what is known of all pods; from this number on it is
 /// less work to read them all.
 const LEADERS_MAX: usize = 4;
-
-/// What reclaim has done is read no more often than this, nanoseconds.
-const RECLAIM_READ_NS: u64 = 5_000_000;
-
-/// Reclaim that takes nothing is looked at again after this, nanoseconds.
-const LOOK_AGAIN_NS: u64 = 20_000_000;
-
-fn listed_bytes(node: &NodeMemory) -> u64 {
-    node.inactive_file_bytes
-        .saturating_add(node.active_file_bytes)
-}
 
 /// Whether a sample for this leaves out what is slow to read: the answer cannot wait.
 pub(super) const fn skips_slow_reads(cause: Cause) -> bool {
@@ -56,10 +44,7 @@ pub struct Sampler {
     known: Option<meminfo::NodeMemory>,
     /// Where the node is a container.
     node_cgroup: Option<NodeCgroup>,
-    /// What reclaim has done, where the kernel says it, and when that was read.
-    vmstat: Option<VmstatFile>,
-    reclaim_read_ns: u64,
-    reclaim: ReclaimYield,
+    reclaim: ReclaimReader,
     swap: SwapFiles,
     kubepods: MemoryReader,
     /// Its newest full reading.
@@ -85,13 +70,12 @@ impl Sampler {
         kubepods: &CgroupPath,
         kubepods_limit_bytes: u64,
     ) -> Result<Self, CgroupError> {
+        let node_cgroup = NodeCgroup::open(mounts)?;
         Ok(Self {
             meminfo: MeminfoFile::open(host)?,
             known: None,
-            node_cgroup: NodeCgroup::open(mounts)?,
-            vmstat: VmstatFile::open(host).ok(),
-            reclaim_read_ns: 0,
-            reclaim: ReclaimYield::default(),
+            reclaim: ReclaimReader::open(host, node_cgroup.is_some()),
+            node_cgroup,
             swap: SwapFiles::open(host, mounts, kubepods),
             kubepods: MemoryReader::new(PodMemoryFiles::open(mounts, kubepods)?),
             kubepods_memory: CgroupMemory {
@@ -253,42 +237,26 @@ impl Sampler {
         if let Some(cgroup) = &self.node_cgroup {
             cgroup.read(&mut sample.node)?;
         }
-        self.follow_reclaim(sample);
-        if self.reclaim.is_stuck() {
-            sample.node.lazily_freed_bytes = listed_bytes(&sample.node);
-        }
+        self.reclaim.follow(now_ns(), sample);
         if node.swap_total > 0 {
             self.read_swap(sample, |error| failed(None, error));
         }
         Ok(())
     }
 
-    /// Looks at what reclaim has done. Not after a crossing: that comes before any reclaim, and nothing may hold it up.
-    /// What cannot be read says nothing.
-    fn follow_reclaim(&mut self, sample: &Sample) {
-        let now_ns = now_ns();
-        let is_old = now_ns.saturating_sub(self.reclaim_read_ns) >= RECLAIM_READ_NS;
-        if !is_old || matches!(sample.cause, Cause::ChargeThreshold { .. }) {
-            return;
-        }
-        if let Some(Ok(counts)) = self.vmstat.as_ref().map(VmstatFile::read) {
-            let page_bytes = rustix::param::page_size() as u64;
-            let listed_pages = listed_bytes(&sample.node) / page_bytes;
-            self.reclaim.observe(now_ns, counts, listed_pages);
-            self.reclaim_read_ns = now_ns;
-        }
-    }
-
-    /// When to look again at what reclaim does: the kernel gives up after some hundred milliseconds. `None`: it takes
-    /// what it looks at, or was just found not to.
+    /// When to look again at what reclaim does, if that is open.
     pub fn looks_again_ns(&self) -> Option<u64> {
-        let is_open = self.reclaim.is_in_vain() && !self.reclaim.is_stuck();
-        is_open.then(|| self.reclaim_read_ns.saturating_add(LOOK_AGAIN_NS))
+        self.reclaim.looks_again_ns()
     }
 
-    /// A pod has ended: what held page cache may be gone.
-    pub fn forget_reclaim(&mut self) {
-        self.reclaim.forget();
+    /// A pod has ended that used `usage_bytes`: what it held of page cache was a part of them.
+    pub fn released(&mut self, usage_bytes: u64) {
+        self.reclaim.released(usage_bytes);
+    }
+
+    /// Pods may not swap.
+    pub fn forbid_swap(&mut self) {
+        self.reclaim.forbid_swap();
     }
 
     /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record

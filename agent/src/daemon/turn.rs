@@ -508,8 +508,11 @@ impl Agent {
     /// One event: decide and act.
     pub(super) fn step(&mut self, at_ns: u64, kind: EventKind) {
         let event = Event { at_ns, kind };
-        if matches!(event.kind, EventKind::PodEmpty { .. }) {
-            self.sampler.forget_reclaim();
+        if let EventKind::PodEmpty { uid } = &event.kind {
+            let pod = self.engine.state().pods.get(uid);
+            let memory = pod.and_then(|pod| pod.memory);
+            self.sampler
+                .released(memory.map_or(0, |memory| memory.usage_bytes));
         }
         let mut decisions = std::mem::take(&mut self.unsettled.decisions);
         let begin = decisions.len();

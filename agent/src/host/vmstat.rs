@@ -1,18 +1,28 @@
-//! `/proc/vmstat`: what reclaim for the node has looked at and taken.
+//! `/proc/vmstat`: what kswapd has looked at and taken, and who had to look by himself.
 //!
-//! The lines of kswapd and of direct reclaim leave out reclaim at a cgroup's limit (`shrink_inactive_list` and
-//! `evict_folios` in mm/vmscan.c), which `pgscan_file` and `pgscan_anon` have.
+//! kswapd's lines are of reclaim for the node on every kernel. Those of direct reclaim (`pgscan_direct`,
+//! `pgsteal_direct`) have reclaim at a cgroup's limit too, since Linux 7.1; `allocstall_*` has never had it
+//! (`do_try_to_free_pages` in mm/vmscan.c).
 
 use plimsoll_core::model::reclaim_yield::ReclaimCounts;
 
 use super::HostRoot;
 use super::file::{ControlFile, FileError};
 
-const LINES: [&str; 4] = [
+/// Those of zones that a machine does not have are missing.
+const LINES: [&str; 12] = [
     "pgscan_kswapd",
-    "pgscan_direct",
     "pgsteal_kswapd",
-    "pgsteal_direct",
+    "pgskip_dma",
+    "pgskip_dma32",
+    "pgskip_normal",
+    "pgskip_movable",
+    "pgskip_device",
+    "allocstall_dma",
+    "allocstall_dma32",
+    "allocstall_normal",
+    "allocstall_movable",
+    "allocstall_device",
 ];
 
 /// `/proc/vmstat`, opened once.
@@ -31,21 +41,26 @@ impl VmstatFile {
     /// Reads it; allocates nothing.
     ///
     /// # Errors
-    /// When it cannot be read, or a line is missing.
+    /// When it cannot be read, or a line of kswapd is missing.
     pub fn read(&self) -> Result<ReclaimCounts, FileError> {
-        let lines = self.0.read_keyed(&LINES)?;
-        let [
-            Some(by_kswapd),
-            Some(direct),
-            Some(taken_by_kswapd),
-            Some(taken_directly),
-        ] = lines
-        else {
-            return Err(self.0.malformed(0, "lines pgscan_… and pgsteal_…"));
+        let [scanned, taken, zones @ ..] = self.0.read_keyed(&LINES)?;
+        let (Some(scanned), Some(taken)) = (scanned, taken) else {
+            return Err(self
+                .0
+                .malformed(0, "the lines pgscan_kswapd and pgsteal_kswapd"));
+        };
+        let (skipped, stalls) = zones.split_at(5);
+        let sum = |counts: &[Option<u64>]| {
+            counts
+                .iter()
+                .flatten()
+                .copied()
+                .fold(0, u64::saturating_add)
         };
         Ok(ReclaimCounts {
-            scanned: by_kswapd.saturating_add(direct),
-            taken: taken_by_kswapd.saturating_add(taken_directly),
+            scanned: scanned.saturating_sub(sum(skipped)),
+            taken,
+            stalls: sum(stalls),
         })
     }
 }
@@ -55,14 +70,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reclaim_at_limits_of_cgroups_is_left_out() {
+    fn what_is_not_reclaim_for_the_whole_node_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         std::fs::create_dir_all(host.procfs("")).unwrap();
-        let text = "nr_free_pages 7\npgsteal_kswapd 5\npgsteal_direct 6\npgscan_kswapd 100\npgscan_direct 20\npgscan_file 999\n";
+        let text = "nr_free_pages 7\nallocstall_dma32 1\nallocstall_normal 2\npgskip_dma32 5\npgskip_normal 10\n\
+                    pgsteal_kswapd 5\npgsteal_direct 6\npgscan_kswapd 100\npgscan_direct 20\npgscan_file 999\n";
         std::fs::write(host.procfs("vmstat"), text).unwrap();
         let read = VmstatFile::open(&host).unwrap().read().unwrap();
-        assert_eq!((read.scanned, read.taken), (120, 11));
+        assert_eq!(
+            read,
+            ReclaimCounts {
+                scanned: 85,
+                taken: 5,
+                stalls: 3
+            }
+        );
         std::fs::write(host.procfs("vmstat"), "pgscan_kswapd 1\n").unwrap();
         assert!(VmstatFile::open(&host).unwrap().read().is_err());
         // This machine's.

@@ -1,0 +1,218 @@
+//! What reclaim for the node achieves, followed from sample to sample.
+
+use plimsoll_core::model::event::{Cause, NodeMemory, Sample};
+use plimsoll_core::model::reclaim_yield::ReclaimYield;
+
+use crate::host::HostRoot;
+use crate::host::numa::NumaFiles;
+use crate::host::vmstat::VmstatFile;
+
+/// What reclaim has done is read no more often than this, nanoseconds.
+const READ_NS: u64 = 5_000_000;
+
+/// Reclaim that takes nothing is looked at again after this, nanoseconds.
+const LOOK_AGAIN_NS: u64 = 20_000_000;
+
+/// Reads what reclaim has done, and knows what page cache cannot be had.
+#[derive(Debug)]
+pub(super) struct ReclaimReader {
+    /// `None` where the kernel does not say it for this node.
+    vmstat: Option<VmstatFile>,
+    read_ns: u64,
+    reclaim: ReclaimYield,
+    /// Whether pods may swap: kswapd looks at their memory too then.
+    pods_may_swap: bool,
+}
+
+impl ReclaimReader {
+    /// Opens the file. The counts are the machine's, so they say nothing where the node is a container of it; and of a
+    /// machine with several NUMA nodes they do not say which one lacks memory.
+    pub(super) fn open(host: &HostRoot, is_container: bool) -> Self {
+        let is_one =
+            NumaFiles::open(host).map_or_else(|error| error.is_vanished(), |it| it.len() < 2);
+        Self {
+            vmstat: (is_one && !is_container)
+                .then(|| VmstatFile::open(host).ok())
+                .flatten(),
+            read_ns: 0,
+            reclaim: ReclaimYield::default(),
+            pods_may_swap: true,
+        }
+    }
+
+    /// Pods may not swap.
+    pub(super) fn forbid_swap(&mut self) {
+        self.pods_may_swap = false;
+    }
+
+    /// Looks at what reclaim has done, and has what cannot be had of the node's page cache count as used. Not after a
+    /// crossing: that comes before any reclaim, and nothing may hold it up. What cannot be read says nothing.
+    pub(super) fn follow(&mut self, now_ns: u64, sample: &mut Sample) {
+        let cache_bytes = cache_bytes(&sample.node);
+        let is_old = now_ns.saturating_sub(self.read_ns) >= READ_NS;
+        if is_old
+            && !matches!(sample.cause, Cause::ChargeThreshold { .. })
+            && let Some(vmstat) = &self.vmstat
+        {
+            self.read_ns = now_ns;
+            if let Ok(counts) = vmstat.read() {
+                let listed_bytes = cache_bytes.saturating_add(self.swappable_bytes(sample));
+                let listed_pages = listed_bytes / rustix::param::page_size() as u64;
+                self.reclaim
+                    .observe(now_ns, counts, listed_pages, cache_bytes);
+            }
+        }
+        let held_bytes = self.reclaim.held_bytes(now_ns).min(cache_bytes);
+        let node = &mut sample.node;
+        node.lazily_freed_bytes = node.lazily_freed_bytes.max(held_bytes);
+    }
+
+    /// Memory beside page cache that kswapd looks at: none without free swap.
+    fn swappable_bytes(&self, sample: &Sample) -> u64 {
+        let node = &sample.node;
+        let pods_bytes = match &sample.kubepods {
+            Some(kubepods) if !self.pods_may_swap => kubepods.unreclaimable_bytes(),
+            _ => 0,
+        };
+        if node.swap_free_bytes == 0 {
+            0
+        } else {
+            node.anon_bytes.saturating_sub(pods_bytes)
+        }
+    }
+
+    /// When to look again at what reclaim does: the kernel gives up after some hundred milliseconds. `None`: it takes
+    /// what it looks at, rests, or was just found not to.
+    pub(super) fn looks_again_ns(&self) -> Option<u64> {
+        self.reclaim
+            .is_in_vain()
+            .then(|| self.read_ns.saturating_add(LOOK_AGAIN_NS))
+    }
+
+    /// A pod has ended that used `usage_bytes`, page cache included.
+    pub(super) fn released(&mut self, usage_bytes: u64) {
+        self.reclaim.released(usage_bytes);
+    }
+}
+
+fn cache_bytes(node: &NodeMemory) -> u64 {
+    node.inactive_file_bytes
+        .saturating_add(node.active_file_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const S: u64 = 1_000_000_000;
+
+    fn host(nodes: &str) -> (tempfile::TempDir, HostRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        let host = HostRoot::new(dir.path());
+        std::fs::create_dir_all(host.procfs("")).unwrap();
+        let list = host.sysfs("devices/system/node");
+        std::fs::create_dir_all(&list).unwrap();
+        std::fs::write(list.join("has_memory"), nodes).unwrap();
+        kswapd(&host, 0, 0);
+        (dir, host)
+    }
+
+    fn kswapd(host: &HostRoot, scanned_bytes: u64, taken_bytes: u64) {
+        let page = rustix::param::page_size() as u64;
+        let text = format!(
+            "pgscan_kswapd {}\npgsteal_kswapd {}\n",
+            scanned_bytes / page,
+            taken_bytes / page
+        );
+        std::fs::write(host.procfs("vmstat"), text).unwrap();
+    }
+
+    fn sample(cause: Cause) -> Sample {
+        Sample {
+            cause,
+            node: NodeMemory {
+                anon_bytes: 400 * MIB,
+                inactive_file_bytes: 200 * MIB,
+                active_file_bytes: 100 * MIB,
+                lazily_freed_bytes: 10 * MIB,
+                swap_free_bytes: 0,
+                ..NodeMemory::default()
+            },
+            ..Sample::default()
+        }
+    }
+
+    /// What counts as no page cache at this time, MiB.
+    fn lazily(reader: &mut ReclaimReader, at_ns: u64, cause: Cause) -> u64 {
+        let mut sample = sample(cause);
+        reader.follow(at_ns, &mut sample);
+        sample.node.lazily_freed_bytes / MIB
+    }
+
+    #[test]
+    fn what_kswapd_looked_at_in_vain_counts_as_used() {
+        let (_dir, host) = host("0\n");
+        let mut reader = ReclaimReader::open(&host, false);
+        assert_eq!(lazily(&mut reader, S, Cause::Timer), 10);
+        assert_eq!(reader.looks_again_ns(), None);
+        kswapd(&host, 200 * MIB, 0);
+        // A crossing is answered with what is known.
+        let crossing = Cause::ChargeThreshold { crossed_ns: 0 };
+        assert_eq!(lazily(&mut reader, S + READ_NS, crossing), 10);
+        assert_eq!(reader.looks_again_ns(), None);
+        assert_eq!(lazily(&mut reader, S + READ_NS, Cause::Timer), 10);
+        assert_eq!(reader.looks_again_ns(), Some(S + READ_NS + LOOK_AGAIN_NS));
+        kswapd(&host, 300 * MIB, 0);
+        assert_eq!(lazily(&mut reader, S + 2 * READ_NS, Cause::Timer), 300);
+        assert_eq!(reader.looks_again_ns(), None);
+        reader.released(250 * MIB);
+        assert_eq!(lazily(&mut reader, S + 3 * READ_NS, crossing), 50);
+        assert_eq!(lazily(&mut reader, 12 * S, Cause::Timer), 10);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_tried_all_the_time() {
+        let (_dir, host) = host("0\n");
+        let mut reader = ReclaimReader::open(&host, false);
+        lazily(&mut reader, S, Cause::Timer);
+        kswapd(&host, 200 * MIB, 0);
+        lazily(&mut reader, 2 * S, Cause::Timer);
+        std::fs::write(host.procfs("vmstat"), "").unwrap();
+        lazily(&mut reader, 3 * S, Cause::Timer);
+        assert_eq!(reader.looks_again_ns(), Some(3 * S + LOOK_AGAIN_NS));
+    }
+
+    #[test]
+    fn counts_of_another_machine_or_of_several_nodes_say_nothing() {
+        for (nodes, is_container, held) in
+            [("0\n", false, 300), ("0\n", true, 10), ("0-1\n", false, 10)]
+        {
+            let (_dir, host) = host(nodes);
+            let mut reader = ReclaimReader::open(&host, is_container);
+            lazily(&mut reader, S, Cause::Timer);
+            kswapd(&host, 300 * MIB, 0);
+            assert_eq!(
+                lazily(&mut reader, 2 * S, Cause::Timer),
+                held,
+                "{nodes}{is_container}"
+            );
+        }
+    }
+
+    #[test]
+    fn with_swap_kswapd_looks_at_what_may_be_swapped_too() {
+        let (_dir, host) = host("0\n");
+        let mut reader = ReclaimReader::open(&host, false);
+        let mut with_swap = |at_ns: u64, scanned_bytes: u64| {
+            kswapd(&host, scanned_bytes, 0);
+            let mut sample = sample(Cause::Timer);
+            sample.node.swap_free_bytes = MIB;
+            reader.follow(at_ns, &mut sample);
+            sample.node.lazily_freed_bytes / MIB
+        };
+        assert_eq!(with_swap(S, 0), 10);
+        assert_eq!(with_swap(2 * S, 699 * MIB), 10);
+        assert_eq!(with_swap(3 * S, 700 * MIB), 300);
+    }
+}
