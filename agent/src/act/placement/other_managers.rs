@@ -19,7 +19,7 @@ use super::kubelet_state::{
 };
 use crate::host::HostRoot;
 use crate::host::cgroup::CgroupPath;
-use crate::host::file::read_text;
+use crate::host::file::{read_text, read_whole};
 use crate::host::process_users::ProcessUsers;
 use crate::host::shown::Show as _;
 use crate::pods::names::pods_of_process;
@@ -273,8 +273,18 @@ fn processes_named(
         let comm = comm.trim_ascii_end();
         let program = programs.iter().find(|name| name.as_bytes() == comm)?;
         let is_roots = ProcessUsers::of(host, pid).is_some_and(|users| users.real == 0);
-        (is_roots && !is_in_pod(pid) && !has_ended(pid)).then_some(KubeletProcess { pid, program })
+        let may_be = is_roots && !is_in_pod(pid) && !has_ended(pid) && !is_nested(host, pid);
+        may_be.then_some(KubeletProcess { pid, program })
     })
+}
+
+/// Whether a process is in a PID namespace below this one: a node that is a container of this machine (kind, k3d) has
+/// its kubelet there. One that cannot be read is gone.
+fn is_nested(host: &HostRoot, pid: u32) -> bool {
+    let status = read_whole(host.procfs(format!("{pid}/status"))).unwrap_or_default();
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let pids = lines.find_map(|line| line.strip_prefix(b"NSpid:"));
+    pids.is_some_and(|pids| pids.trim_ascii().contains(&b'\t'))
 }
 
 #[cfg(test)]
@@ -287,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_root_starts_no_kubelet() {
+    fn who_is_not_root_or_another_node_starts_no_kubelet() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
         for (pid, users, name) in [
@@ -309,6 +319,12 @@ mod tests {
                 std::fs::write(process.join(file), text).unwrap();
             }
         }
+        assert_eq!(running_kubelet(&host), Some(73));
+        let status = status_of([0; 4]);
+        let below = format!("{status}NSpid:\t73\t12\n");
+        std::fs::write(host.procfs("73/status"), below).unwrap();
+        assert_eq!(running_kubelet(&host), None, "a node in a container");
+        std::fs::write(host.procfs("73/status"), format!("{status}NSpid:\t73\n")).unwrap();
         assert_eq!(running_kubelet(&host), Some(73));
         std::fs::remove_file(host.procfs("73/status")).unwrap();
         assert_eq!(running_kubelet(&host), None);
