@@ -4,14 +4,16 @@ use plimsoll_core::model::event::{Cause, NodeMemory, Sample};
 use plimsoll_core::model::reclaim_yield::ReclaimYield;
 
 use crate::host::HostRoot;
-use crate::host::numa::NumaFiles;
+use crate::host::numa;
 use crate::host::vmstat::VmstatFile;
 
 /// What reclaim has done is read no more often than this, nanoseconds.
 const READ_NS: u64 = 5_000_000;
 
-/// Reclaim that takes nothing is looked at again after this, nanoseconds.
+/// Reclaim that takes nothing is looked at again after this, nanoseconds; each time after twice as long,
 const LOOK_AGAIN_NS: u64 = 20_000_000;
+/// and after this at most.
+const LOOK_AGAIN_MAX_NS: u64 = 1_280_000_000;
 
 /// Reads what reclaim has done, and knows what page cache cannot be had.
 #[derive(Debug)]
@@ -20,29 +22,22 @@ pub(super) struct ReclaimReader {
     vmstat: Option<VmstatFile>,
     read_ns: u64,
     reclaim: ReclaimYield,
-    /// Whether pods may swap: kswapd looks at their memory too then.
-    pods_may_swap: bool,
+    /// After how long to look again.
+    again_ns: u64,
 }
 
 impl ReclaimReader {
     /// Opens the file. The counts are the machine's, so they say nothing where the node is a container of it; and of a
     /// machine with several NUMA nodes they do not say which one lacks memory.
     pub(super) fn open(host: &HostRoot, is_container: bool) -> Self {
-        let is_one =
-            NumaFiles::open(host).map_or_else(|error| error.is_vanished(), |it| it.len() < 2);
         Self {
-            vmstat: (is_one && !is_container)
+            vmstat: (numa::has_one_node(host) && !is_container)
                 .then(|| VmstatFile::open(host).ok())
                 .flatten(),
             read_ns: 0,
             reclaim: ReclaimYield::default(),
-            pods_may_swap: true,
+            again_ns: LOOK_AGAIN_NS / 2,
         }
-    }
-
-    /// Pods may not swap.
-    pub(super) fn forbid_swap(&mut self) {
-        self.pods_may_swap = false;
     }
 
     /// Looks at what reclaim has done, and has what cannot be had of the node's page cache count as used. Not after a
@@ -55,30 +50,28 @@ impl ReclaimReader {
             && let Some(vmstat) = &self.vmstat
         {
             self.read_ns = now_ns;
-            if let Ok(counts) = vmstat.read() {
-                let listed_bytes = cache_bytes.saturating_add(self.swappable_bytes(sample));
-                let listed_pages = listed_bytes / rustix::param::page_size() as u64;
-                self.reclaim
-                    .observe(now_ns, counts, listed_pages, cache_bytes);
+            match vmstat.read() {
+                Ok(counts) => {
+                    // Without free swap kswapd looks at nothing but page cache.
+                    let swappable_bytes = match sample.node.swap_free_bytes {
+                        0 => 0,
+                        _ => sample.node.anon_bytes,
+                    };
+                    let listed_bytes = cache_bytes.saturating_add(swappable_bytes);
+                    let listed_pages = listed_bytes / rustix::param::page_size() as u64;
+                    self.reclaim
+                        .observe(now_ns, counts, listed_pages, cache_bytes);
+                }
+                Err(_) => self.reclaim.interrupted(),
             }
+            self.again_ns = match self.reclaim.is_in_vain() {
+                true => self.again_ns.saturating_mul(2).min(LOOK_AGAIN_MAX_NS),
+                false => LOOK_AGAIN_NS / 2,
+            };
         }
         let held_bytes = self.reclaim.held_bytes(now_ns).min(cache_bytes);
         let node = &mut sample.node;
         node.lazily_freed_bytes = node.lazily_freed_bytes.max(held_bytes);
-    }
-
-    /// Memory beside page cache that kswapd looks at: none without free swap.
-    fn swappable_bytes(&self, sample: &Sample) -> u64 {
-        let node = &sample.node;
-        let pods_bytes = match &sample.kubepods {
-            Some(kubepods) if !self.pods_may_swap => kubepods.unreclaimable_bytes(),
-            _ => 0,
-        };
-        if node.swap_free_bytes == 0 {
-            0
-        } else {
-            node.anon_bytes.saturating_sub(pods_bytes)
-        }
     }
 
     /// When to look again at what reclaim does: the kernel gives up after some hundred milliseconds. `None`: it takes
@@ -86,10 +79,10 @@ impl ReclaimReader {
     pub(super) fn looks_again_ns(&self) -> Option<u64> {
         self.reclaim
             .is_in_vain()
-            .then(|| self.read_ns.saturating_add(LOOK_AGAIN_NS))
+            .then(|| self.read_ns.saturating_add(self.again_ns))
     }
 
-    /// A pod has ended that used `usage_bytes`, page cache included.
+    /// An evicted pod has gone that used `usage_bytes`, page cache included.
     pub(super) fn released(&mut self, usage_bytes: u64) {
         self.reclaim.released(usage_bytes);
     }
@@ -172,15 +165,25 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_not_tried_all_the_time() {
+    fn it_looks_again_later_each_time_and_not_at_what_cannot_be_read() {
         let (_dir, host) = host("0\n");
         let mut reader = ReclaimReader::open(&host, false);
         lazily(&mut reader, S, Cause::Timer);
-        kswapd(&host, 200 * MIB, 0);
-        lazily(&mut reader, 2 * S, Cause::Timer);
+        let mut again_ms = |step: u64, scanned_mib: u64| {
+            kswapd(&host, scanned_mib * MIB, 0);
+            let at_ns = S + step * 100_000_000;
+            lazily(&mut reader, at_ns, Cause::Timer);
+            let again_ns = reader.looks_again_ns();
+            again_ns.map(|again_ns| (again_ns - at_ns) / 1_000_000)
+        };
+        let found: Vec<_> = (1..9).map(|step| again_ms(step, step)).collect();
+        let expected = [20, 40, 80, 160, 320, 640, 1280, 1280].map(Some);
+        assert_eq!(found, expected);
+        assert_eq!(again_ms(9, 8), None, "kswapd rests");
+        assert_eq!(again_ms(10, 9), Some(20));
         std::fs::write(host.procfs("vmstat"), "").unwrap();
         lazily(&mut reader, 3 * S, Cause::Timer);
-        assert_eq!(reader.looks_again_ns(), Some(3 * S + LOOK_AGAIN_NS));
+        assert_eq!(reader.looks_again_ns(), None);
     }
 
     #[test]

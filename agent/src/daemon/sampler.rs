@@ -249,14 +249,9 @@ impl Sampler {
         self.reclaim.looks_again_ns()
     }
 
-    /// A pod has ended that used `usage_bytes`: what it held of page cache was a part of them.
+    /// An evicted pod has gone that used `usage_bytes`: what it held of page cache was a part of them.
     pub fn released(&mut self, usage_bytes: u64) {
         self.reclaim.released(usage_bytes);
-    }
-
-    /// Pods may not swap.
-    pub fn forbid_swap(&mut self) {
-        self.reclaim.forbid_swap();
     }
 
     /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record

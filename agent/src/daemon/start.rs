@@ -429,7 +429,7 @@ impl Start<'_> {
                 "allocatableMemory.available counts from the reservations of this agent's own configuration: {error}"
             ));
         }
-        let mut sampler = sampler
+        let sampler = sampler
             .with_thresholds(&config.engine.thresholds)
             .with_node_meters(node_meters)
             .with_meters(meters);
@@ -438,9 +438,6 @@ impl Start<'_> {
                 SwapBehavior::NoSwap => PodSwap::Forbidden,
                 SwapBehavior::LimitedSwap => PodSwap::Limited,
             };
-        }
-        if self.plan.config.engine.pod_swap == PodSwap::Forbidden {
-            sampler.forbid_swap();
         }
         Ok(sampler)
     }

@@ -510,7 +510,8 @@ impl Agent {
         let event = Event { at_ns, kind };
         if let EventKind::PodEmpty { uid } = &event.kind {
             let pod = self.engine.state().pods.get(uid);
-            let memory = pod.and_then(|pod| pod.memory);
+            let evicted = pod.filter(|pod| pod.leaving.is_some());
+            let memory = evicted.and_then(|pod| pod.memory);
             self.sampler
                 .released(memory.map_or(0, |memory| memory.usage_bytes));
         }

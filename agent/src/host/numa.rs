@@ -15,7 +15,7 @@ use plimsoll_core::model::reading::NumaMemory;
 
 use super::HostRoot;
 use super::cgroup::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
-use super::file::{ControlFile, FileError, parse_u64};
+use super::file::{ControlFile, FileError, parse_u64, read_text};
 use super::meminfo::parse_lines;
 
 /// NUMA nodes that are looked at (the kernel's own limit is 1024, `CONFIG_NODES_SHIFT` 10).
@@ -67,6 +67,15 @@ struct Pool {
     page_bytes: u64,
     /// How many there are, in use or not.
     pages: ControlFile,
+}
+
+/// Whether all memory is on one node now; `false` where that cannot be known.
+pub fn has_one_node(host: &HostRoot) -> bool {
+    match read_text(host.sysfs(NODE_DIR).join("has_memory")) {
+        Ok(text) => parse_list(text.trim().as_bytes()).is_some_and(|nodes| nodes.len() == 1),
+        // A kernel without NUMA.
+        Err(error) => error.is_vanished(),
+    }
 }
 
 impl NumaFiles {

@@ -58,7 +58,8 @@ impl VmstatFile {
                 .fold(0, u64::saturating_add)
         };
         Ok(ReclaimCounts {
-            scanned: scanned.saturating_sub(sum(skipped)),
+            scanned,
+            skipped: sum(skipped),
             taken,
             stalls: sum(stalls),
         })
@@ -81,7 +82,8 @@ mod tests {
         assert_eq!(
             read,
             ReclaimCounts {
-                scanned: 85,
+                scanned: 100,
+                skipped: 15,
                 taken: 5,
                 stalls: 3
             }

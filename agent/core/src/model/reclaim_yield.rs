@@ -6,41 +6,69 @@
 //! enough, with `MemAvailable` at a gigabyte. **Approach.** kswapd counts what it looks at and what it takes. Once it
 //! has looked at as many pages as there are, and has taken less than an eighth, what is page cache then cannot be had:
 //! it counts as used, of the node and so of each pod ([`limited`](crate::model::event::PodMemory)). What a pod had of
-//! it counts no longer when the pod has ended. The finding holds until kswapd takes more, and while somebody looks for
-//! memory.
+//! it counts no longer when the pod has gone. The finding is of a moment: it holds for ten seconds, or until kswapd
+//! takes some.
 //!
 //! kswapd works for the node alone: what a cgroup reclaims at its own limit is not its work, so a pod at its limit
-//! changes nothing here. It gives up after it has taken nothing sixteen times (`MAX_RECLAIM_RETRIES`); from then on who
-//! needs memory looks for it by himself.
+//! changes nothing here. It gives up after it has taken nothing sixteen times (`MAX_RECLAIM_RETRIES`), and a task that
+//! gets something by itself has it work again. So while tasks look by themselves and kswapd does not, the finding holds
+//! on.
 
 /// Of what was looked at, less than one in so many was taken.
 const TAKEN_ONE_IN: u64 = 8;
+/// What was looked at says something once it is one in so many of what there is.
+const PART_ONE_IN: u64 = 8;
 /// Looks that are further apart than this, nanoseconds, are not of one shortage.
 const SHORTAGE_NS: u64 = 10_000_000_000;
+/// A look at everything that takes longer than this, nanoseconds, is none: kswapd needs little, and finds it somewhere.
+const LOOK_NS: u64 = 60_000_000_000;
 
 /// What reclaim for the node has done since the start of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReclaimCounts {
-    /// Pages that kswapd has looked at: `pgscan_kswapd`, without those that it passed over because they are of a zone
-    /// that was not asked for (`pgskip_*`).
+    /// Pages that kswapd has looked at: `pgscan_kswapd`.
     pub scanned: u64,
-    /// Pages that it has taken: `pgsteal_kswapd`.
+    /// Pages that it, or a task by itself, has passed over because they are of a zone that was not asked for:
+    /// `pgskip_*`. They may be in `scanned`.
+    pub skipped: u64,
+    /// Pages that kswapd has taken: `pgsteal_kswapd`.
     pub taken: u64,
     /// How often a task had to look by itself: `allocstall_*`.
     pub stalls: u64,
 }
 
+/// Pages of the look at everything that is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Look {
+    since_ns: u64,
+    scanned: u64,
+    taken: u64,
+}
+
+impl Look {
+    fn is_in_vain(&self) -> bool {
+        self.taken.saturating_mul(TAKEN_ONE_IN) < self.scanned
+    }
+}
+
+/// Page cache that cannot be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Found {
+    bytes: u64,
+    until_ns: u64,
+    /// [`ReclaimCounts::scanned`] then.
+    scanned: u64,
+}
+
 /// What is known of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReclaimYield {
-    /// The newest counts, and when somebody last looked, nanoseconds.
-    newest: ReclaimCounts,
-    looked_at_ns: u64,
-    /// Where the look that is under way began, and when, nanoseconds.
-    since: Option<(u64, ReclaimCounts)>,
+    newest: Option<ReclaimCounts>,
+    /// When kswapd was last seen to have looked, nanoseconds.
+    scanned_at_ns: u64,
+    look: Look,
     is_in_vain: bool,
-    /// What the last look found that cannot be had.
-    held_bytes: u64,
+    found: Option<Found>,
 }
 
 impl ReclaimYield {
@@ -53,51 +81,72 @@ impl ReclaimYield {
         listed_pages: u64,
         cache_bytes: u64,
     ) {
-        let before = std::mem::replace(&mut self.newest, counts);
-        let has_looked = counts.scanned > before.scanned || counts.stalls > before.stalls;
-        let Some((since_ns, since)) = self.since else {
-            self.since = Some((at_ns, counts));
+        let Some(before) = self.newest.replace(counts) else {
             return;
         };
-        if has_looked {
-            self.looked_at_ns = at_ns;
-        }
-        let scanned = counts.scanned.saturating_sub(since.scanned);
-        let taken = counts.taken.saturating_sub(since.taken);
-        let takes_next_to_nothing = taken.saturating_mul(TAKEN_ONE_IN) < scanned;
-        self.is_in_vain = has_looked && takes_next_to_nothing;
-        if scanned > 0 && scanned >= listed_pages {
-            self.held_bytes = if takes_next_to_nothing {
-                cache_bytes
-            } else {
-                0
-            };
-        } else if at_ns.saturating_sub(since_ns) < SHORTAGE_NS {
+        let scanned = counts.scanned.saturating_sub(before.scanned);
+        self.is_in_vain = scanned > 0;
+        self.found = self
+            .found
+            .filter(|found| at_ns < found.until_ns || counts.scanned == found.scanned);
+        if scanned == 0 {
+            let has_stalled = counts.stalls > before.stalls;
+            if let Some(found) = self.found.as_mut().filter(|_| has_stalled) {
+                found.until_ns = at_ns.saturating_add(SHORTAGE_NS);
+            }
             return;
-        } else if scanned > 0 && !takes_next_to_nothing {
-            self.held_bytes = 0;
         }
-        self.since = Some((at_ns, counts));
+        let rested_ns = at_ns.saturating_sub(std::mem::replace(&mut self.scanned_at_ns, at_ns));
+        if rested_ns >= SHORTAGE_NS || at_ns.saturating_sub(self.look.since_ns) >= LOOK_NS {
+            self.look = Look {
+                since_ns: at_ns,
+                ..Look::default()
+            };
+        }
+        let look = &mut self.look;
+        let skipped = counts.skipped.saturating_sub(before.skipped);
+        let taken = counts.taken.saturating_sub(before.taken);
+        look.scanned = look.scanned.saturating_add(scanned.saturating_sub(skipped));
+        look.taken = look.taken.saturating_add(taken);
+        self.is_in_vain = look.is_in_vain();
+        if !look.is_in_vain() && look.scanned >= listed_pages / PART_ONE_IN {
+            self.found = None;
+        }
+        if look.scanned > 0 && look.scanned >= listed_pages {
+            self.found = look.is_in_vain().then_some(Found {
+                bytes: cache_bytes,
+                until_ns: at_ns.saturating_add(SHORTAGE_NS),
+                scanned: counts.scanned,
+            });
+            *look = Look {
+                since_ns: at_ns,
+                ..Look::default()
+            };
+        }
+    }
+
+    /// Nothing is known of what has happened since the last counts.
+    pub const fn interrupted(&mut self) {
+        self.is_in_vain = false;
     }
 
     /// Whether kswapd is at work, and has taken next to nothing so far: a further look will tell.
     pub const fn is_in_vain(&self) -> bool {
-        self.is_in_vain && self.held_bytes == 0
+        self.is_in_vain && self.found.is_none()
     }
 
     /// Page cache that cannot be had at `now_ns`, bytes.
-    pub const fn held_bytes(&self, now_ns: u64) -> u64 {
-        if now_ns.saturating_sub(self.looked_at_ns) < SHORTAGE_NS {
-            self.held_bytes
-        } else {
-            0
-        }
+    pub fn held_bytes(&self, now_ns: u64) -> u64 {
+        let found = self.found.filter(|found| now_ns < found.until_ns);
+        found.map_or(0, |found| found.bytes)
     }
 
-    /// A pod has ended that used `usage_bytes`: what it held of page cache was a part of them. The rest of them is free
-    /// memory now.
+    /// An evicted pod has gone that used `usage_bytes`: what it held of page cache was a part of them. The rest of them
+    /// is free memory now.
     pub const fn released(&mut self, usage_bytes: u64) {
-        self.held_bytes = self.held_bytes.saturating_sub(usage_bytes);
+        if let Some(found) = &mut self.found {
+            found.bytes = found.bytes.saturating_sub(usage_bytes);
+        }
     }
 }
 
@@ -115,6 +164,7 @@ mod tests {
         for &(at_s, scanned, taken, stalls) in looks {
             let counts = ReclaimCounts {
                 scanned,
+                skipped: 0,
                 taken,
                 stalls,
             };
@@ -145,34 +195,67 @@ mod tests {
     }
 
     #[test]
+    fn a_look_goes_on_while_kswapd_works() {
+        let every_9_s: Vec<_> = (0..6_u64).map(|i| (1 + 9 * i, 220 * i, 0, 0)).collect();
+        assert_eq!(held(&every_9_s), CACHE);
+        let every_10_s: Vec<_> = (0..9_u64).map(|i| (1 + 10 * i, 220 * i, 0, 0)).collect();
+        assert_eq!(held(&every_10_s), 0, "it rested");
+        let slowly: Vec<_> = (0..40_u64).map(|i| (1 + 9 * i, 50 * i, 0, 0)).collect();
+        assert_eq!(held(&slowly), 0, "it needs little");
+    }
+
+    #[test]
     fn nobody_looks_again_where_kswapd_rests() {
         let rests = [(1, 500, 500, 0), (2, 600, 500, 0), (3, 600, 500, 0)];
         assert!(!after(&rests).is_in_vain());
+        let mut reclaim = after(&rests[..2]);
+        reclaim.interrupted();
+        assert!(!reclaim.is_in_vain());
     }
 
     #[test]
-    fn it_holds_while_somebody_looks_for_memory_in_vain() {
-        let stuck = [(1, 0, 0, 0), (2, 1000, 0, 0)];
-        let and = |more: &[(u64, u64, u64, u64)]| held(&[&stuck[..], more].concat());
-        assert_eq!(and(&[(3, 1500, 400, 0)]), CACHE, "that was not all of it");
-        assert_eq!(and(&[(3, 2000, 10, 0)]), CACHE);
-        assert_eq!(and(&[(3, 2000, 900, 0)]), 0);
-        assert_eq!(and(&[(11, 1000, 0, 0)]), CACHE);
+    fn pages_of_other_zones_were_not_looked_at() {
+        let mut reclaim = ReclaimYield::default();
+        let mut held = |at_s: u64, scanned, skipped| {
+            let counts = ReclaimCounts {
+                scanned,
+                skipped,
+                ..ReclaimCounts::default()
+            };
+            reclaim.observe(at_s * S, counts, LISTED, CACHE);
+            reclaim.held_bytes(at_s * S)
+        };
+        // More were passed over than looked at: by tasks.
+        assert_eq!(held(1, 100, 1_000_000), 0);
+        assert_eq!(held(2, 1100, 1_000_500), 0);
+        assert_eq!(held(3, 1600, 1_000_500), CACHE);
+    }
+
+    #[test]
+    fn it_holds_for_ten_seconds_or_until_kswapd_takes_some() {
+        let found = [(1, 0, 0, 0), (2, 1000, 0, 0)];
+        let and = |more: &[(u64, u64, u64, u64)]| held(&[&found[..], more].concat());
+        assert_eq!(and(&[(3, 1100, 100, 0)]), CACHE, "too few to tell");
+        assert_eq!(and(&[(3, 1500, 400, 0)]), 0);
+        assert_eq!(and(&[(3, 1500, 0, 0), (11, 1600, 0, 0)]), CACHE);
+        assert_eq!(and(&[(3, 1500, 0, 0), (12, 1600, 0, 0)]), 0);
+        assert_eq!(and(&[(11, 2000, 10, 0), (20, 2100, 10, 0)]), CACHE);
         assert_eq!(and(&[(12, 1000, 0, 0)]), 0, "nobody needs memory any more");
-        // kswapd has given up.
-        assert_eq!(and(&[(60, 1000, 0, 7)]), CACHE);
-        // kswapd finds some again, little by little.
-        let slowly: Vec<_> = (1..8_u64)
-            .map(|i| (2 + 6 * i, 1000 + 100 * i, 100 * i, 0))
-            .collect();
-        assert_eq!(and(&slowly), 0);
+        // An old finding does not come back.
+        assert_eq!(and(&[(3600, 1010, 10, 0), (3601, 1020, 20, 9)]), 0);
     }
 
     #[test]
-    fn what_a_pod_had_of_it_goes_with_the_pod() {
+    fn it_holds_on_where_kswapd_has_given_up_and_tasks_look() {
+        let given_up = [(1, 0, 0, 0), (2, 1000, 0, 0), (60, 1000, 0, 7)];
+        assert_eq!(held(&given_up), CACHE);
+        let again = [&given_up[..], &[(70, 1010, 10, 9)]].concat();
+        assert_eq!(held(&again), 0, "a task got something");
+    }
+
+    #[test]
+    fn what_an_evicted_pod_had_of_it_goes_with_the_pod() {
         let mut reclaim = after(&[(1, 0, 0, 0), (2, 1000, 0, 0)]);
-        reclaim.released(0);
-        assert_eq!(reclaim.held_bytes(2 * S), CACHE);
         reclaim.released(300);
         assert_eq!(reclaim.held_bytes(2 * S), 500);
         reclaim.released(900);
