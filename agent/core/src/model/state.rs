@@ -238,7 +238,7 @@ pub struct Leaving {
     pub kill_tried_ns: Option<u64>,
     /// Its memory is being freed for it.
     pub released: bool,
-    /// When its last process ended, nanoseconds.
+    /// When its last process ended, nanoseconds; when it was killed, if it had none before.
     pub empty_at_ns: Option<u64>,
     /// SIGTERM could not be sent.
     pub terminate_failed: bool,
@@ -446,8 +446,8 @@ impl NodeState {
             EventKind::PodEmpty { uid } => {
                 let now_ns = self.now_ns;
                 if let Some(pod) = self.pods.get_mut(uid) {
-                    pod.running = false;
-                    if let Some(leaving) = &mut pod.leaving {
+                    let was_running = std::mem::replace(&mut pod.running, false);
+                    if let Some(leaving) = pod.leaving.as_mut().filter(|_| was_running) {
                         leaving.empty_at_ns.get_or_insert(now_ns);
                     }
                 }

@@ -145,6 +145,7 @@ fn shorten_grace(
     let now_ns = state.now_ns;
     let available_bytes = leaving::available_bytes(observations);
     for (uid, pod) in state.leaving_mut() {
+        let running = pod.running;
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
@@ -157,7 +158,7 @@ fn shorten_grace(
         let no_grace = config.beside_kubelet && is_floor_met(config, observations);
         let why = no_grace.then_some(KillReason::NoGrace);
         if let Some(why) = why.or_else(|| thresholds::half_gone(config, observations, foreseen)) {
-            leaving::killed(leaving, now_ns, available_bytes);
+            leaving::killed(leaving, running, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,

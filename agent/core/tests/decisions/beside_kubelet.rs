@@ -7,7 +7,7 @@ use plimsoll_core::explain::RunnerUp;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
-use plimsoll_core::model::decision::{Decision, KillReason};
+use plimsoll_core::model::decision::{Decision, EvictionEnding, KillReason};
 use plimsoll_core::model::event::{EventKind, Sample};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::{PodStorage, Used, VolumeStorage};
@@ -345,7 +345,7 @@ fn a_pod_is_taken_back_once_while_its_threshold_is_met() {
     assert_eq!(withdrawn(&node.step(refused)), [""; 0]);
 }
 
-/// Whose init container has left `usage_mi` in an `emptyDir` in memory, and whose container cannot start.
+/// Whose init container has left something in an `emptyDir`, and whose container cannot start.
 fn waits_with(node: &mut Node, status: serde_json::Value) {
     let pod = json!({
         "metadata": {"name": "waits", "namespace": "default", "uid": "waits"},
@@ -356,19 +356,23 @@ fn waits_with(node: &mut Node, status: serde_json::Value) {
     node.step(EventKind::PodApplied { pod });
 }
 
+fn waiting() -> serde_json::Value {
+    json!({"containerStatuses": [
+        {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
+    ]})
+}
+
+fn short(waits_mi: u64) -> [(&'static str, u64, u64, u64); 4] {
+    [
+        ("a", 300, 0, 0),
+        ("b", 200, 0, 0),
+        ("c", 1, 0, 0),
+        ("waits", waits_mi, 0, 0),
+    ]
+}
+
 #[test]
 fn a_pod_in_which_nothing_runs_goes_for_what_it_has_left() {
-    let waiting = json!({"containerStatuses": [
-        {"name": "c", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
-    ]});
-    let short = |waits_mi| {
-        [
-            ("a", 300, 0, 0),
-            ("b", 200, 0, 0),
-            ("c", 1, 0, 0),
-            ("waits", waits_mi, 0, 0),
-        ]
-    };
     let goes = |status: &serde_json::Value, waits_mi: u64| {
         let mut node = beside(vec![hard(Signal::MemoryAvailable, 600 * MI)]);
         waits_with(&mut node, status.clone());
@@ -379,17 +383,79 @@ fn a_pod_in_which_nothing_runs_goes_for_what_it_has_left() {
         let again = names(&again).concat();
         (gone, again)
     };
-    assert_eq!(goes(&waiting, 400).0, "waits");
-    assert_ne!(goes(&waiting, 400).1, "waits");
+    let both = |gone: &str, again: &str| (gone.to_owned(), again.to_owned());
+    assert_eq!(goes(&waiting(), 400), both("waits", "a"));
     // Its sandbox, and what the kernel counts for it.
-    assert_eq!(goes(&waiting, 4).0, "a");
+    assert_eq!(goes(&waiting(), 4).0, "a");
     // Not admitted yet: there is nothing for its kubelet to end.
     assert_eq!(goes(&json!({}), 400).0, "a");
 }
 
+fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {
+    let endings = decisions.iter().filter_map(|decision| match decision {
+        Decision::Finished { uid, ending, .. } => Some((uid.as_str(), *ending)),
+        _ => None,
+    });
+    endings.collect()
+}
+
+/// A soft threshold is met, and the pod in which nothing runs has been chosen.
+fn softly_evicted() -> Node {
+    let mut node = beside(vec![soft(600 * MI), hard(Signal::MemoryAvailable, 50 * MI)]);
+    waits_with(&mut node, waiting());
+    node.sample(&short(400), Sample::default());
+    let decisions = node.sample(&short(400), Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+    assert_eq!((kills(&decisions), endings(&decisions)), (vec![], vec![]));
+    node
+}
+
+#[test]
+fn a_refusal_puts_off_a_pod_in_which_nothing_runs() {
+    let mut node = softly_evicted();
+    // The API server takes its time.
+    let decisions = node.sample_after(5 * S, &short(400), Sample::default());
+    assert_eq!((names(&decisions).len(), endings(&decisions)), (0, vec![]));
+    let uid = PodUid::from("waits");
+    let refused = EventKind::EvictionRefused { uid };
+    assert_eq!(withdrawn(&node.step(refused.clone())), ["waits"]);
+    assert_eq!(names(&node.sample(&short(400), Sample::default())), ["a"]);
+    assert_eq!(withdrawn(&node.step(refused)), [""; 0]);
+    // a goes, and the time for which it was put off is over.
+    node.empty("a");
+    let left = [("b", 200, 0, 0), ("c", 1, 0, 0), ("waits", 400, 0, 0)];
+    let decisions = node.sample_after(30 * S, &left, Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+}
+
+#[test]
+fn the_grace_period_counts_where_nothing_runs() {
+    let mut node = softly_evicted();
+    let empty = EventKind::PodEmpty {
+        uid: "waits".into(),
+    };
+    assert_eq!(endings(&node.step(empty)), []);
+    let decisions = node.sample_after(20 * S, &short(400), Sample::default());
+    assert_eq!((kills(&decisions), endings(&decisions)), (vec![], vec![]));
+    let decisions = node.sample_after(10 * S, &short(400), Sample::default());
+    assert_eq!(kills(&decisions), [("waits", KillReason::GraceOver)]);
+    assert_eq!(endings(&decisions), []);
+    let decisions = node.sample_after(S, &short(400), Sample::default());
+    assert_eq!(endings(&decisions), [("waits", EvictionEnding::Lingering)]);
+
+    // Its kubelet is earlier.
+    let mut node = softly_evicted();
+    let decisions = node.sample(&short(0), Sample::default());
+    assert_eq!(endings(&decisions), [("waits", EvictionEnding::Freed)]);
+
+    // There is no time left.
+    let mut node = softly_evicted();
+    let decisions = node.sample(&short(480), Sample::default());
+    assert_eq!(kills(&decisions), [("waits", KillReason::NoGrace)]);
+}
+
 #[test]
 fn limits_of_local_storage_hold_while_nothing_runs() {
-    let waiting = json!({"containerStatuses": [{"name": "c", "state": {"waiting": {}}}]});
     let left = |mib: u64| {
         with_storage(PodStorage {
             uid: "waits".into(),
@@ -407,7 +473,7 @@ fn limits_of_local_storage_hold_while_nothing_runs() {
     };
     let evicted = |mib: u64| {
         let mut node = beside(Vec::new());
-        waits_with(&mut node, waiting.clone());
+        waits_with(&mut node, waiting());
         let decisions = node.sample(&[("waits", 1, 0, 0)], left(mib));
         decisions.iter().any(
             |decision| matches!(decision, Decision::Evict { uid, .. } if uid.as_str() == "waits"),

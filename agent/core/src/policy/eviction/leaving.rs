@@ -53,12 +53,17 @@ pub(crate) enum After {
 
 /// The outcome for a pod that is being ended and uses this much now; `None`: its cgroup was removed.
 /// [`steps`] does the same, and says it.
-pub(crate) fn after(mut leaving: Leaving, usage_bytes: Option<u64>, now_ns: u64) -> After {
+pub(crate) fn after(
+    mut leaving: Leaving,
+    running: bool,
+    usage_bytes: Option<u64>,
+    now_ns: u64,
+) -> After {
     if kill_now(&leaving, false, now_ns).is_some() {
-        killed(&mut leaving, now_ns, None);
+        killed(&mut leaving, running, now_ns, None);
     }
     // The figure is of this moment.
-    match ending(&leaving, usage_bytes, now_ns, now_ns) {
+    match ending(&leaving, running, usage_bytes, now_ns, now_ns) {
         Some(ending) => After::Ended(ending),
         None => After::Leaving(leaving),
     }
@@ -80,8 +85,7 @@ pub(crate) fn begun(
         killed_at_ns: None,
         kill_tried_ns: None,
         released: false,
-        // Nothing is waited for but what it has left.
-        empty_at_ns: (!pod.running).then_some(now_ns),
+        empty_at_ns: None,
         terminate_failed: false,
         usage_before_bytes: pod.memory.map_or(0, |memory| memory.usage_bytes),
         used_before_bytes: pod.row.usage,
@@ -89,9 +93,18 @@ pub(crate) fn begun(
     }
 }
 
-/// Takes note that it is killed now, when so much memory is available.
-pub(crate) fn killed(leaving: &mut Leaving, now_ns: u64, available_bytes: Option<u64>) {
+/// Takes note that it is killed now, when so much memory is available. Of a pod in which nothing runs only what it has
+/// left is waited for from now on.
+pub(crate) fn killed(
+    leaving: &mut Leaving,
+    running: bool,
+    now_ns: u64,
+    available_bytes: Option<u64>,
+) {
     leaving.killed_at_ns = Some(now_ns);
+    if !running {
+        leaving.empty_at_ns.get_or_insert(now_ns);
+    }
     if leaving.kill_tried_ns.is_none() {
         leaving.kill_tried_ns = Some(now_ns);
         leaving.available_at_kill_bytes = available_bytes;
@@ -205,17 +218,20 @@ pub(super) fn release_now(leaving: &Leaving, now_ns: u64) -> bool {
 
 pub(super) fn ending(
     leaving: &Leaving,
+    running: bool,
     usage_bytes: Option<u64>,
     read_ns: u64,
     now_ns: u64,
 ) -> Option<EvictionEnding> {
+    // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup was removed.
+    let before_bytes = leaving.usage_before_bytes;
+    let back = usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= before_bytes);
+    // Where nothing ran, the kubelet may take away what was left within the grace period.
+    let has_ended = leaving.empty_at_ns.is_some() || !running && before_bytes > 0;
+    if back && has_ended {
+        return Some(EvictionEnding::Freed);
+    }
     if let Some(empty_at_ns) = leaving.empty_at_ns {
-        // 95 % back: usage at most a twentieth of what it was. No reading: the cgroup was removed.
-        let back =
-            usage_bytes.is_none_or(|usage| usage.saturating_mul(20) <= leaving.usage_before_bytes);
-        if back {
-            return Some(EvictionEnding::Freed);
-        }
         // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest
         // figure may be from before the cgroup was empty.
         return (read_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))

@@ -89,7 +89,8 @@ impl<'a> View<'a> {
             Some(_) => self.memory_ahead(pod).map(|memory| memory.usage_bytes),
             None => pod.memory.map(|memory| memory.usage_bytes),
         };
-        Some(leaving::after(leaving, usage_bytes, self.now_ns))
+        let now_ns = self.now_ns;
+        Some(leaving::after(leaving, pod.running, usage_bytes, now_ns))
     }
 
     fn memory_ahead(&self, pod: &PodState) -> Option<PodMemory> {

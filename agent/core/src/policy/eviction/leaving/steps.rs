@@ -47,13 +47,14 @@ pub(crate) fn decide(
     for (uid, pod) in leaving_of(pods, leaving_uids) {
         let usage_bytes = pod.memory.map(|memory| memory.usage_bytes);
         let read_ns = pod.memory.map_or(now_ns, |memory| memory.at_ns);
+        let running = pod.running;
         let Some(leaving) = &mut pod.leaving else {
             continue;
         };
         let first_processes_ended =
             matches!(&event.kind, EventKind::FirstProcessesEnded { uid: of } if of == uid);
         if let Some(why) = leaving::kill_now(leaving, first_processes_ended, now_ns) {
-            leaving::killed(leaving, now_ns, available_bytes);
+            leaving::killed(leaving, running, now_ns, available_bytes);
             decisions.push(Decision::Kill {
                 uid: uid.clone(),
                 why,
@@ -63,7 +64,7 @@ pub(crate) fn decide(
             leaving.released = true;
             decisions.push(Decision::ReleaseMemory { uid: uid.clone() });
         }
-        if let Some(ending) = leaving::ending(leaving, usage_bytes, read_ns, now_ns) {
+        if let Some(ending) = leaving::ending(leaving, running, usage_bytes, read_ns, now_ns) {
             decisions.push(Decision::Finished {
                 uid: uid.clone(),
                 ending,
@@ -125,13 +126,14 @@ pub(crate) fn evict(
         grace_s,
         reason,
     });
+    let running = pod.running;
     // At once: the next event may be a while away.
     if let Some(leaving) = pod
         .leaving
         .as_mut()
         .filter(|leaving| config.beside_kubelet && grace_ms == 0 && leaving.killed_at_ns.is_none())
     {
-        leaving::killed(leaving, now_ns, available_bytes);
+        leaving::killed(leaving, running, now_ns, available_bytes);
         decisions.push(Decision::Kill {
             uid: uid.clone(),
             why: KillReason::NoGrace,
@@ -255,7 +257,7 @@ fn finish(state: &mut NodeState, uid: &PodUid, kill: &LastLineKill, decisions: &
     leaving.evicted_for.get_or_insert(Resource::Memory);
     leaving.ended_by_kubelet = false;
     if leaving.killed_at_ns.is_none() && leaving.empty_at_ns.is_none() {
-        leaving::killed(&mut leaving, now_ns, available_bytes);
+        leaving::killed(&mut leaving, pod.running, now_ns, available_bytes);
         decisions.push(Decision::Kill {
             uid: uid.clone(),
             why: KillReason::LastLine { reason: kill.why },
