@@ -193,6 +193,9 @@ pub struct PodState {
     /// How often it was evicted.
     #[serde(default)]
     pub evictions: u32,
+    /// When its last eviction was over, nanoseconds. `None`: there was none, or something was started in it since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evicted_at_ns: Option<u64>,
     /// Until when other pods are evicted in its place at a soft threshold, because a disruption budget refused its
     /// eviction, nanoseconds.
     #[serde(default)]
@@ -210,6 +213,12 @@ impl PodState {
     /// can, and the sandbox is made.
     pub fn is_admitted(&self) -> bool {
         self.running || self.pod.status.containers().next().is_some()
+    }
+
+    /// Whether its kubelet has it although nothing runs in it: its image is not there, or it crashes.
+    pub(crate) fn is_waiting(&self, config: &EngineConfig) -> bool {
+        let is_over = self.ending || self.removed;
+        config.beside_kubelet && !self.running && !is_over && self.is_admitted()
     }
 
     /// Why evictions skip it, if they do.
@@ -436,6 +445,7 @@ impl NodeState {
                 if let Some(pod) = self.pods.get_mut(uid) {
                     // One that was not empty in between has not been started anew: its cgroup was only looked at again.
                     pod.stuck &= pod.running;
+                    pod.evicted_at_ns.take_if(|_| !pod.running);
                     pod.running = true;
                     if let Some(leaving) = &mut pod.leaving {
                         leaving.empty_at_ns = None;
@@ -513,6 +523,7 @@ impl NodeState {
                 stuck: known.is_some_and(|old| old.stuck),
                 stuck_since_ns: known.map_or(0, |old| old.stuck_since_ns),
                 evictions: known.map_or(0, |old| old.evictions),
+                evicted_at_ns: known.and_then(|old| old.evicted_at_ns),
                 refused_until_ns: known.and_then(|old| old.refused_until_ns),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),

@@ -190,6 +190,8 @@ fn choose(
     state.no_victim = None;
     for &at in chosen.iter() {
         let row = &rows[at];
+        // What nothing runs in was not started again.
+        let started_again = state.pods.get(&row.uid).filter(|pod| pod.running);
         let exempt_before = rows[..at].iter().filter(|row| row.exempt);
         let reason = ThresholdReason {
             signal: met.threshold.signal,
@@ -209,7 +211,7 @@ fn choose(
                 .map(|next| ranking.deciding_comparator(row, next)),
             disruption: budgeting.note(state, rows, chosen, at),
             numa_node: numa::node(state, met.threshold.signal),
-            evicted_before: state.pods.get(&row.uid).map_or(0, |pod| pod.evictions),
+            evicted_before: started_again.map_or(0, |pod| pod.evictions),
             foreseen: met.foreseen,
         };
         let grace_s = grace_s(config, state, &met.threshold, &row.uid);

@@ -2,20 +2,22 @@
 
 use std::sync::Arc;
 
-use plimsoll_core::engine::EngineConfig;
+use plimsoll_core::engine::{Engine, EngineConfig};
 use plimsoll_core::explain::RunnerUp;
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, EvictionEnding, KillReason};
 use plimsoll_core::model::event::{EventKind, Sample};
+use plimsoll_core::model::options::Breaker;
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::{PodStorage, Used, VolumeStorage};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
+use plimsoll_core::policy::eviction::leaving::STUCK_FOR_NS;
 use serde_json::json;
 
-use crate::node::{MI, Node, S, hard, names, with_storage};
+use crate::node::{MI, Node, S, evicted, hard, names, with_storage};
 
 fn beside(thresholds: Vec<Threshold>) -> Node {
     let mut node = Node::with(EngineConfig {
@@ -389,6 +391,68 @@ fn a_pod_in_which_nothing_runs_goes_for_what_it_has_left() {
     assert_eq!(goes(&waiting(), 4).0, "a");
     // Not admitted yet: there is nothing for its kubelet to end.
     assert_eq!(goes(&json!({}), 400).0, "a");
+}
+
+/// The API server was away, or the report was lost.
+#[test]
+fn a_pod_in_which_nothing_runs_is_asked_for_again() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 150 * MI)]);
+    waits_with(&mut node, waiting());
+    let decisions = node.sample(&short(400), Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+    let enough = [("a", 200, 0, 0), ("waits", 400, 0, 0)];
+    let decisions = node.sample_after(2 * S, &enough, Sample::default());
+    assert_eq!(endings(&decisions), [("waits", EvictionEnding::Lingering)]);
+    let decisions = node.sample_after(STUCK_FOR_NS - 10 * S, &short(400), Sample::default());
+    assert_eq!(names(&decisions), ["a"], "not so soon");
+    node.empty("a");
+    node.sample(&enough[1..], Sample::default());
+    let decisions = node.sample_after(10 * S, &short(700)[1..], Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+    assert_eq!(evicted(&decisions)[0].1.evicted_before, 0, "not started");
+}
+
+/// What is started in it anew is a pod like any other.
+#[test]
+fn a_pod_that_was_evicted_and_started_again_goes_for_what_it_has_left() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 150 * MI)]);
+    waits_with(&mut node, waiting());
+    let uid = PodUid::from("waits");
+    let runs = EventKind::PodRunning { uid };
+    node.step(runs.clone());
+    let decisions = node.sample(&short(400), Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+    node.empty("waits");
+    // What it has left stays, and its kubelet has been asked.
+    let decisions = node.sample_after(20 * S, &short(400), Sample::default());
+    assert_eq!(names(&decisions), ["a"]);
+    node.empty("a");
+    node.sample(&short(400)[1..], Sample::default());
+    node.step(runs);
+    node.empty("waits");
+    let decisions = node.sample(&short(700)[1..], Sample::default());
+    assert_eq!(names(&decisions), ["waits"]);
+}
+
+#[test]
+fn what_outlives_a_pod_that_is_asked_for_again_counts_once() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 150 * MI)]);
+    let mut config = node.engine.config().clone();
+    config.options.breaker = Some(Breaker::default());
+    node.engine = Engine::resume(config, node.engine.state().clone());
+    for name in ["a", "b", "c"] {
+        node.empty(name);
+    }
+    waits_with(&mut node, waiting());
+    node.other_mi = 500;
+    let left = [("waits", 400, 0, 0)];
+    for _ in 0..2 {
+        let decisions = node.sample_after(STUCK_FOR_NS, &left, Sample::default());
+        assert_eq!(names(&decisions), ["waits"]);
+        node.sample_after(2 * S, &left, Sample::default());
+        let retained = node.engine.state().retained.as_ref().unwrap();
+        assert_eq!(retained.hold.bytes, 400 * MI);
+    }
 }
 
 fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {

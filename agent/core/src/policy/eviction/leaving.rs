@@ -28,7 +28,8 @@ pub const RELEASE_AFTER_KILL_NS: u64 = 20_000_000;
 pub const STUCK_AFTER_KILL_NS: u64 = 30_000_000_000;
 /// How long memory that ever shrinks waits for it.
 pub const OVERDUE_AFTER_KILL_NS: u64 = 2_000_000_000;
-/// How long a pod that is stuck is not chosen again if it is not seen without a process, nanoseconds.
+/// How long a pod that is stuck is not chosen again if it is not seen without a process, and one in which nothing runs
+/// if it stays after its eviction, nanoseconds.
 pub const STUCK_FOR_NS: u64 = 600_000_000_000;
 /// Memory has shrunk when one part in so many of what was available is gone: less is what comes and goes on any node.
 const FALL_PART: u64 = 16;
@@ -182,6 +183,13 @@ pub(crate) fn has_memory_fallen(leaving: &Leaving, observations: &Observations) 
 pub(crate) fn is_stuck(pod: &PodState, now_ns: u64) -> bool {
     // One without a manifest is not looked at any more.
     pod.stuck && (pod.removed || now_ns.saturating_sub(pod.stuck_since_ns) < STUCK_FOR_NS)
+}
+
+/// Whether it was evicted, and still may end: nothing was started in it since. After [`STUCK_FOR_NS`] the eviction
+/// counts as lost.
+pub(crate) fn is_evicted(pod: &PodState, now_ns: u64) -> bool {
+    let evicted_at_ns = pod.evicted_at_ns;
+    evicted_at_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < STUCK_FOR_NS)
 }
 
 /// Whether a grace period that the agent keeps still runs: it has not tried to kill the pod.

@@ -124,6 +124,7 @@ impl<'a> View<'a> {
                 self.config,
                 known,
                 &leaving,
+                pod.evicted_at_ns.is_some(),
                 ending,
                 used_bytes(pod),
                 self.now_ns,
@@ -150,17 +151,11 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether a pod's kubelet has it although nothing runs in it: its image is not there, or it crashes. What its init
-    /// containers have left in volumes, in memory or on a disk, stays until the kubelet ends the pod. One eviction asks
-    /// for that.
+    /// Whether a pod in which nothing runs may be asked of its kubelet. What its init containers have left in volumes,
+    /// in memory or on a disk, stays until the kubelet ends it. An eviction asks for that, and after a while the next.
     pub(crate) fn waits(&self, pod: &PodState) -> bool {
-        self.config.beside_kubelet
-            && !pod.running
-            && !pod.ending
-            && !pod.removed
-            && pod.leaving.is_none()
-            && pod.evictions == 0
-            && pod.is_admitted()
+        let was_asked_for = pod.leaving.is_some() || leaving::is_evicted(pod, self.now_ns);
+        pod.is_waiting(self.config) && !was_asked_for
     }
 
     /// Whether a disruption budget has refused its eviction, and others are to go in its place.

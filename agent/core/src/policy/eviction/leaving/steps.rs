@@ -74,8 +74,14 @@ pub(crate) fn decide(
                     .saturating_sub(usage_bytes.unwrap_or(0)),
             });
             let known = retained.as_ref().map(|retained| retained.hold);
-            let hold = retained::after(config, known, leaving, ending, pod.row.usage, now_ns);
+            let is_again = pod.evicted_at_ns.is_some();
+            let used_bytes = pod.row.usage;
+            let hold =
+                retained::after(config, known, leaving, is_again, ending, used_bytes, now_ns);
             retained::remember(retained, uid, hold);
+            if leaving.evicted_for.is_some() {
+                pod.evicted_at_ns = Some(now_ns);
+            }
             pod.stuck = ending == EvictionEnding::Stuck;
             pod.stuck_since_ns = now_ns;
             pod.leaving = None;
