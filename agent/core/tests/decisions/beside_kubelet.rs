@@ -8,12 +8,16 @@ use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, EvictionEnding, KillReason};
-use plimsoll_core::model::event::{EventKind, Sample};
+use plimsoll_core::model::event::{EventKind, NodeMemory, PodMemory, PodsRead, Sample};
 use plimsoll_core::model::options::Breaker;
 use plimsoll_core::model::rank_row::Comparator;
-use plimsoll_core::model::reading::{PodStorage, Used, VolumeStorage};
+use plimsoll_core::model::reading::{
+    FileSystemReading, NumaMemory, NumaPods, PodOnNode, PodProcesses, PodStorage, ProcessReading,
+    StorageReading, Used, VolumeStorage,
+};
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
+use plimsoll_core::policy::eviction::freshness::Stale;
 use plimsoll_core::policy::eviction::leaving::STUCK_FOR_NS;
 use serde_json::json;
 
@@ -453,6 +457,173 @@ fn what_outlives_a_pod_that_is_asked_for_again_counts_once() {
         let retained = node.engine.state().retained.as_ref().unwrap();
         assert_eq!(retained.hold.bytes, 400 * MI);
     }
+}
+
+/// What goes for a signal of a disk, or of processes, if `waits` has this and the others next to nothing.
+fn goes_for(signal: Signal, waits: Option<PodStorage>) -> Option<String> {
+    let mut node = beside(vec![hard(signal, 1000)]);
+    waits_with(&mut node, waiting());
+    let others = ["a", "b", "c"].map(|uid| left(uid, 1, 1));
+    let nodefs = FileSystemReading {
+        at_ns: 0,
+        available_bytes: 1,
+        capacity_bytes: 100 << 30,
+        inodes_free: Some(1),
+        inodes: Some(1 << 20),
+    };
+    let taken = |uid: &str, processes| PodProcesses {
+        uid: uid.into(),
+        processes,
+    };
+    // Space is freed before a pod goes.
+    (0..90).find_map(|_| {
+        let at_ns = node.now_ns + S;
+        let reading = StorageReading {
+            nodefs: Some(FileSystemReading { at_ns, ..nodefs }),
+            imagefs: None,
+            containerfs: None,
+            pods: others.iter().cloned().chain(waits.clone()).collect(),
+        };
+        let processes = ProcessReading {
+            at_ns,
+            max: 1000,
+            running: 999,
+            pods: vec![taken("a", 3), taken("b", 2), taken("c", 1)],
+        };
+        let sample = Sample {
+            storage: Some(Arc::new(reading)),
+            processes: Some(Arc::new(processes)),
+            ..Sample::default()
+        };
+        let decisions = node.sample(&[("waits", 400, 0, 0)], sample);
+        names(&decisions).first().map(|name| name.to_string())
+    })
+}
+
+fn left(uid: &str, mib: u64, inodes: u64) -> PodStorage {
+    PodStorage {
+        files: Used {
+            bytes: Some(mib * MI),
+            inodes: Some(inodes),
+        },
+        ..PodStorage::nothing(uid.into())
+    }
+}
+
+#[test]
+fn a_pod_in_which_nothing_runs_goes_for_a_disk_only_if_it_has_much_there() {
+    let goes = |signal, left| goes_for(signal, left).unwrap();
+    for (signal, much, little) in [
+        (
+            Signal::NodefsAvailable,
+            left("waits", 16, 9),
+            left("waits", 15, 9000),
+        ),
+        (
+            Signal::NodefsInodesFree,
+            left("waits", 9, 1024),
+            left("waits", 900, 1023),
+        ),
+    ] {
+        assert_eq!(goes(signal, Some(much)), "waits");
+        assert_eq!(goes(signal, Some(little.clone())), "a");
+        // Whose image is being pulled may not have been measured.
+        assert_eq!(goes(signal, None), "a");
+        // Nobody hides behind more names than are counted.
+        let is_cut = true;
+        assert_eq!(goes(signal, Some(PodStorage { is_cut, ..little })), "waits");
+    }
+    // It has no processes that would go with it, whatever it has besides.
+    let much = left("waits", 900, 9000);
+    assert_eq!(goes(Signal::PidAvailable, Some(much)), "a");
+}
+
+#[test]
+fn a_pod_in_which_nothing_runs_goes_for_a_numa_node_only_if_it_has_much_there() {
+    for (waits_mi, gone) in [(None, "a"), (Some(15), "a"), (Some(200), "waits")] {
+        let mut node = beside(vec![hard(Signal::NumaMemoryAvailable, 150 * MI)]);
+        waits_with(&mut node, waiting());
+        let on = |(uid, mib): (&str, u64)| PodOnNode {
+            uid: uid.into(),
+            used_bytes: mib * MI,
+        };
+        let others = [("a", 10), ("b", 1), ("c", 1)].into_iter();
+        let pods = others.chain(waits_mi.map(|mib| ("waits", mib)));
+        let numa_pods = NumaPods {
+            at_ns: node.now_ns + S,
+            node: 0,
+            pods: pods.map(on).collect(),
+        };
+        let pressed = NumaMemory {
+            node: 0,
+            capacity_bytes: 500 * MI,
+            free_bytes: 50 * MI,
+            anon_bytes: 450 * MI,
+            file_bytes: 0,
+            inactive_file_bytes: 0,
+            lazily_freed_bytes: 0,
+        };
+        let sample = Sample {
+            numa: vec![pressed],
+            numa_pods: Some(Arc::new(numa_pods)),
+            ..Sample::default()
+        };
+        assert_eq!(names(&node.sample(&short(400), sample)), [gone]);
+    }
+}
+
+/// What it has left is written until its last process ends, and counts as it is.
+#[test]
+fn the_newest_figure_of_a_pod_in_which_nothing_runs_counts() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 600 * MI)]);
+    waits_with(&mut node, waiting());
+    for name in ["b", "c"] {
+        node.empty(name);
+    }
+    let known = [("a", 300, 0, 0), ("waits", 4, 0, 0)];
+    let charged = |mib: u64| Sample {
+        charged_bytes: Some(mib * MI),
+        ..Sample::default()
+    };
+    assert_eq!(names(&node.sample(&known, charged(0))), [""; 0]);
+    let memory = |name: &str, mib: u64, then_mib: u64| PodMemory {
+        uid: name.into(),
+        usage_bytes: mib * MI,
+        inactive_file_bytes: 0,
+        usage_at_stat_bytes: then_mib * MI,
+        active_file_bytes: 0,
+        lazily_freed_bytes: 0,
+        stat_age_ms: 0,
+    };
+    let (a, waits) = (memory("a", 300, 300), memory("waits", 400, 4));
+    let mut sample = Sample {
+        node: NodeMemory {
+            capacity_bytes: 1000 * MI,
+            anon_bytes: 550 * MI,
+            file_bytes: 400 * MI,
+            inactive_file_bytes: 400 * MI,
+            free_bytes: 50 * MI,
+            kernel_available_bytes: 450 * MI,
+            ..NodeMemory::default()
+        },
+        pods: vec![a, waits.clone()],
+        ..charged(396)
+    };
+    let at_ns = node.now_ns + S;
+    assert_eq!(node.engine.stale(&sample, at_ns), Some(Stale::Pod(1)));
+    // It may be the one that has grown.
+    sample.pods_read = PodsRead::Leaders;
+    sample.pods.truncate(1);
+    let unread = Stale::Unread("waits".into());
+    assert_eq!(node.engine.stale(&sample, at_ns), Some(unread));
+    sample.pods.push(PodMemory {
+        usage_at_stat_bytes: waits.usage_bytes,
+        ..waits
+    });
+    assert_eq!(node.engine.stale(&sample, at_ns), None);
+    node.now_ns = at_ns;
+    let decisions = node.step(EventKind::Sample(sample));
+    assert_eq!(names(&decisions), ["waits"]);
 }
 
 fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {

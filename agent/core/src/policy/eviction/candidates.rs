@@ -1,11 +1,11 @@
 //! The pods that may be evicted, as rows of the ranking for the resource that runs out.
 //!
 //! Rule: `buildSignalToRankFunc` in pkg/kubelet/eviction/helpers.go of Kubernetes 1.36. Difference, on purpose: pods
-//! without processes are not candidates where evicting them frees nothing, that is where no kubelet has them, or next
-//! to no memory is theirs; and a pod whose processes survive SIGKILL is not chosen again.
+//! without processes are not candidates where evicting them frees nothing, that is where no kubelet has them, or where
+//! they are not known to have much of what runs out; and a pod whose processes survive SIGKILL is not chosen again.
 
 use crate::model::config::EngineConfig;
-use crate::model::reading::PodLoad;
+use crate::model::reading::{PodLoad, PodStorage};
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::model::unread::Charged;
@@ -28,17 +28,17 @@ impl Resource {
 
 /// Fills `rows`, unsorted. For memory nothing is allocated if there is room for all pods.
 pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>) {
-    let View { config, state, .. } = *view;
+    let state = view.state;
     rows.clear();
-    let by_load = matches!(resource, Resource::Io | Resource::Cpu);
-    let on_disk = matches!(resource, Resource::DiskBytes(_) | Resource::DiskInodes(_));
-    let pods = state.pods.values().filter(|pod| {
-        let is_candidate = view.is_candidate(pod) || on_disk && view.waits(pod);
-        is_candidate && (!by_load || load(state, pod).is_some())
-    });
     if resource == Resource::Memory {
+        let pods = || {
+            state
+                .pods
+                .values()
+                .filter(|pod| pod.running || view.waits(pod))
+        };
         let unread = view.unread();
-        rows.extend(pods.map(|pod| {
+        rows.extend(pods().map(|pod| {
             let mut row = pod.row.clone();
             if let (Some(unread), Some(known)) = (&unread, &pod.memory) {
                 row.usage = unread.most_bytes(&Charged::of(known));
@@ -46,10 +46,32 @@ pub(crate) fn rows(view: &View<'_>, resource: Resource, rows: &mut Vec<RankRow>)
             row
         }));
         view.apply_sample(rows);
+        let mut pods = pods();
+        rows.retain(|row| {
+            let pod = pods.next();
+            pod.is_some_and(|pod| view.is_candidate(pod, resource, row.usage))
+        });
     } else {
-        rows.extend(pods.map(|pod| row(config, state, pod, resource)));
+        let by_load = matches!(resource, Resource::Io | Resource::Cpu);
+        let pods = state.pods.values();
+        let pods = pods.filter(|pod| !by_load || load(state, pod).is_some());
+        rows.extend(pods.filter_map(|pod| row_of_candidate(view, pod, resource)));
     }
     share::mark(view, resource, rows);
+}
+
+/// A pod's row in the ranking of `resource` by what is known, if it may be chosen.
+pub(crate) fn row_of_candidate(
+    view: &View<'_>,
+    pod: &PodState,
+    resource: Resource,
+) -> Option<RankRow> {
+    let row = row(view.config, view.state, pod, resource);
+    let on_disk = matches!(resource, Resource::DiskBytes(_) | Resource::DiskInodes(_));
+    // It has more than could be counted.
+    let is_cut = on_disk && storage(view.state, pod).is_some_and(|usage| usage.is_cut);
+    let used = if is_cut { u64::MAX } else { row.usage };
+    view.is_candidate(pod, resource, used).then_some(row)
 }
 
 /// A pod's row in the ranking of `resource`.
@@ -59,13 +81,7 @@ pub(crate) fn row(
     pod: &PodState,
     resource: Resource,
 ) -> RankRow {
-    let storage = || {
-        let all = &state.storage.as_ref()?.pods;
-        let at = all
-            .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
-            .ok()?;
-        Some(&all[at]).filter(|usage| !usage.is_cut)
-    };
+    let storage = || storage(state, pod).filter(|usage| !usage.is_cut);
     let mut row = match resource {
         Resource::Memory => pod.row.clone(),
         Resource::DiskBytes(file_system) => {
@@ -97,6 +113,14 @@ pub(crate) fn row(
     // The manifest does not say all: see `EngineConfig::exempt_uids`.
     row.exempt = pod.row.exempt;
     row
+}
+
+fn storage<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodStorage> {
+    let all = &state.storage.as_ref()?.pods;
+    let at = all
+        .binary_search_by(|entry| entry.uid.cmp(&pod.row.uid))
+        .ok()?;
+    Some(&all[at])
 }
 
 fn load<'state>(state: &'state NodeState, pod: &PodState) -> Option<&'state PodLoad> {

@@ -79,8 +79,9 @@ pub(crate) fn has_old_pods(state: &NodeState, now_ns: u64) -> bool {
 ///
 /// [`PodsRead::None`] and [`PodsRead::Leaders`] promise that [`Engine::step`](crate::engine::Engine::step) decides the
 /// same as with all pods, but for the comparator that set the victim apart from the next
-/// ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by what is known. And a cgroup
-/// that is gone is not missed before its end is reported, unless its pod is asked for.
+/// ([`ThresholdReason::ahead_by`](crate::model::decision::ThresholdReason)): it goes by what is known. So does the
+/// number of pods that are ranked, as far as nothing runs in them. And a cgroup that is gone is not missed before its
+/// end is reported, unless its pod is asked for.
 pub(crate) fn wanted(view: &View<'_>, sample: &Sample, scratch: &mut Scratch) -> PodsRead {
     let View { config, state, .. } = *view;
     let under_way = state.remedies.episode.is_some() || state.disk_freeing.is_some();

@@ -16,6 +16,7 @@ use crate::kube::pod_uid::PodUid;
 use crate::model::config::EngineConfig;
 use crate::model::event::{Overused, PodsRead, Sample};
 use crate::model::rank_row::{Nanos, RankRow};
+use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::model::unread::{Charged, Unread};
 use crate::policy::eviction::share;
@@ -209,16 +210,22 @@ impl Entry {
         }
     }
 
-    /// Whether it may be evicted; `None`: it is not ranked.
+    /// Whether it may be evicted if it uses so much; `None`: it is not ranked.
     #[inline(always)]
-    fn may_go(&self, view: &View<'_>, may_go: &impl Fn(&PodState) -> bool) -> Option<bool> {
+    fn may_go(
+        &self,
+        view: &View<'_>,
+        usage: u64,
+        may_go: &impl Fn(&PodState) -> bool,
+    ) -> Option<bool> {
         match self.part {
             Part::None => None,
             Part::Candidate => Some(true),
             Part::Exempt => Some(false),
             Part::Depends => {
                 let pod = view.state.pods.get(&self.uid);
-                pod.filter(|pod| view.is_candidate(pod)).map(may_go)
+                pod.filter(|pod| view.is_candidate(pod, Resource::Memory, usage))
+                    .map(may_go)
             }
         }
     }
@@ -427,7 +434,7 @@ impl Lineup {
                 Some(figures) => figures(at, entry),
                 None => entry.known(),
             };
-            if entry.may_go(view, may_go) == Some(false) {
+            if entry.may_go(view, figures.usage, may_go) == Some(false) {
                 each(entry.contender(figures));
             }
         }
@@ -446,7 +453,7 @@ impl Lineup {
         let (mut last, mut last_barred) = (SortPosition::LAST, SortPosition::LAST);
         for (at, entry) in self.entries.iter().enumerate() {
             let figures = figures(at, entry);
-            let Some(may_go) = entry.may_go(view, may_go) else {
+            let Some(may_go) = entry.may_go(view, figures.usage, may_go) else {
                 continue;
             };
             head.ranked += 1;

@@ -10,8 +10,8 @@
 //! ([`Stale::NumaPods`](crate::policy::eviction::freshness::Stale)): when a pod is to be chosen for that node.
 
 use crate::model::event::Sample;
-use crate::model::signal::Signal;
 use crate::model::signal::numa::most_pressed;
+use crate::model::signal::{Resource, Signal};
 use crate::model::state::NodeState;
 use crate::policy::eviction::rank::{Nanos, RankRow};
 use crate::policy::eviction::view::View;
@@ -34,11 +34,11 @@ pub(crate) fn node(state: &NodeState, signal: Signal) -> Option<u32> {
 }
 
 /// Makes rows of the memory ranking rows for the pressed node. A pod without figures counts as one without statistics.
-pub(crate) fn use_numa_figures(view: &View<'_>, signal: Signal, rows: &mut [RankRow]) {
+pub(crate) fn use_numa_figures(view: &View<'_>, signal: Signal, rows: &mut Vec<RankRow>) {
     if signal != Signal::NumaMemoryAvailable {
         return;
     }
-    for row in rows {
+    for row in rows.iter_mut() {
         let used_bytes = view.numa_pods().and_then(|all| {
             let at = all
                 .pods
@@ -52,6 +52,12 @@ pub(crate) fn use_numa_figures(view: &View<'_>, signal: Signal, rows: &mut [Rank
         row.allowance = share(row.allowance, row.usage, whole);
         row.request = share(row.request, row.usage, whole);
     }
+    // Where nothing runs, what is left has to be there.
+    let pods = &view.state.pods;
+    rows.retain(|row| {
+        let pod = pods.get(&row.uid);
+        pod.is_none_or(|pod| view.is_candidate(pod, Resource::Memory, row.usage))
+    });
 }
 
 fn share(request: Nanos, part: u64, whole: u64) -> Nanos {
@@ -85,7 +91,7 @@ mod tests {
             allowance: Nanos::from_units(gib(request)),
             request: Nanos::from_units(gib(request)),
         };
-        let mut rows = [
+        let mut rows = vec![
             row("over", 12, 10),
             row("within", 8, 10),
             row("away", 9, 0),

@@ -21,9 +21,11 @@ use crate::policy::eviction::leaving::{self, After};
 use crate::policy::eviction::usage_bounds::most_used_bytes;
 use crate::policy::eviction::{retained, swap};
 
-/// A pod in which nothing runs has to use so much that its end is worth it: a sandbox and the kernel's own memory of a
-/// pod take a few MiB.
-const WAITING_BYTES_MIN: u64 = 16 << 20;
+/// A pod in which nothing runs has to have so much in memory or on a disk that its end is worth it: a sandbox, the
+/// kernel's own memory of a pod, its directories and logs take a few MiB.
+const LEFT_BYTES_MIN: u64 = 16 << 20;
+/// As many inodes: ext4 has one for each 16 KiB (`inode_ratio` of mke2fs.conf).
+const LEFT_INODES_MIN: u64 = LEFT_BYTES_MIN / (16 << 10);
 
 /// The state, and perhaps a sample that it has not taken in yet.
 #[derive(Clone, Copy)]
@@ -133,11 +135,16 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Whether a pod may be chosen, be it exempt or not: not one that has no process and next to no memory, or whose
-    /// processes have been killed and do not go.
-    pub(crate) fn is_candidate(&self, pod: &PodState) -> bool {
+    /// Whether a pod that is known to use so much of a resource may be chosen for it, be it exempt or not: not one that
+    /// has no process and next to nothing else, or whose processes have been killed and do not go.
+    pub(crate) fn is_candidate(&self, pod: &PodState, resource: Resource, used: u64) -> bool {
         if !pod.running {
-            return self.waits(pod) && pod.row.usage >= WAITING_BYTES_MIN;
+            let is_worth_it = match resource {
+                Resource::Memory | Resource::DiskBytes(_) => used >= LEFT_BYTES_MIN,
+                Resource::DiskInodes(_) => used >= LEFT_INODES_MIN,
+                Resource::Processes | Resource::Io | Resource::Cpu => false,
+            };
+            return is_worth_it && self.waits(pod);
         }
         if pod.leaving.is_none() {
             return !leaving::is_stuck(pod, self.now_ns);

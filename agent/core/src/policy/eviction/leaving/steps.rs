@@ -8,7 +8,7 @@ use crate::model::event::{Event, EventKind, LastLineKill};
 use crate::model::signal::Resource;
 use crate::model::state::{Leaving, NodeState, PodState, leaving_of};
 use crate::policy::eviction::view::View;
-use crate::policy::eviction::{leaving, remedies, retained};
+use crate::policy::eviction::{candidates, leaving, remedies, retained};
 
 /// Grace period of a hard eviction (`immediateEvictionGracePeriodSeconds` of the kubelet: 1 s, whatever its
 /// documentation says).
@@ -203,12 +203,16 @@ fn refused(
 ) {
     let now_ns = state.now_ns;
     let view = View::now(config, state);
+    let evicted = state.pods.get(uid).and_then(|pod| pod.leaving);
+    let Some(resource) = evicted.and_then(|leaving| leaving.evicted_for) else {
+        return;
+    };
     let can_go = |other: &PodState| {
         let is_spared = other.row.exempt || view.is_refused(other);
         let has_time = other
             .leaving
             .is_some_and(|leaving| !leaving.ended_by_kubelet);
-        !has_time && !is_spared && view.is_candidate(other)
+        !has_time && !is_spared && candidates::row_of_candidate(&view, other, resource).is_some()
     };
     let has_other = state.pods.values().any(can_go);
     let known = state.thresholds.iter();
@@ -221,7 +225,7 @@ fn refused(
         .is_none_or(|until_ns| met_since_ns.is_some_and(|since_ns| until_ns < since_ns));
     let Some(leaving) = pod.leaving.filter(|leaving| {
         let has_begun = leaving.killed_at_ns.is_some() || leaving.empty_at_ns.is_some();
-        leaving.evicted_for.is_some() && !has_begun
+        !has_begun
     }) else {
         return;
     };
