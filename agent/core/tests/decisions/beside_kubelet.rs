@@ -626,6 +626,36 @@ fn the_newest_figure_of_a_pod_in_which_nothing_runs_counts() {
     assert_eq!(names(&decisions), ["waits"]);
 }
 
+/// What is kept ready of it between two samples follows.
+#[test]
+fn whether_a_pod_in_which_nothing_runs_goes_follows_what_becomes_of_it() {
+    let uid = || PodUid::from("waits");
+    let runs = EventKind::PodRunning { uid: uid() };
+    let empties = EventKind::PodEmpty { uid: uid() };
+    let ends = EventKind::PodEndedByKubelet { uid: uid() };
+    let removed = EventKind::PodRemoved { uid: uid() };
+    for (events, gone) in [
+        (vec![], "waits"),
+        (vec![runs.clone(), empties.clone()], "waits"),
+        (vec![ends.clone()], "a"),
+        (vec![removed], "a"),
+        (vec![runs, ends, empties], "a"),
+    ] {
+        let mut node = beside(vec![hard(Signal::MemoryAvailable, 150 * MI)]);
+        waits_with(&mut node, json!({}));
+        node.sample(&short(100), Sample::default());
+        waits_with(&mut node, waiting());
+        node.engine.prepare();
+        for kind in events {
+            node.step(kind);
+            node.engine.prepare();
+        }
+        // Longer than a pod is waited for that its kubelet ends.
+        let decisions = node.sample_after(3 * S, &short(400), Sample::default());
+        assert_eq!(names(&decisions), [gone]);
+    }
+}
+
 fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {
     let endings = decisions.iter().filter_map(|decision| match decision {
         Decision::Finished { uid, ending, .. } => Some((uid.as_str(), *ending)),

@@ -7,8 +7,8 @@
 //! ([`Engine::prepare`](crate::engine::Engine::prepare)), so that a look is one pass over memory that is in one place.
 //! Whatever may change a pod outdates it ([`Lineup::outdate`]); then the next look makes it anew first.
 //!
-//! A pod whose part depends on the time (it leaves, is stuck, or its eviction was refused) is looked up in the state
-//! each time: there are few.
+//! A pod whose part depends on the time (it leaves, is stuck, waits for its containers, or its eviction was refused) is
+//! looked up in the state each time: there are few. Those that have ended for good may be many.
 
 use std::cmp::Ordering;
 
@@ -76,7 +76,7 @@ impl SortPosition {
 /// Whether it is ranked, and may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It has no process.
+    /// It has no process, and its kubelet does not have it, or ends it.
     None,
     /// It is ranked only.
     Exempt,
@@ -140,13 +140,11 @@ impl Entry {
 
     fn of_pod(config: &EngineConfig, list: Option<&Overused>, pod: &PodState) -> Self {
         let shares = list.map_or((0, 0), |list| share::of_overuse(config, list, pod));
-        // What nothing runs in may go for what it has left.
-        let is_empty = !pod.running;
         let depends =
-            is_empty || pod.leaving.is_some() || pod.stuck || pod.refused_until_ns.is_some();
+            !pod.running || pod.leaving.is_some() || pod.stuck || pod.refused_until_ns.is_some();
         let entry = Self::of(&pod.row, shares);
         let part = match entry.part {
-            _ if is_empty && !config.beside_kubelet => Part::None,
+            _ if !pod.running && !pod.is_waiting(config) => Part::None,
             _ if depends => Part::Depends,
             part => part,
         };
@@ -348,14 +346,16 @@ impl Lineup {
         self.is_current = true;
     }
 
-    /// Whether it says of each pod what a new one would, or that it depends.
+    /// Whether it says of each pod what a new one would, or that it depends. One that is not ranked, or depends, may be
+    /// gone.
     fn is_of(&self, config: &EngineConfig, state: &NodeState, now_ns: u64) -> bool {
         let list = share::overused(config, state, now_ns);
         let mut pods = state.pods.values();
+        let may_be_gone = |entry: &&Entry| matches!(entry.part, Part::None | Part::Depends);
         let mut entries = self
             .entries
             .iter()
-            .filter(|entry| entry.part != Part::Depends || state.pods.contains_key(&entry.uid));
+            .filter(|entry| !may_be_gone(entry) || state.pods.contains_key(&entry.uid));
         let same = pods.all(|pod| {
             let new = Entry::of_pod(config, list, pod);
             entries.next().is_some_and(|entry| {
@@ -519,6 +519,58 @@ impl Lineup {
                 pod.row.usage = bound;
                 entry.learn(bound);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::engine::Engine;
+    use crate::model::event::{Event, EventKind};
+
+    fn part(engine: &Engine) -> Part {
+        let mut lineup = Lineup::default();
+        lineup.bring_up_to_date(engine.config(), engine.state(), 0);
+        lineup.entries[0].part
+    }
+
+    /// A node keeps pods that have ended for days.
+    #[test]
+    fn pods_that_have_ended_are_not_looked_up() {
+        for beside_kubelet in [true, false] {
+            let mut engine = Engine::new(EngineConfig {
+                beside_kubelet,
+                ..EngineConfig::default()
+            });
+            let mut becomes = |kind| {
+                engine.step(&Event { at_ns: 1, kind }, &mut Vec::new());
+                part(&engine)
+            };
+            let mut applied = |statuses: serde_json::Value| {
+                let pod = json!({"metadata": {"name": "a", "uid": "a"}, "status": {"containerStatuses": statuses}});
+                let pod = Arc::new(serde_json::from_value(pod).unwrap());
+                becomes(EventKind::PodApplied { pod })
+            };
+            let waiting = match beside_kubelet {
+                true => Part::Depends,
+                false => Part::None,
+            };
+            assert_eq!(applied(json!([])), Part::None, "not admitted");
+            assert_eq!(applied(json!([{"name": "c"}])), waiting);
+            let uid = PodUid::from("a");
+            let uid = || uid.clone();
+            assert_eq!(
+                becomes(EventKind::PodRunning { uid: uid() }),
+                Part::Candidate
+            );
+            assert_eq!(becomes(EventKind::PodEmpty { uid: uid() }), waiting);
+            let ends = EventKind::PodEndedByKubelet { uid: uid() };
+            assert_eq!(becomes(ends), Part::None);
         }
     }
 }
