@@ -9,7 +9,7 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
 use plimsoll_core::model::decision::{Decision, EvictionEnding, KillReason};
 use plimsoll_core::model::event::{EventKind, NodeMemory, PodMemory, PodsRead, Sample};
-use plimsoll_core::model::options::Breaker;
+use plimsoll_core::model::options::{Breaker, LastLine};
 use plimsoll_core::model::rank_row::Comparator;
 use plimsoll_core::model::reading::{
     FileSystemReading, NumaMemory, NumaPods, PodOnNode, PodProcesses, PodStorage, ProcessReading,
@@ -19,6 +19,7 @@ use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::policy::eviction::freshness::Stale;
 use plimsoll_core::policy::eviction::leaving::STUCK_FOR_NS;
+use plimsoll_core::policy::oom::last_line;
 use serde_json::json;
 
 use crate::node::{MI, Node, S, evicted, hard, names, with_storage};
@@ -654,6 +655,19 @@ fn whether_a_pod_in_which_nothing_runs_goes_follows_what_becomes_of_it() {
         let decisions = node.sample_after(3 * S, &short(400), Sample::default());
         assert_eq!(names(&decisions), [gone]);
     }
+}
+
+#[test]
+fn the_last_line_kills_no_pod_in_which_nothing_runs() {
+    let mut node = beside(vec![hard(Signal::MemoryAvailable, 50 * MI)]);
+    let mut config = node.engine.config().clone();
+    config.options.last_line = Some(LastLine::default());
+    node.engine = Engine::resume(config, node.engine.state().clone());
+    waits_with(&mut node, waiting());
+    node.sample(&short(400), Sample::default());
+    let plan = last_line::plan(node.engine.config(), node.engine.state()).unwrap();
+    let order = plan.order.iter().map(|condemned| condemned.uid().as_str());
+    assert_eq!(order.collect::<Vec<_>>(), ["a", "b", "c"]);
 }
 
 fn endings(decisions: &[Decision]) -> Vec<(&str, EvictionEnding)> {

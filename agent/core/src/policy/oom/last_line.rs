@@ -119,12 +119,14 @@ pub fn plan(config: &EngineConfig, state: &NodeState) -> Option<LastLinePlan> {
     candidates::rows(&view, Resource::Memory, &mut rows);
     let ranking = Ranking::Memory;
     ranking.rank(&mut rows, &mut Vec::new());
-    let mut order: Vec<usize> = (0..rows.len()).filter(|&at| !rows[at].exempt).collect();
+    let pod = |row: &RankRow| state.pods.get(&row.uid);
+    // What nothing runs in has no process to kill.
+    let may_go = |row: &RankRow| !row.exempt && pod(row).is_some_and(|pod| pod.running);
+    let mut order: Vec<usize> = (0..rows.len()).filter(|&at| may_go(&rows[at])).collect();
     let mut preferred = order.clone();
     if config.options.disruption_budgets {
         Budgeting::default().prefer(&view, ranking, &rows, &mut preferred, None, true);
     }
-    let pod = |row: &RankRow| state.pods.get(&row.uid);
     let standing = |at: usize| KillFlags {
         // Not whom the kubelet ends: it may take as long as it likes, and there may be many.
         is_leaving: pod(&rows[at])
