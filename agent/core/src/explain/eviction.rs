@@ -289,10 +289,11 @@ impl EvictionExplanation {
         let pod = pod.map(|name| find(state, name)).transpose()?;
         let (signal, signal_because) = choose_signal(config, state, asked);
         let resource = signal.row().resource;
+        let view = View::now(config, state);
         let mut rows = Vec::new();
-        verdict::candidates(&View::now(config, state), signal, &mut rows);
+        verdict::candidates(&view, signal, &mut rows);
         let mut everywhere = Vec::new();
-        candidates::rows(&View::now(config, state), resource, &mut everywhere);
+        candidates::rows(&view, resource, &mut everywhere);
         let shares = share::standing(config, state, resource, &everywhere).into_iter();
         let namespace_shares = shares
             .map(|(namespace, used, share)| ExplainedShare {
@@ -319,14 +320,13 @@ impl EvictionExplanation {
                 .map(|(uid, pod)| NotRanked {
                     pod: pod.name.clone(),
                     uid: uid.clone(),
-                    why: NotRankedReason::of(pod),
+                    why: NotRankedReason::of(&view, resource, pod),
                 })
                 .collect()
         };
-        let capacity = state.node.as_ref().map(|node| node.memory.capacity_bytes);
         let pod = pod.map(|pod| {
             let candidate = of(&pod.row.uid).cloned();
-            ExplainedPod::new(resource, pod, candidate, &ranked, capacity)
+            ExplainedPod::new(&view, resource, pod, candidate, &ranked)
         });
         let ranking = ExplainedRanking::new(resource.ranking(), ranked);
         let victims = victims(config, state, signal);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::explain::ranking::{Candidate, ExplainedRanking};
+use crate::explain::ranking::{Candidate, ExplainedRanking, NotRankedReason};
 use crate::model::config::EngineConfig;
 use crate::model::options::{Availability, OomOrder, Victims};
 use crate::model::signal::{Resource, Signal, memory};
@@ -10,6 +10,7 @@ use crate::model::state::NodeState;
 use crate::policy::eviction::candidates;
 use crate::policy::eviction::foresight::{self, Foreseen};
 use crate::policy::eviction::share;
+use crate::policy::eviction::view::View;
 
 /// What the kubelet would do in the same place.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -45,7 +46,7 @@ pub(crate) fn answer(
         config,
         state,
         signal,
-        ours: ranking.next().map(|place| &*place.pod),
+        ranking,
         victims,
         differences: Vec::new(),
     };
@@ -67,8 +68,7 @@ struct Comparison<'a> {
     config: &'a EngineConfig,
     state: &'a NodeState,
     signal: Signal,
-    /// The first pod of our ranking.
-    ours: Option<&'a str>,
+    ranking: &'a ExplainedRanking,
     /// The pods that we would evict.
     victims: &'a [String],
     differences: Vec<Difference>,
@@ -81,6 +81,11 @@ impl Comparison<'_> {
             kubelet: kubelet.into(),
             plimsoll: plimsoll.into(),
         });
+    }
+
+    /// The first pod of our ranking that may go.
+    fn ours(&self) -> Option<&str> {
+        self.ranking.next().map(|place| &*place.pod)
     }
 
     fn is_memory(&self) -> bool {
@@ -117,21 +122,24 @@ impl Comparison<'_> {
         let first = all
             .into_iter()
             .find(|candidate| candidate.exempt.is_none())?;
-        if Some(&*first.pod) != self.ours {
-            let runs = state
-                .pods
-                .get(&first.row.uid)
-                .is_some_and(|pod| pod.running);
+        if Some(&*first.pod) != self.ours() {
+            let mut ranked = self.ranking.pods.iter();
+            let is_ranked = ranked.any(|place| place.uid == first.row.uid);
+            let not_ranked = state.pods.get(&first.row.uid).filter(|_| !is_ranked);
+            let view = View::now(config, state);
             let by_share = !config.namespace_shares.is_empty();
             let by_overuse = share::counts_overuse(config, state, row.resource);
-            let why = match (runs, by_share, by_overuse) {
-                (true, true, false) => "namespaceShares",
-                (true, false, true) => "overuseRanking",
-                (true, true, true) => "namespaceShares and overuseRanking",
-                _ => "pods without processes are not candidates",
+            let why = match (not_ranked, by_share, by_overuse) {
+                (Some(pod), ..) => {
+                    let why = NotRankedReason::of(&view, row.resource, pod);
+                    format!("a pod is not ranked: {why}")
+                }
+                (None, true, false) => "namespaceShares".to_owned(),
+                (None, false, true) => "overuseRanking".to_owned(),
+                (None, ..) => "namespaceShares and overuseRanking".to_owned(),
             };
-            let ours = would_evict(self.ours);
-            self.differ(why, would_evict(Some(&first.pod)), ours);
+            let ours = would_evict(self.ours());
+            self.differ(&why, would_evict(Some(&first.pod)), ours);
         }
         Some(first.pod)
     }
@@ -152,7 +160,7 @@ impl Comparison<'_> {
             );
         } else if let ([victim], Some(kubelets)) = (victims, kubelets)
             && victim != kubelets
-            && self.ours == Some(kubelets)
+            && self.ours() == Some(kubelets)
         {
             self.differ(
                 BECAUSE,

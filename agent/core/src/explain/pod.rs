@@ -13,6 +13,7 @@ use crate::model::rank_row::{Comparator, Nanos, RankRow};
 use crate::model::signal::Resource;
 use crate::model::state::{NodeState, PodState};
 use crate::policy::eviction::rank::Ranking;
+use crate::policy::eviction::view::View;
 
 /// No pod, or more than one, has the name that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -162,12 +163,13 @@ pub enum WayOut {
 
 impl ExplainedPod {
     pub(crate) fn new(
+        view: &View<'_>,
         resource: Resource,
         pod: &PodState,
         candidate: Option<Candidate>,
         candidates: &[Candidate],
-        memory_capacity_bytes: Option<u64>,
     ) -> Self {
+        let capacity_bytes = view.state.node.map(|node| node.memory.capacity_bytes);
         let ranking = resource.ranking();
         let explained = ExplainedRanking::new(ranking, candidates.to_vec());
         let at = explained
@@ -226,7 +228,7 @@ impl ExplainedPod {
             memory_working_set_bytes: pod.memory.map(|memory| memory.working_set_bytes),
             not_ranked: match ranked {
                 Some(_) => None,
-                None => Some(NotRankedReason::of(pod)),
+                None => Some(NotRankedReason::of(view, resource, pod)),
             },
             ranked,
             before,
@@ -234,7 +236,7 @@ impl ExplainedPod {
             shielded_by,
             ways_out: ways,
             next_at_usage,
-            limit_defaults: LimitDefaults::of(&pod.pod, memory_capacity_bytes),
+            limit_defaults: LimitDefaults::of(&pod.pod, capacity_bytes),
         }
     }
 }

@@ -8,8 +8,10 @@ use crate::kube::pod::Exemption;
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::model::rank_row::{Comparator, RankRow};
-use crate::model::state::PodState;
+use crate::model::signal::Resource;
+use crate::model::state::{Leaving, PodState};
 use crate::policy::eviction::rank::Ranking;
+use crate::policy::eviction::view::View;
 
 /// A pod to be ranked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,22 +53,35 @@ pub struct NotRanked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NotRankedReason {
-    /// It has no processes, and nothing to reclaim.
+    /// It has no processes. Nobody but the agent would end it, its kubelet ends it already, or has not admitted it; or
+    /// what runs out is taken by processes alone.
     NotRunning,
+    /// It has no processes, and is not known to have left much of what runs out.
+    LittleLeft,
+    /// It has no processes, and its kubelet has been asked to end it.
+    Evicted,
+    /// It is not known what it takes of the CPUs or disks.
+    NotMeasured,
     /// It was evicted and killed, and is still there.
     Stuck,
 }
 
 impl NotRankedReason {
-    /// Of a pod that is not among the candidates.
-    pub(super) fn of(pod: &PodState) -> Self {
-        let killed = pod
-            .leaving
-            .is_some_and(|leaving| leaving.kill_tried_ns.is_some());
-        if pod.stuck || pod.running && killed {
-            Self::Stuck
-        } else {
-            Self::NotRunning
+    /// Of a pod that is not among the candidates for `resource`.
+    pub(super) fn of(view: &View<'_>, resource: Resource, pod: &PodState) -> Self {
+        let was_killed = |leaving: Leaving| leaving.kill_tried_ns.is_some();
+        if pod.running {
+            return match pod.stuck || pod.leaving.is_some_and(was_killed) {
+                true => Self::Stuck,
+                false => Self::NotMeasured,
+            };
+        }
+        let by_processes = matches!(resource, Resource::Processes | Resource::Io | Resource::Cpu);
+        match pod.is_waiting(view.config) {
+            true if by_processes => Self::NotRunning,
+            true if view.waits(pod) => Self::LittleLeft,
+            true => Self::Evicted,
+            false => Self::NotRunning,
         }
     }
 }
@@ -74,7 +89,10 @@ impl NotRankedReason {
 impl fmt::Display for NotRankedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::NotRunning => "no processes, and nothing to reclaim",
+            Self::NotRunning => "no processes, and its eviction would free nothing",
+            Self::LittleLeft => "no processes, and not known to have left much",
+            Self::Evicted => "no processes, and evicted already",
+            Self::NotMeasured => "not known what it takes",
             Self::Stuck => "killed, and still there",
         })
     }

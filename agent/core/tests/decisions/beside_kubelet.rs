@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_core::engine::{Engine, EngineConfig};
-use plimsoll_core::explain::RunnerUp;
+use plimsoll_core::explain::{EvictionExplanation, NotRankedReason, RunnerUp};
 use plimsoll_core::kube::pod::Pod;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::qos::QosClass;
@@ -655,6 +655,51 @@ fn whether_a_pod_in_which_nothing_runs_goes_follows_what_becomes_of_it() {
         let decisions = node.sample_after(3 * S, &short(400), Sample::default());
         assert_eq!(names(&decisions), [gone]);
     }
+}
+
+#[test]
+fn it_is_said_why_a_pod_in_which_nothing_runs_is_not_ranked() {
+    let why = |node: &Node, signal: Signal| {
+        let (config, state) = (node.engine.config(), node.engine.state());
+        let signal = Some(signal.row().name);
+        let all = EvictionExplanation::new(config, state, signal, Some("waits")).unwrap();
+        let of_all = all.not_ranked.first().map(|not| not.why);
+        assert_eq!(all.pod.unwrap().not_ranked, of_all);
+        let mut differences = all.kubelet.differences.into_iter();
+        let difference = differences.next().map(|difference| difference.because);
+        (of_all, difference)
+    };
+    let memory = Signal::MemoryAvailable;
+    let not_ranked =
+        |why: NotRankedReason| (Some(why), Some(format!("a pod is not ranked: {why}")));
+    let mut node = beside(vec![hard(memory, 150 * MI)]);
+    waits_with(&mut node, json!({}));
+    node.sample(&short(100), Sample::default());
+    assert_eq!(why(&node, memory).0, Some(NotRankedReason::NotRunning));
+    waits_with(&mut node, waiting());
+    assert_eq!(why(&node, memory), (None, None));
+    // None would end with it.
+    assert_eq!(
+        why(&node, Signal::PidAvailable).0,
+        Some(NotRankedReason::NotRunning)
+    );
+    node.sample(
+        &[
+            ("waits", 15, 0, 0),
+            ("a", 1, 0, 0),
+            ("b", 1, 0, 0),
+            ("c", 1, 0, 0),
+        ],
+        Sample::default(),
+    );
+    assert_eq!(why(&node, memory), not_ranked(NotRankedReason::LittleLeft));
+    node.sample(&short(400), Sample::default());
+    assert_eq!(why(&node, memory), not_ranked(NotRankedReason::Evicted));
+    node.sample_after(2 * S, &short(400), Sample::default());
+    assert_eq!(why(&node, memory), not_ranked(NotRankedReason::Evicted));
+    let uid = PodUid::from("waits");
+    node.step(EventKind::PodEndedByKubelet { uid });
+    assert_eq!(why(&node, memory).0, Some(NotRankedReason::NotRunning));
 }
 
 #[test]
