@@ -82,9 +82,9 @@ impl ReclaimReader {
             .then(|| self.read_ns.saturating_add(self.again_ns))
     }
 
-    /// An evicted pod has gone that used `usage_bytes`, page cache included.
-    pub(super) fn released(&mut self, usage_bytes: u64) {
-        self.reclaim.released(usage_bytes);
+    /// A pod has ended that had `cache_bytes` of page cache.
+    pub(super) fn released(&mut self, cache_bytes: u64) {
+        self.reclaim.released(cache_bytes);
     }
 }
 

@@ -249,9 +249,9 @@ impl Sampler {
         self.reclaim.looks_again_ns()
     }
 
-    /// An evicted pod has gone that used `usage_bytes`: what it held of page cache was a part of them.
-    pub fn released(&mut self, usage_bytes: u64) {
-        self.reclaim.released(usage_bytes);
+    /// A pod has ended that had `cache_bytes` of page cache.
+    pub fn released(&mut self, cache_bytes: u64) {
+        self.reclaim.released(cache_bytes);
     }
 
     /// The node's memory. The text of `/proc/meminfo` takes more time than all else before a decision, so what a record

@@ -510,10 +510,9 @@ impl Agent {
         let event = Event { at_ns, kind };
         if let EventKind::PodEmpty { uid } = &event.kind {
             let pod = self.engine.state().pods.get(uid);
-            let evicted = pod.filter(|pod| pod.leaving.is_some());
-            let memory = evicted.and_then(|pod| pod.memory);
+            let memory = pod.and_then(|pod| pod.memory);
             self.sampler
-                .released(memory.map_or(0, |memory| memory.usage_bytes));
+                .released(memory.map_or(0, |memory| memory.listed_file_bytes));
         }
         let mut decisions = std::mem::take(&mut self.unsettled.decisions);
         let begin = decisions.len();

@@ -10,9 +10,9 @@
 //! takes some.
 //!
 //! kswapd works for the node alone: what a cgroup reclaims at its own limit is not its work, so a pod at its limit
-//! changes nothing here. It gives up after it has taken nothing sixteen times (`MAX_RECLAIM_RETRIES`), and a task that
-//! gets something by itself has it work again. So while tasks look by themselves and kswapd does not, the finding holds
-//! on.
+//! changes nothing here. It gives up after it has taken nothing sixteen times (`MAX_RECLAIM_RETRIES`). So while tasks
+//! look by themselves and kswapd does not, the finding holds on, for a minute: before Linux 7 a task that gets
+//! something has kswapd work again, and later only one after which the node has enough.
 
 /// Of what was looked at, less than one in so many was taken.
 const TAKEN_ONE_IN: u64 = 8;
@@ -55,6 +55,7 @@ impl Look {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
     bytes: u64,
+    at_ns: u64,
     until_ns: u64,
     /// [`ReclaimCounts::scanned`] then.
     scanned: u64,
@@ -92,7 +93,8 @@ impl ReclaimYield {
         if scanned == 0 {
             let has_stalled = counts.stalls > before.stalls;
             if let Some(found) = self.found.as_mut().filter(|_| has_stalled) {
-                found.until_ns = at_ns.saturating_add(SHORTAGE_NS);
+                let last_ns = found.at_ns.saturating_add(LOOK_NS);
+                found.until_ns = at_ns.saturating_add(SHORTAGE_NS).min(last_ns);
             }
             return;
         }
@@ -115,6 +117,7 @@ impl ReclaimYield {
         if look.scanned > 0 && look.scanned >= listed_pages {
             self.found = look.is_in_vain().then_some(Found {
                 bytes: cache_bytes,
+                at_ns,
                 until_ns: at_ns.saturating_add(SHORTAGE_NS),
                 scanned: counts.scanned,
             });
@@ -141,12 +144,16 @@ impl ReclaimYield {
         found.map_or(0, |found| found.bytes)
     }
 
-    /// An evicted pod has gone that used `usage_bytes`: what it held of page cache was a part of them. The rest of them
-    /// is free memory now.
-    pub const fn released(&mut self, usage_bytes: u64) {
-        if let Some(found) = &mut self.found {
-            found.bytes = found.bytes.saturating_sub(usage_bytes);
+    /// A pod has ended that had `cache_bytes` of page cache. Where that is a part that says something, what was looked
+    /// at before says nothing of now.
+    pub fn released(&mut self, cache_bytes: u64) {
+        let Some(found) = &mut self.found else {
+            return;
+        };
+        if cache_bytes >= found.bytes / PART_ONE_IN {
+            (self.look, self.newest) = (Look::default(), None);
         }
+        found.bytes = found.bytes.saturating_sub(cache_bytes);
     }
 }
 
@@ -249,17 +256,39 @@ mod tests {
     fn it_holds_on_where_kswapd_has_given_up_and_tasks_look() {
         let given_up = [(1, 0, 0, 0), (2, 1000, 0, 0), (60, 1000, 0, 7)];
         assert_eq!(held(&given_up), CACHE);
-        let again = [&given_up[..], &[(70, 1010, 10, 9)]].concat();
-        assert_eq!(held(&again), 0, "a task got something");
+        let and =
+            |at_s, scanned, taken| held(&[&given_up[..], &[(at_s, scanned, taken, 9)]].concat());
+        assert_eq!(and(61, 1000, 0), CACHE);
+        assert_eq!(and(62, 1000, 0), 0, "for a minute");
+        assert_eq!(and(70, 1010, 10), 0, "kswapd works again");
     }
 
     #[test]
-    fn what_an_evicted_pod_had_of_it_goes_with_the_pod() {
+    fn what_a_pod_had_of_it_goes_with_the_pod() {
         let mut reclaim = after(&[(1, 0, 0, 0), (2, 1000, 0, 0)]);
         reclaim.released(300);
         assert_eq!(reclaim.held_bytes(2 * S), 500);
         reclaim.released(900);
         assert_eq!(reclaim.held_bytes(2 * S), 0);
+    }
+
+    #[test]
+    fn what_was_looked_at_before_its_end_finds_nothing_anew() {
+        let then = |cache_bytes| {
+            let mut reclaim = after(&[(1, 0, 0, 0), (2, 1000, 0, 0), (3, 1900, 0, 0)]);
+            reclaim.released(cache_bytes);
+            for (at_s, scanned, taken) in [(4, 1950, 50), (5, 2000, 100)] {
+                let counts = ReclaimCounts {
+                    scanned,
+                    taken,
+                    ..ReclaimCounts::default()
+                };
+                reclaim.observe(at_s * S, counts, LISTED, CACHE);
+            }
+            reclaim.held_bytes(5 * S)
+        };
+        assert_eq!(then(CACHE), 0);
+        assert_eq!(then(10), CACHE, "another pod's end changes nothing");
     }
 
     #[test]

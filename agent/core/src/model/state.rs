@@ -562,8 +562,12 @@ impl NodeState {
         }
         for memory in &sample.pods {
             if let Some(pod) = self.pods.get_mut(&memory.uid) {
+                let listed_bytes = memory
+                    .inactive_file_bytes
+                    .saturating_add(memory.active_file_bytes);
                 let memory = memory.limited(&sample.node);
                 pod.memory = Some(PodReading {
+                    listed_file_bytes: listed_bytes,
                     at_ns: now_ns,
                     usage_bytes: memory.usage_bytes,
                     working_set_bytes: memory.working_set_bytes(),

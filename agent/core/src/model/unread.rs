@@ -25,6 +25,9 @@ pub struct PodReading {
     /// Active file pages.
     #[serde(default)]
     pub active_file_bytes: u64,
+    /// What is listed as page cache, whether it can be had or not.
+    #[serde(default)]
+    pub listed_file_bytes: u64,
     /// [`Sample::charged_bytes`] then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub charged_bytes: Option<u64>,
