@@ -196,6 +196,9 @@ pub struct PodState {
     /// When its last eviction was over, nanoseconds. `None`: there was none, or something was started in it since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evicted_at_ns: Option<u64>,
+    /// What [`Retained`] has of it, bytes.
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub retained_bytes: u64,
     /// Until when other pods are evicted in its place at a soft threshold, because a disruption budget refused its
     /// eviction, nanoseconds.
     #[serde(default)]
@@ -215,10 +218,16 @@ impl PodState {
         self.running || self.pod.status.containers().next().is_some()
     }
 
-    /// Whether its kubelet has it although nothing runs in it: its image is not there, or it crashes.
+    /// Whether its kubelet has it although nothing runs in it: its image is not there, or it crashes. As long as the
+    /// kubelet says that a container runs, it has not seen its end: the pod may be over, or run elsewhere (gVisor).
     pub(crate) fn is_waiting(&self, config: &EngineConfig) -> bool {
         let is_over = self.ending || self.removed;
-        config.beside_kubelet && !self.running && !is_over && self.is_admitted()
+        let mut statuses = self.pod.status.containers();
+        config.beside_kubelet
+            && !self.running
+            && !is_over
+            && self.is_admitted()
+            && statuses.all(|status| status.state.running.is_none())
     }
 
     /// Why evictions skip it, if they do.
@@ -524,6 +533,7 @@ impl NodeState {
                 stuck_since_ns: known.map_or(0, |old| old.stuck_since_ns),
                 evictions: known.map_or(0, |old| old.evictions),
                 evicted_at_ns: known.and_then(|old| old.evicted_at_ns),
+                retained_bytes: known.map_or(0, |old| old.retained_bytes),
                 refused_until_ns: known.and_then(|old| old.refused_until_ns),
                 // An unknown signal name is reported where manifests are read.
                 pressure_signal: pod.pressure_signal().unwrap_or_default(),

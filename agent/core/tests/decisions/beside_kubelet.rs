@@ -18,7 +18,7 @@ use plimsoll_core::model::reading::{
 use plimsoll_core::model::signal::Signal;
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::policy::eviction::freshness::Stale;
-use plimsoll_core::policy::eviction::leaving::STUCK_FOR_NS;
+use plimsoll_core::policy::eviction::leaving::{KUBELET_ENDS_NS, STUCK_FOR_NS};
 use plimsoll_core::policy::oom::last_line;
 use serde_json::json;
 
@@ -396,6 +396,11 @@ fn a_pod_in_which_nothing_runs_goes_for_what_it_has_left() {
     assert_eq!(goes(&waiting(), 4).0, "a");
     // Not admitted yet: there is nothing for its kubelet to end.
     assert_eq!(goes(&json!({}), 400).0, "a");
+    // Its kubelet has not seen the end of its container: the pod may be over.
+    let runs = json!({"containerStatuses": [
+        {"name": "c", "state": {"running": {"startedAt": "2026-11-29T06:00:00Z"}}},
+    ]});
+    assert_eq!(goes(&runs, 400).0, "a");
 }
 
 /// The API server was away, or the report was lost.
@@ -764,7 +769,7 @@ fn the_grace_period_counts_where_nothing_runs() {
     let decisions = node.sample_after(10 * S, &short(400), Sample::default());
     assert_eq!(kills(&decisions), [("waits", KillReason::GraceOver)]);
     assert_eq!(endings(&decisions), []);
-    let decisions = node.sample_after(S, &short(400), Sample::default());
+    let decisions = node.sample_after(KUBELET_ENDS_NS, &short(400), Sample::default());
     assert_eq!(endings(&decisions), [("waits", EvictionEnding::Lingering)]);
 
     // Its kubelet is earlier.

@@ -100,8 +100,10 @@ pub(crate) fn end_if_resolved(
     let mut known = config.thresholds.iter().zip(&state.thresholds);
     let is_short =
         known.any(|(threshold, known)| known.first_observed_ns.is_some() && applies_to(threshold));
-    if !is_short && foreseen.is_none() {
-        state.retained = None;
+    if !is_short && foreseen.is_none() && state.retained.take().is_some() {
+        for pod in state.pods.values_mut() {
+            pod.retained_bytes = 0;
+        }
     }
 }
 

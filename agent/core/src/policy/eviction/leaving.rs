@@ -242,7 +242,12 @@ pub(super) fn ending(
     if let Some(empty_at_ns) = leaving.empty_at_ns {
         // Only a figure from after the wait shows that memory is still held: any event comes here, and the newest
         // figure may be from before the cgroup was empty.
-        return (read_ns >= empty_at_ns.saturating_add(LINGER_AFTER_EMPTY_NS))
+        // Of what nothing ran in, the kubelet has to take the volumes away.
+        let linger_ns = match leaving.killed_at_ns == leaving.empty_at_ns {
+            true => KUBELET_ENDS_NS,
+            false => LINGER_AFTER_EMPTY_NS,
+        };
+        return (read_ns >= empty_at_ns.saturating_add(linger_ns))
             .then_some(EvictionEnding::Lingering);
     }
     let tried_ns = leaving.kill_tried_ns?;

@@ -10,13 +10,13 @@ use crate::model::state::{Hold, Leaving, Retained};
 /// An eviction failed if less than one part in so many came back.
 pub(crate) const FREED_PART: u64 = 5;
 
-/// What is held after a pod has ended that was leaving and uses `used_bytes` now. `is_again`: it was evicted before,
-/// and nothing was started in it since.
+/// What is held after a pod has ended that was leaving and uses `used_bytes` now, of which `counted_bytes` are held
+/// already ([`retained_bytes`](crate::model::state::PodState::retained_bytes)).
 pub(crate) fn after(
     config: &EngineConfig,
     known: Option<Hold>,
     leaving: &Leaving,
-    is_again: bool,
+    counted_bytes: u64,
     ending: EvictionEnding,
     used_bytes: u64,
     now_ns: u64,
@@ -31,11 +31,10 @@ pub(crate) fn after(
     if !failed {
         return known;
     }
-    // What it kept then is counted already.
-    let counted_bytes = known.filter(|_| is_again).map(|hold| hold.bytes);
     let known = known.unwrap_or_default();
+    let others_bytes = known.bytes.saturating_sub(counted_bytes);
     Some(Hold {
-        bytes: counted_bytes.unwrap_or_else(|| known.bytes.saturating_add(used_bytes)),
+        bytes: others_bytes.saturating_add(used_bytes),
         until_ns: now_ns.saturating_add(breaker.interval_ns),
         ..known
     })

@@ -126,7 +126,7 @@ impl<'a> View<'a> {
                 self.config,
                 known,
                 &leaving,
-                pod.evicted_at_ns.is_some(),
+                pod.retained_bytes,
                 ending,
                 used_bytes(pod),
                 self.now_ns,

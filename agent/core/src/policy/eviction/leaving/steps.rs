@@ -74,10 +74,19 @@ pub(crate) fn decide(
                     .saturating_sub(usage_bytes.unwrap_or(0)),
             });
             let known = retained.as_ref().map(|retained| retained.hold);
-            let is_again = pod.evicted_at_ns.is_some();
-            let used_bytes = pod.row.usage;
-            let hold =
-                retained::after(config, known, leaving, is_again, ending, used_bytes, now_ns);
+            let (counted_bytes, used_bytes) = (pod.retained_bytes, pod.row.usage);
+            let hold = retained::after(
+                config,
+                known,
+                leaving,
+                counted_bytes,
+                ending,
+                used_bytes,
+                now_ns,
+            );
+            if hold != known {
+                pod.retained_bytes = used_bytes;
+            }
             retained::remember(retained, uid, hold);
             if leaving.evicted_for.is_some() {
                 pod.evicted_at_ns = Some(now_ns);
