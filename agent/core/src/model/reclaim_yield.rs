@@ -46,6 +46,13 @@ struct Look {
 }
 
 impl Look {
+    fn begun(at_ns: u64) -> Self {
+        Self {
+            since_ns: at_ns,
+            ..Self::default()
+        }
+    }
+
     fn is_in_vain(&self) -> bool {
         self.taken.saturating_mul(TAKEN_ONE_IN) < self.scanned
     }
@@ -86,11 +93,11 @@ impl ReclaimYield {
             return;
         };
         let scanned = counts.scanned.saturating_sub(before.scanned);
-        self.is_in_vain = scanned > 0;
         self.found = self
             .found
             .filter(|found| at_ns < found.until_ns || counts.scanned == found.scanned);
         if scanned == 0 {
+            self.is_in_vain = false;
             let has_stalled = counts.stalls > before.stalls;
             if let Some(found) = self.found.as_mut().filter(|_| has_stalled) {
                 let last_ns = found.at_ns.saturating_add(LOOK_NS);
@@ -100,10 +107,7 @@ impl ReclaimYield {
         }
         let rested_ns = at_ns.saturating_sub(std::mem::replace(&mut self.scanned_at_ns, at_ns));
         if rested_ns >= SHORTAGE_NS || at_ns.saturating_sub(self.look.since_ns) >= LOOK_NS {
-            self.look = Look {
-                since_ns: at_ns,
-                ..Look::default()
-            };
+            self.look = Look::begun(at_ns);
         }
         let look = &mut self.look;
         let skipped = counts.skipped.saturating_sub(before.skipped);
@@ -121,10 +125,7 @@ impl ReclaimYield {
                 until_ns: at_ns.saturating_add(SHORTAGE_NS),
                 scanned: counts.scanned,
             });
-            *look = Look {
-                since_ns: at_ns,
-                ..Look::default()
-            };
+            *look = Look::begun(at_ns);
         }
     }
 
