@@ -173,7 +173,7 @@ fn refuse_kubelets_pods(
     found: Result<KubeletTree, TreeError>,
 ) -> Result<()> {
     let is_kubelets = found.is_ok_and(|tree| tree.kubepods() == kubepods);
-    if let Some(KubeletProcess { pid, program }) = kubelet_process(host).filter(|_| is_kubelets) {
+    if is_kubelets && let Some(KubeletProcess { pid, program }) = kubelet_process(host) {
         anyhow::bail!(
             "{program} (pid {pid}) runs a kubelet, and {kubepods} is where such a one has its pods: start with --kubernetes to watch them, or give pods of --manifests another --cgroup-root"
         );
