@@ -31,6 +31,7 @@ pub mod ledger;
 pub mod meminfo;
 #[cfg(test)]
 pub(crate) mod mounted;
+pub mod network_namespace;
 pub mod numa;
 pub mod pressure;
 pub mod process_users;
@@ -38,6 +39,7 @@ pub mod processes;
 pub mod program;
 pub mod protect;
 pub mod sd_notify;
+pub mod socket_queues;
 pub mod state_dir;
 pub mod state_lock;
 pub mod stop;

@@ -9,6 +9,7 @@ pub mod names;
 pub mod registry;
 pub mod remedy_files;
 pub mod sandbox;
+pub mod uncharged;
 
 mod paths;
 mod remove_tree;

@@ -57,6 +57,7 @@ pub(crate) fn events(
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
             usage_at_stat_bytes: used_mib * MIB,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         });
     }

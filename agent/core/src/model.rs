@@ -21,4 +21,5 @@ pub mod state;
 pub mod swap;
 pub mod telling;
 pub mod threshold;
+pub mod uncharged;
 pub mod unread;

@@ -22,6 +22,7 @@ use crate::host::cgroup::CgroupRootArgs;
 use crate::host::file::read_text;
 use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, page};
+use crate::host::socket_queues::is_booted_without_sockets;
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
 use crate::kernel::AccountReport;
 use crate::kernel::object::{Embedded, embedded};
@@ -277,16 +278,10 @@ fn images(host: &HostRoot, cgroup_root: &CgroupPath, has_kubelet: bool) -> Optio
 /// those of TCP by themselves, if at all (Documentation/admin-guide/cgroup-v1/memory.rst, 2.7), and v2 none with
 /// `cgroup.memory=nosocket`. Pages, all sockets of the machine together: Documentation/networking/ip-sysctl.rst.
 fn uncharged_sockets(host: &HostRoot, memory: Option<Version>) -> Option<String> {
-    let option = || {
-        let text = read_text(host.procfs("cmdline")).ok()?;
-        let options = text.split_ascii_whitespace();
-        let mut options = options.filter_map(|word| word.strip_prefix("cgroup.memory="));
-        let is_without = options.any(|list| list.split(',').any(|one| one == "nosocket"));
-        is_without.then_some("cgroup.memory=nosocket")
-    };
     let why = match memory? {
         Version::V1 => "memory on cgroup v1",
-        Version::V2 => option()?,
+        Version::V2 if is_booted_without_sockets(host) => "cgroup.memory=nosocket",
+        Version::V2 => return None,
     };
     let max_pages = |name| {
         let text = read_text(host.procfs(format!("sys/net/ipv4/{name}"))).ok()?;

@@ -20,6 +20,7 @@ use crate::host::swap::SwapFiles;
 use crate::kernel::decode::NodeCounters;
 use crate::pods::memory_reader::{MemoryReader, StatThread};
 use crate::pods::registry::Pods;
+use crate::pods::uncharged::UnchargedReader;
 use crate::record::timeline::Hops;
 
 /// So few pods are read at once where `/proc/meminfo` has to be read too: to read that twice costs more than they do.
@@ -45,6 +46,8 @@ pub struct Sampler {
     /// Where the node is a container.
     node_cgroup: Option<NodeCgroup>,
     reclaim: ReclaimReader,
+    /// `None`: what pods are not charged for is not seen.
+    uncharged: Option<UnchargedReader>,
     swap: SwapFiles,
     kubepods: MemoryReader,
     /// Its newest full reading.
@@ -76,6 +79,7 @@ impl Sampler {
             known: None,
             reclaim: ReclaimReader::open(host, node_cgroup.is_some()),
             node_cgroup,
+            uncharged: None,
             swap: SwapFiles::open(host, mounts, kubepods),
             kubepods: MemoryReader::new(PodMemoryFiles::open(mounts, kubepods)?),
             kubepods_memory: CgroupMemory {
@@ -116,6 +120,13 @@ impl Sampler {
     /// Also reads what `node_meters` has open, into each sample that is not urgent.
     pub fn with_node_meters(mut self, node_meters: NodeMeters) -> Self {
         self.node_meters = node_meters;
+        self
+    }
+
+    /// Also counts what pods have without being charged for it, as `uncharged` finds it. Not where the node is a
+    /// container: its memory does not fall by that, and says nothing of when to look.
+    pub fn with_uncharged(mut self, uncharged: Option<UnchargedReader>) -> Self {
+        self.uncharged = uncharged.filter(|_| self.node_cgroup.is_none());
         self
     }
 
@@ -167,7 +178,12 @@ impl Sampler {
         sample.numa.clear();
         sample.numa_pods = None;
         sample.loads = None;
+        let mut uncharged_is_news = false;
         if !urgent {
+            if let Some(uncharged) = &mut self.uncharged {
+                // By the sample before.
+                uncharged_is_news = uncharged.follow(at_ns, &sample.node, pods);
+            }
             self.node_meters
                 .observe(at_ns, pods, sample, |uid, error| failed(uid, error));
             if let Some(meters) = &mut self.meters {
@@ -177,7 +193,8 @@ impl Sampler {
         }
         sample.pods.clear();
         let is_counted = urgent && self.counts(counted).is_some();
-        sample.pods_read = match is_counted || pods.len() > FEW_PODS {
+        // Bounds of pods that are not read rest on what they are charged for.
+        sample.pods_read = match is_counted || (pods.len() > FEW_PODS && !uncharged_is_news) {
             true => PodsRead::None,
             false => PodsRead::All,
         };

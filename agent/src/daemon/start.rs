@@ -41,10 +41,12 @@ use crate::daemon::telling::Announcement;
 use crate::daemon::{
     Agent, Ending, KubeletWork, LastLine, NriWork, OomWork, PlacementWork, Sources, StorageWork,
 };
+use crate::host::cgroup::Controller;
 use crate::host::ledger::{AGENT_LEDGER, Ledger};
 use crate::host::meminfo::MeminfoFile;
 use crate::host::protect::{protect, raise_open_files};
 use crate::host::shown::{Show as _, line};
+use crate::host::socket_queues::InetQueues;
 use crate::host::stop::StopSignals;
 use crate::host::syscall::fill_allocations;
 use crate::input::devices;
@@ -56,6 +58,7 @@ use crate::pods::kill::{Ages, KillThread};
 use crate::pods::memory_reader::StatThread;
 use crate::pods::names::{POD_UID_VARIABLE, is_pod_hidden, pods_of_this_process};
 use crate::pods::registry::Pods;
+use crate::pods::uncharged::UnchargedReader;
 use crate::probe::facts::{Facts, hooks_of, kinds_without};
 use crate::probe::report::HostReport;
 use crate::record::journal::Journal;
@@ -429,10 +432,14 @@ impl Start<'_> {
                 "allocatableMemory.available counts from the reservations of this agent's own configuration: {error}"
             ));
         }
+        let inet = InetQueues::of(host, mounts.hierarchy_of(Controller::Memory)?.version);
+        let uncharged = UnchargedReader::start(host.clone(), inet);
         let sampler = sampler
             .with_thresholds(&config.engine.thresholds)
             .with_node_meters(node_meters)
             .with_meters(meters);
+        let uncharged = self.without("memory that pods are not charged for", uncharged);
+        let sampler = sampler.with_uncharged(uncharged);
         if sampler.limits_swap_of_pods() {
             self.plan.config.engine.pod_swap = match self.plan.of_pods().cgroups.qos.swap_behavior {
                 SwapBehavior::NoSwap => PodSwap::Forbidden,

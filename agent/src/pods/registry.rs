@@ -11,6 +11,7 @@ use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
 use plimsoll_core::kube::pod::{Pod, PressureSignal};
@@ -21,6 +22,7 @@ use crate::host::cgroup::{
     CgroupError, CgroupMounts, CgroupPath, Controller, PodMemoryFiles, Version,
 };
 use crate::host::cgroup_paths::hierarchy_number;
+use crate::host::clock::now_ns;
 use crate::host::file::{FileError, read_text};
 use crate::host::shown::Show as _;
 use crate::host::worker::NotTaken;
@@ -61,6 +63,10 @@ struct Open {
     said_more_cgroups: bool,
     /// The newest usage; `None`: it was never read.
     usage_bytes: Option<u64>,
+    /// What the kernel holds for it beside that, as far as it is known.
+    uncharged_bytes: AtomicU64,
+    /// When it was killed last: what a look finds that began before goes with its processes.
+    killed_ns: AtomicU64,
     remedy_files: Option<Arc<RemedyFiles>>,
 }
 
@@ -611,6 +617,8 @@ impl Pods {
         let Some(open) = self.open(uid) else {
             return Ok(());
         };
+        open.killed_ns.store(now_ns(), Ordering::Relaxed);
+        open.uncharged_bytes.store(0, Ordering::Relaxed);
         let killed = match &self.kill_thread {
             Some(thread) => open.kill.kill_by(thread),
             None => open.kill.kill(),
@@ -832,6 +840,8 @@ fn open_or_refresh(
                 cgroup_id,
                 said_more_cgroups: false,
                 usage_bytes: None,
+                uncharged_bytes: AtomicU64::new(0),
+                killed_ns: AtomicU64::new(0),
                 remedy_files: wants
                     .remedy_files
                     .then(|| remedy_files(mounts, &entry.path))

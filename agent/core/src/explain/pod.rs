@@ -105,6 +105,9 @@ pub struct ExplainedPod {
     pub memory_usage_bytes: Option<u64>,
     /// The working set, bytes.
     pub memory_working_set_bytes: Option<u64>,
+    /// What of that its cgroup is not charged for, bytes ([`uncharged`](crate::model::uncharged)).
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub memory_uncharged_bytes: u64,
     /// Where it stands; `None`: it is not ranked.
     pub ranked: Option<RankedPod>,
     /// Why it is not ranked, if it is not.
@@ -226,6 +229,7 @@ impl ExplainedPod {
             termination_grace_period_s: pod.termination_grace_period_s,
             memory_usage_bytes: pod.memory.map(|memory| memory.usage_bytes),
             memory_working_set_bytes: pod.memory.map(|memory| memory.working_set_bytes),
+            memory_uncharged_bytes: pod.memory.map_or(0, |memory| memory.uncharged_bytes),
             not_ranked: match ranked {
                 Some(_) => None,
                 None => Some(NotRankedReason::of(view, resource, pod)),

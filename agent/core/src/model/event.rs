@@ -517,16 +517,22 @@ pub struct PodMemory {
     /// What of these two is no page cache ([`page_cache`](crate::model::page_cache)).
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub lazily_freed_bytes: u64,
+    /// What the kernel holds for it without charging its cgroup ([`uncharged`](crate::model::uncharged)): not in
+    /// `usage_bytes`.
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub uncharged_bytes: u64,
     /// How long before the sample `memory.stat` was read, milliseconds.
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub stat_age_ms: u32,
 }
 
 impl PodMemory {
-    /// The working set: usage minus inactive page cache, never below 0. The kubelet takes all inactive file pages off.
+    /// The working set: usage minus inactive page cache, never below 0, and what is not charged. The kubelet takes all
+    /// inactive file pages off, and knows nothing of what is not charged.
     pub fn working_set_bytes(&self) -> u64 {
         self.usage_bytes
             .saturating_sub(self.page_cache().inactive_bytes)
+            .saturating_add(self.uncharged_bytes)
     }
 
     /// What it uses in the sense in which memory is available: the amount by which the signal would rise without the
@@ -534,6 +540,7 @@ impl PodMemory {
     pub fn used_bytes(&self, availability: Availability) -> u64 {
         self.usage_bytes
             .saturating_sub(self.cache_bytes(availability))
+            .saturating_add(self.uncharged_bytes)
     }
 
     /// The page cache that does not count as used.

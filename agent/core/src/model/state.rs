@@ -581,6 +581,7 @@ impl NodeState {
                     at_ns: now_ns,
                     usage_bytes: memory.usage_bytes,
                     working_set_bytes: memory.working_set_bytes(),
+                    uncharged_bytes: memory.uncharged_bytes,
                     active_file_bytes: memory.active_file_bytes,
                     charged_bytes: sample.charged_bytes,
                 });

@@ -20,8 +20,11 @@ pub struct PodReading {
     pub at_ns: u64,
     /// `memory.current`.
     pub usage_bytes: u64,
-    /// Usage minus inactive file pages.
+    /// Usage minus inactive file pages, and what is not charged.
     pub working_set_bytes: u64,
+    /// What is not charged.
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub uncharged_bytes: u64,
     /// Active file pages.
     #[serde(default)]
     pub active_file_bytes: u64,
@@ -37,6 +40,7 @@ pub struct PodReading {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charged {
     usage_bytes: u64,
+    uncharged_bytes: u64,
     charged_bytes: Option<u64>,
 }
 
@@ -44,6 +48,7 @@ impl Charged {
     pub(crate) fn of(reading: &PodReading) -> Self {
         Self {
             usage_bytes: reading.usage_bytes,
+            uncharged_bytes: reading.uncharged_bytes,
             charged_bytes: reading.charged_bytes,
         }
     }
@@ -80,7 +85,8 @@ impl Unread {
         self.rest_bytes
     }
 
-    /// The most that a pod uses of which this was known.
+    /// The most that a pod uses of which this was known. What is not charged has not changed since: a sample that
+    /// brings another figure of it has all pods.
     pub(crate) fn most_bytes(&self, known: &Charged) -> u64 {
         let charged = self.charged_bytes.zip(known.charged_bytes);
         // Less than before: the programs are others.
@@ -91,6 +97,8 @@ impl Unread {
                 .saturating_add(since)
                 .saturating_add(NOISE_BYTES)
         });
-        grown.min(self.rest_bytes.unwrap_or(u64::MAX))
+        grown
+            .min(self.rest_bytes.unwrap_or(u64::MAX))
+            .saturating_add(known.uncharged_bytes)
     }
 }

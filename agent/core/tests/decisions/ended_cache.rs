@@ -51,6 +51,7 @@ fn victims(availability: Availability, job_runs: bool) -> Vec<String> {
             usage_at_stat_bytes: usage_mi * MI,
             active_file_bytes: active_mi * MI,
             lazily_freed_bytes: 0,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         };
         let free_mi = CAPACITY_MI - anon_mi - ACTIVE_MI;

@@ -126,6 +126,7 @@ impl Node {
                 usage_at_stat_bytes: mi * MI,
                 active_file_bytes: 0,
                 lazily_freed_bytes: 0,
+                uncharged_bytes: 0,
                 stat_age_ms: 0,
             })
             .collect();
@@ -655,6 +656,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             usage_at_stat_bytes: then_mi * MI,
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         });
     }

@@ -83,6 +83,7 @@ fn seen(config: EngineConfig, pods: &[Figures], available_mib: u64) -> (Engine, 
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
             usage_at_stat_bytes: figures.uses * MIB,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         });
     }

@@ -157,6 +157,7 @@ impl World {
                 usage_at_stat_bytes: machine.hog,
                 active_file_bytes: 0,
                 lazily_freed_bytes: 0,
+                uncharged_bytes: 0,
                 stat_age_ms: 0,
             }],
             ..Sample::default()

@@ -54,6 +54,7 @@ fn memory(name: &str, figures: &Figures) -> [PodMemory; 2] {
         usage_at_stat_bytes: (figures.now.0 + figures.now.1) * MI,
         active_file_bytes: 0,
         lazily_freed_bytes: 0,
+        uncharged_bytes: 0,
         stat_age_ms: 0,
     };
     let then_bytes = (figures.then.0 + figures.then.1) * MI;

@@ -85,6 +85,7 @@ impl Node {
             usage_at_stat_bytes: mi * MI,
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         };
         self.step(EventKind::Sample(Sample {

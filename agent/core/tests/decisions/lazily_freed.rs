@@ -16,6 +16,7 @@ fn sample(lazily_freed_mi: u64) -> Sample {
         usage_at_stat_bytes: usage_mi * MI,
         active_file_bytes: 0,
         lazily_freed_bytes: lazily_freed_mi * MI,
+        uncharged_bytes: 0,
         stat_age_ms: 0,
     };
     Sample {

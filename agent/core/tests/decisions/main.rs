@@ -23,3 +23,4 @@ mod placement;
 mod policies;
 mod remedies;
 mod stuck;
+mod uncharged;

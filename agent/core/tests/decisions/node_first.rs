@@ -197,6 +197,7 @@ fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
                     usage_at_stat_bytes: (anon + inactive + active) * MI,
                     active_file_bytes: active * MI,
                     lazily_freed_bytes: 0,
+                    uncharged_bytes: 0,
                     stat_age_ms: 0,
                 })
             })

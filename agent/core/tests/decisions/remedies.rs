@@ -150,6 +150,7 @@ impl Node {
                 active_file_bytes: pod.active * MI,
                 lazily_freed_bytes: 0,
                 usage_at_stat_bytes: usage_bytes,
+                uncharged_bytes: 0,
                 stat_age_ms: 0,
             }
         });

@@ -5,6 +5,10 @@
 //! ([`Pods::freshen`]). Where the kernel takes long to produce it, a thread reads it
 //! ([`memory_reader`](crate::pods::memory_reader)).
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
@@ -97,6 +101,34 @@ impl Pods {
         read
     }
 
+    /// The pods that have processes, and the cgroup of each.
+    pub fn running(&self) -> Vec<(PodUid, Arc<Path>)> {
+        let open = self
+            .entries
+            .iter()
+            .filter_map(|(uid, entry)| Some((uid, entry.open.as_ref()?)));
+        open.filter(|(_, open)| open.populated)
+            .map(|(uid, open)| (uid.clone(), Arc::clone(open.kill.directory())))
+            .collect()
+    }
+
+    /// What the kernel holds for these pods without charging them, by a look that began then; for others nothing.
+    /// Whether that is news of some pod. One that was killed since has none: what its processes had goes with them.
+    pub fn set_uncharged(&mut self, found: &[(PodUid, u64)], began_ns: u64) -> bool {
+        let mut is_news = false;
+        for (uid, entry) in &mut self.entries {
+            let Some(open) = &mut entry.open else {
+                continue;
+            };
+            let of_pod = found.iter().find(|(of, _)| of == uid);
+            let bytes = of_pod
+                .filter(|_| *open.killed_ns.get_mut() < began_ns)
+                .map_or(0, |(_, bytes)| *bytes);
+            is_news |= std::mem::replace(open.uncharged_bytes.get_mut(), bytes) != bytes;
+        }
+        is_news
+    }
+
     /// Counts the PIDs that every pod with a cgroup takes into `into`, by ascending UID ([`PodKill::count_tasks`]).
     /// Allocates nothing if `into` has room.
     ///
@@ -144,6 +176,7 @@ impl Open {
             usage_at_stat_bytes: newest.map_or(0, |newest| newest.usage_bytes),
             active_file_bytes: cache.active_file_bytes,
             lazily_freed_bytes: cache.lazily_freed_bytes,
+            uncharged_bytes: self.uncharged_bytes.load(Ordering::Relaxed),
             stat_age_ms: age_ms(newest, now_ns),
         })
     }

@@ -453,3 +453,32 @@ fn a_pod_of_very_many_cgroups_is_slow_before_it_is_read() {
     pods.read(&mut sample, now_ns, true, |_, error| panic!("{error}"));
     assert_eq!(sample[0].stat_age_ms, u32::MAX);
 }
+
+#[test]
+fn what_a_pod_is_not_charged_for_is_in_its_readings_until_it_is_killed() {
+    let (_dir, _host, mut pods) = one_pod("1");
+    let uid = PodUid::new("a");
+    assert!(pods.running().is_empty());
+    assert_eq!(look(&mut pods), Some(true));
+    assert_eq!(pods.running().len(), 1);
+    let uncharged = |pods: &mut Pods| {
+        let mut read = Vec::new();
+        pods.read(&mut read, 1, true, |_, error| panic!("{error}"));
+        read[0].uncharged_bytes
+    };
+    let found = [(uid.clone(), 7 << 20), (PodUid::new("gone"), 9 << 20)];
+    let began_ns = crate::host::clock::now_ns();
+    assert!(pods.set_uncharged(&found, began_ns));
+    assert!(!pods.set_uncharged(&found, began_ns), "no news");
+    assert_eq!(uncharged(&mut pods), 7 << 20);
+    assert!(pods.set_uncharged(&[], began_ns));
+    assert!(pods.set_uncharged(&found, began_ns));
+    pods.kill(&uid).unwrap();
+    assert_eq!(uncharged(&mut pods), 0);
+    // What was on its way as it was killed.
+    assert!(!pods.set_uncharged(&found, began_ns));
+    assert_eq!(uncharged(&mut pods), 0);
+    // It lives on.
+    assert!(pods.set_uncharged(&found, crate::host::clock::now_ns() + 1));
+    assert_eq!(uncharged(&mut pods), 7 << 20);
+}

@@ -8,14 +8,14 @@
 //! with more than there is room for is read no further, and nothing is said of that namespace: a sum over some of its
 //! interfaces would be wrong without a sign of it.
 
-use std::fs::{File, metadata};
+use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::shape::InterfaceStats;
 use crate::host::HostRoot;
 use crate::host::file::parse_u64;
+use crate::host::network_namespace::NetworkNamespace;
 
 /// Interfaces that are left out: what goes through them is inside the machine, or counted where it leaves it.
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
@@ -35,8 +35,8 @@ pub(super) fn of_node(host: &HostRoot) -> Option<Vec<InterfaceStats>> {
 
 /// A process's namespace; `None` if it is the node's own.
 pub(super) fn of_process(host: &HostRoot, pid: u32) -> Option<Vec<InterfaceStats>> {
-    let path = path(host, pid);
-    (namespace(&path)? != namespace(&self::path(host, 1))?).then(|| read(&path, POD_BYTES_MAX))?
+    let is_of_node = NetworkNamespace::of(host, pid)? == NetworkNamespace::of_node(host)?;
+    (!is_of_node).then(|| read(&path(host, pid), POD_BYTES_MAX))?
 }
 
 /// The default one among them; a kubelet that finds none has nothing there but an empty name.
@@ -47,13 +47,6 @@ pub(super) fn default_of(interfaces: &[InterfaceStats]) -> InterfaceStats {
 
 fn path(host: &HostRoot, pid: u32) -> PathBuf {
     host.procfs(format!("{pid}/net/dev"))
-}
-
-/// What tells one namespace from another: each has such files of its own, with their own inodes. `/proc/PID/ns/net`
-/// would need CAP_SYS_PTRACE.
-fn namespace(path: &Path) -> Option<(u64, u64)> {
-    let file = metadata(path).ok()?;
-    Some((file.dev(), file.ino()))
 }
 
 /// `None` also if it is longer than that, or a line is not understood: then none is to be trusted.

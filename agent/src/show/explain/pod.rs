@@ -24,14 +24,15 @@ pub(super) fn one_pod(explained: &EvictionExplanation, pod: &ExplainedPod, style
     let mut line = |what: &str, says: String| text += &format!("  {what:16}{says}\n");
     if let (Some(usage), Some(working_set)) = (pod.memory_usage_bytes, pod.memory_working_set_bytes)
     {
-        line(
-            "memory",
-            format!(
-                "{} charged, {} of it working set",
-                bytes(usage.into()),
-                bytes(working_set.into())
+        let (usage, working_set) = (bytes(usage.into()), bytes(working_set.into()));
+        let says = match pod.memory_uncharged_bytes {
+            0 => format!("{usage} charged, {working_set} of it working set"),
+            queues => format!(
+                "{usage} charged; working set {working_set}, with {} in queues of sockets that no cgroup is charged for",
+                bytes(queues.into())
             ),
-        );
+        };
+        line("memory", says);
     }
     if let Some(ranked) = &pod.ranked {
         let usage = ranked.usage.map_or_else(

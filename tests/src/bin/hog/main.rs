@@ -11,6 +11,7 @@ mod files;
 mod loops;
 mod memory;
 mod processes;
+mod sockets;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -155,6 +156,11 @@ enum Mode {
         /// The file.
         #[arg(long)]
         path: PathBuf,
+    },
+    /// Fills the queues of netlink sockets, which no cgroup is charged for, one socket after the other.
+    Queues {
+        #[command(flatten)]
+        growth: Growth,
     },
     /// Writes a memfd, which stays open, and sleeps.
     Memfd {
@@ -531,6 +537,10 @@ fn main() -> anyhow::Result<()> {
         }
         Mode::Pids { growth } => {
             processes::pids(&growth, &go, &log)?;
+            sleep_for_ever();
+        }
+        Mode::Queues { growth } => {
+            sockets::fill(&growth, &go, &log)?;
             sleep_for_ever();
         }
         Mode::Memfd { mb } => {

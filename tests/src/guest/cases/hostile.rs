@@ -76,6 +76,11 @@ pub(super) const TESTS: &[Test] = &[
         run: pinned,
     },
     Test {
+        name: "hostile::what_waits_in_sockets_counts",
+        on: On::First(&[Machine::Hybrid, Machine::V7_2]),
+        run: queues,
+    },
+    Test {
         name: "hostile::a_storm_of_forks_at_the_pid_limit_ends",
         on: On::Weekly(Machine::Hybrid),
         run: storm,
@@ -486,6 +491,55 @@ fn pinned() -> Outcome {
     let kernels = oom_kills()? - kernels_before;
     ensure!(kernels == 0, "the kernel's OOM killer ran {kernels} times");
     agent.stop()?;
+    Ok(Done::Passed)
+}
+
+/// Pods with what waits in netlink sockets, which their cgroups are not charged for: in the host's network namespace,
+/// as an innocent pod is that has more than it requests, and in one of their own.
+fn queues() -> Outcome {
+    // 300 MiB.
+    const QUEUES: &str = "queues --wait-usr1 --count 1500 --rate-s 500";
+    let kernels_before = oom_kills()?;
+    for is_alone in [false, true] {
+        let node = Node::new()?;
+        let hog = Pod::burstable("hog", "16Mi");
+        let innocent = Pod::burstable("innocent", "16Mi");
+        let mut spared = node.hog(&innocent, "hold --mb 48")?;
+        let mut filling = match is_alone {
+            false => node.hog(&hog, QUEUES)?,
+            true => {
+                node.write(&hog)?;
+                let (program, log) = (program("hog"), node.log(&hog));
+                let [program, log_text] = [&program, &log].map(|path| path.to_string_lossy());
+                let mut command = vec!["unshare", "-n", &*program, "--log", &*log_text];
+                command.extend(QUEUES.split_whitespace());
+                let filling = node.exec(&hog, &command)?;
+                wait_log(&log, "ready", Duration::from_secs(60)).context("no hog")?;
+                filling
+            }
+        };
+        let wanted_kib = memory::read()?.available_bytes.saturating_sub(mib(160)) >> 10;
+        // What the kubelet takes for available does not fall by it.
+        let threshold = format!("kernelMemory.available<{wanted_kib}Ki");
+        let mut agent = node.agent(&Options::hard(&threshold).on_tracepoints())?;
+        agent.after_samples(2)?;
+        go(&filling)?;
+        let finished = agent.eviction(EVICTION_TIMEOUT)?;
+        let case = format!("alone: {is_alone}");
+        // Not whether it is freed: of the little that it was charged for some stays.
+        ensure!(finished.pod == hog.full_name(), "{case}: {finished:?}");
+        ensure!(
+            filling.process.wait_gone(Duration::from_secs(5)) && spared.process.is_running()?,
+            "{case}: the wrong pod is gone"
+        );
+        let is_back = wait_until(EVICTION_TIMEOUT, Duration::from_millis(10), || {
+            memory::read().is_ok_and(|node| node.available_bytes >> 10 > wanted_kib)
+        });
+        ensure!(is_back, "{case}: the memory is not back");
+        agent.stop()?;
+    }
+    let kernels = oom_kills()? - kernels_before;
+    ensure!(kernels == 0, "the kernel's OOM killer ran {kernels} times");
     Ok(Done::Passed)
 }
 

@@ -451,9 +451,11 @@ fn reclaim(
         .as_ref()
         .filter(|_| may_swap)
         .map_or(0, |node| node.memory.swap_free_bytes);
-    let anon_bytes = memory
+    // What is not charged cannot be reclaimed.
+    let charged_bytes = memory
         .working_set_bytes
-        .saturating_sub(memory.active_file_bytes);
+        .saturating_sub(memory.uncharged_bytes);
+    let anon_bytes = charged_bytes.saturating_sub(memory.active_file_bytes);
     // What the signal does not count as available yet. MemAvailable counts all of it, and of the swap as well.
     let counts_cache = config.options.availability == Availability::Reclaimable;
     let gain_bytes = match situation.met.threshold.signal {
@@ -464,7 +466,7 @@ fn reclaim(
         _ => 0,
     };
     // The kernel takes inactive pages first, which change nothing.
-    let inactive_bytes = memory.usage_bytes.saturating_sub(memory.working_set_bytes);
+    let inactive_bytes = memory.usage_bytes.saturating_sub(charged_bytes);
     (gain_bytes >= PROGRESS_BYTES).then(|| {
         let decision = Decision::Reclaim {
             uid: pod.row.uid.clone(),

@@ -9,6 +9,8 @@
 //! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous
 //!   memory, or the reverse, and its usage stays what it was;
 //! - in any case not less than its usage minus the page cache of the node, which is read with each sample.
+//!
+//! What its cgroup is not charged for is in all of these.
 
 use crate::model::event::{NodeMemory, PodMemory};
 use crate::model::options::Availability;
@@ -51,7 +53,8 @@ pub(super) fn least_used_bytes(
     let by_stat = memory
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
-        .saturating_sub(memory.cache_bytes(availability));
+        .saturating_sub(memory.cache_bytes(availability))
+        .saturating_add(memory.uncharged_bytes);
     by_stat.max(by_node)
 }
 
@@ -60,12 +63,13 @@ pub(crate) fn most_used_bytes(memory: &PodMemory, availability: Availability) ->
     if !is_stale_pod(memory) {
         return memory.used_bytes(availability);
     }
-    if !is_recent(memory) {
-        return memory.usage_bytes;
-    }
-    memory
-        .usage_bytes
-        .max(memory.usage_at_stat_bytes)
-        .saturating_sub(memory.cache_bytes(availability))
-        .min(memory.usage_bytes)
+    let charged_bytes = match is_recent(memory) {
+        true => memory
+            .usage_bytes
+            .max(memory.usage_at_stat_bytes)
+            .saturating_sub(memory.cache_bytes(availability))
+            .min(memory.usage_bytes),
+        false => memory.usage_bytes,
+    };
+    charged_bytes.saturating_add(memory.uncharged_bytes)
 }

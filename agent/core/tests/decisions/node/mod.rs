@@ -116,6 +116,7 @@ impl Node {
             usage_at_stat_bytes: usage * MI,
             active_file_bytes: active * MI,
             lazily_freed_bytes: 0,
+            uncharged_bytes: 0,
             stat_age_ms: 0,
         };
         self.step(EventKind::Sample(Sample {
