@@ -402,7 +402,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 /// A word in back-ticks that could be a module, in the row of a room of the agent, is one of that room.
 #[test]
 fn every_module_in_the_table_of_rooms_exists() {
-    let sources: Vec<String> = sources::rust().into_iter().map(|(file, _)| file).collect();
+    let sources: Vec<&String> = sources::rust().iter().map(|(file, _)| file).collect();
     let is_module = |word: &str| {
         word.chars()
             .all(|letter| letter.is_ascii_lowercase() || letter == '_')
@@ -435,19 +435,16 @@ fn every_module_in_the_table_of_rooms_exists() {
 
 /// The names of the threads that a source starts, outside its tests.
 fn threads_of(source: &str) -> Vec<String> {
-    let code = source
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or_default();
+    let code = sources::code(source, false);
     let starts = [
         "WorkerThread::start(",
         "ListenerThread::start(",
         "thread::Builder::new()",
     ];
-    let names = starts.iter().flat_map(|start| code.split(start).skip(1));
-    let names = names.filter_map(|rest| {
+    let places = starts.iter().flat_map(|start| code.match_indices(start));
+    let names = places.filter_map(|(at, _)| {
         // The name is the first text before the work begins.
-        let before = rest.split("move |").next()?;
+        let before = source[at..].split("move |").next()?;
         let name = before.split('"').nth(1)?;
         Some(name.to_owned())
     });
@@ -460,7 +457,7 @@ fn the_table_of_threads_has_every_thread_of_the_agent() {
     for (file, source) in sources::rust() {
         let is_agent = file.starts_with("agent/src/") && !file.starts_with("agent/src/commands/");
         if is_agent && !file.ends_with("tests.rs") && !file.contains("/tests/") {
-            for name in threads_of(&source) {
+            for name in threads_of(source) {
                 started.insert(name, file.clone());
             }
         }
@@ -491,7 +488,7 @@ fn what_comments_of_sources_name_exists() {
     let mut named = 0;
     let mut wrong = Vec::new();
     for (file, source) in sources::rust() {
-        for (number, comment) in comments(&source) {
+        for (number, comment) in comments(source) {
             named += pages_in(comment).count() + paths_in(comment).count();
             let of_line = wrong_names(comment).into_iter();
             wrong.extend(of_line.map(|why| format!("{file}:{number}: {why}")));

@@ -124,7 +124,7 @@ fn printed_and_not_counted(source: &str) -> usize {
 #[test]
 fn a_test_that_cannot_run_says_so_where_it_is_counted() {
     for (file, source) in sources::rust() {
-        let count = printed_and_not_counted(&source);
+        let count = printed_and_not_counted(source);
         assert_eq!(count, 0, "{file}: call `notes::left_out`");
     }
     let two = ["println", "eprintln"]
@@ -146,7 +146,7 @@ fn has_documentation_tests(source: &str) -> bool {
 }
 
 /// The sources of a target: the folder of a `main.rs` or `lib.rs`, or one file.
-fn sources_of(target: &Value) -> Vec<(String, String)> {
+fn sources_of(target: &Value) -> Vec<&'static (String, String)> {
     let path = target["src_path"].as_str().unwrap();
     let root = sources::root().canonicalize().unwrap();
     let path = path.strip_prefix(root.to_str().unwrap()).unwrap();
@@ -156,7 +156,7 @@ fn sources_of(target: &Value) -> Vec<(String, String)> {
         .or(path.strip_suffix("lib.rs"))
         .unwrap_or(path);
     sources::rust()
-        .into_iter()
+        .iter()
         .filter(|(file, _)| file.starts_with(folder))
         .collect()
 }
@@ -221,58 +221,9 @@ const PRODUCT: [&str; 7] = [
 /// Where such names are left.
 const WITH_SUCH_NAMES: [&str; 1] = ["agent/core/src/arbitration/"];
 
-/// The code of a source: without comments and literals, up to its tests.
-fn code(source: &str) -> String {
-    let mut code = String::new();
-    let mut rest = source.split("\n#[cfg(test)]").next().unwrap_or_default();
-    while let Some(first) = rest.chars().next() {
-        let is_raw = ["r\"", "r#", "br\"", "br#"]
-            .iter()
-            .any(|start| rest.starts_with(start))
-            && !code.ends_with(|last: char| last.is_alphanumeric() || last == '_');
-        let length = if rest.starts_with("//") {
-            rest.find('\n')
-        } else if is_raw {
-            let start = rest.trim_start_matches(['b', 'r']);
-            let signs = start.len() - start.trim_start_matches('#').len();
-            let end = format!("\"{}", "#".repeat(signs));
-            // `r#type` is no literal.
-            let text = start[signs..].strip_prefix('"');
-            let skipped = rest.len() - start.len() + signs + 1;
-            text.map(|text| skipped + text.find(&end).unwrap_or(text.len()) + end.len())
-        } else if first == '"' {
-            let mut is_escaped = true;
-            let end = rest.find(|letter| {
-                let is_end = letter == '"' && !is_escaped;
-                is_escaped = letter == '\\' && !is_escaped;
-                is_end
-            });
-            end.map(|end| end + 1)
-        } else if first == '\'' {
-            // A lifetime has no second sign so near.
-            let escaped = rest.starts_with("'\\");
-            let end = rest[1..].find('\'').map(|end| end + 2);
-            end.filter(|end| escaped || rest[..*end].chars().count() == 3)
-        } else {
-            None
-        };
-        match length {
-            Some(length) => {
-                code.push(' ');
-                rest = rest.get(length..).unwrap_or_default();
-            }
-            None => {
-                code.push(first);
-                rest = &rest[first.len_utf8()..];
-            }
-        }
-    }
-    code
-}
-
 /// Those of [`NO_NAMES`] that the code of a source has.
 fn no_names(source: &str) -> BTreeSet<String> {
-    let code = code(source);
+    let code = sources::code(source, false);
     let names = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
     let names = names.filter(|name| NO_NAMES.contains(name));
     names.map(str::to_owned).collect()
@@ -287,7 +238,7 @@ fn names_are_terms() {
             .iter()
             .any(|folder| file.starts_with(folder));
         if is_product && !is_test && !is_left {
-            let found = no_names(&source);
+            let found = no_names(source);
             assert!(found.is_empty(), "{file}: {found:?}: name the thing");
         }
     }
@@ -297,14 +248,19 @@ fn names_are_terms() {
 fn names_are_found_in_code_alone() {
     let clean = "let a = \"told \\\" own\"; // whoever\nlet b = r#\"own \"told\"\"#; let c = ['\"', '\\'']; fn f<'own_>() {}\n#[cfg(test)]\nlet told = 1;";
     assert_eq!(no_names(clean), BTreeSet::new());
-    let found = no_names("let c = '\"'; let own = is_told(\"own\");");
-    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["is_told", "own"]);
+    let found = |source| no_names(source).into_iter().collect::<Vec<_>>();
+    assert_eq!(
+        found("let c = '\"'; let own = is_told(\"own\");"),
+        ["is_told", "own"]
+    );
+    let after_tests = "\n#[cfg(test)]\nmod tests;\n#[cfg(test)]\nfn told() { }\nstruct A { a: u8, #[cfg(test)] told: u8 }\nlet own = 1;";
+    assert_eq!(found(after_tests), ["own"]);
 }
 
 /// Threads that a source starts with as much stack as the standard library gives, 2 MiB: all memory of the agent is
 /// locked.
 fn without_a_stack_size(source: &str) -> usize {
-    let code = code(source);
+    let code = sources::code(source, false);
     let started = code.matches("thread::spawn(").count();
     let built = code.split("thread::Builder::new()").skip(1);
     let is_sized = |rest: &&str| {
@@ -321,8 +277,10 @@ fn every_thread_of_the_agent_has_a_stack_of_known_size() {
         // Commands are programs of people and not locked.
         let is_agent = file.starts_with("agent/src/") && !file.starts_with("agent/src/commands/");
         if is_agent && !file.ends_with("tests.rs") && !file.contains("/tests/") {
-            threads += code(&source).matches("thread::Builder").count();
-            let count = without_a_stack_size(&source);
+            threads += sources::code(source, false)
+                .matches("thread::Builder")
+                .count();
+            let count = without_a_stack_size(source);
             assert_eq!(count, 0, "{file}: give the thread a `stack_size`");
         }
     }
@@ -342,7 +300,7 @@ fn is_misplaced(file: &str) -> bool {
 fn modules_have_one_shape() {
     for (file, _) in sources::rust() {
         assert!(
-            !is_misplaced(&file),
+            !is_misplaced(file),
             "{file}: move it to the name of its folder, with .rs"
         );
     }
@@ -383,7 +341,7 @@ fn long_comments(source: &str) -> Vec<usize> {
 fn comments_are_no_wider_than_a_screen() {
     let mut wide = Vec::new();
     for (file, source) in sources::rust() {
-        let lines = long_comments(&source).into_iter();
+        let lines = long_comments(source).into_iter();
         wide.extend(lines.map(|line| format!("{file}:{line}")));
     }
     assert!(

@@ -1,9 +1,10 @@
 //! The source of a crate: its modules, and what each imports.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
+
+use crate::sources::{code, rust};
 
 /// A crate whose imports are read.
 pub(crate) struct Crate {
@@ -19,7 +20,9 @@ pub(crate) struct Crate {
 
 /// A source file: its module's path within the crate, and every path that it imports.
 pub(crate) struct Module {
-    pub(crate) file: PathBuf,
+    /// From the repository's root.
+    pub(crate) file: &'static str,
+    pub(crate) text: &'static str,
     pub(crate) path: Vec<String>,
     pub(crate) imports: Vec<Vec<String>>,
 }
@@ -55,39 +58,35 @@ impl Crate {
     }
 
     fn read(&self) -> Vec<Module> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("..")
-            .join(self.source);
-        let mut files = Vec::new();
-        source_files(&root, &mut files);
-        files.sort();
-        let is_test = |file: &PathBuf| {
-            let name = file.strip_prefix(&root).unwrap();
-            name.components()
-                .any(|part| matches!(part.as_os_str().to_str(), Some("tests.rs" | "tests")))
-        };
-        files.retain(|file| self.with_tests || !is_test(file));
-        files
-            .into_iter()
-            .map(|file| {
-                let name = file.strip_prefix(&root).unwrap().with_extension("");
-                let mut path: Vec<String> = name
-                    .iter()
-                    .map(|part| part.to_str().unwrap().to_owned())
-                    .collect();
-                // A program of several files.
-                if name.starts_with("bin") && name.ends_with("main") {
-                    path.pop();
-                }
-                let text = fs::read_to_string(&file).unwrap();
-                let imports = self.imports(&text, &path);
-                Module {
-                    file,
-                    path,
-                    imports,
-                }
-            })
-            .collect()
+        let mut modules = Vec::new();
+        for (file, text) in rust() {
+            let Ok(name) = Path::new(file).strip_prefix(self.source) else {
+                continue;
+            };
+            let is_test = name
+                .iter()
+                .any(|part| matches!(part.to_str(), Some("tests.rs" | "tests")));
+            if is_test && !self.with_tests {
+                continue;
+            }
+            let name = name.with_extension("");
+            let mut path: Vec<String> = name
+                .iter()
+                .map(|part| part.to_str().unwrap().to_owned())
+                .collect();
+            // A program of several files.
+            if name.starts_with("bin") && name.ends_with("main") {
+                path.pop();
+            }
+            let imports = self.imports(text, &path);
+            modules.push(Module {
+                file,
+                text,
+                path,
+                imports,
+            });
+        }
+        modules
     }
 
     /// Every path of the crate that the text names, in `use` lines and within code: `crate::…`, the crate's own name,
@@ -221,109 +220,6 @@ fn tokens(code: &str) -> Vec<&str> {
         rest = after.trim_start();
     }
     tokens
-}
-
-fn source_files(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            source_files(&path, into);
-        } else if path.extension().is_some_and(|ext| ext == "rs") {
-            into.push(path);
-        }
-    }
-}
-
-/// Without comments and the content of strings, without what only the documentation uses and, unless `with_tests`,
-/// without tests.
-pub(crate) fn code(text: &str, with_tests: bool) -> String {
-    let text = without_text(text);
-    let (mut rest, mut code) = (text.as_str(), String::new());
-    while let Some(at) = rest.find("#[cfg(") {
-        let (before, attribute) = rest.split_at(at);
-        code.push_str(before);
-        let is_of = |what| attribute["#[cfg(".len()..].starts_with(what);
-        let skipped = if is_of("doc)]") || !with_tests && is_of("test)]") {
-            item_len(attribute)
-        } else {
-            "#[cfg(".len()
-        };
-        let (skipped, after) = attribute.split_at(skipped);
-        if skipped == "#[cfg(" {
-            code.push_str(skipped);
-        }
-        rest = after;
-    }
-    code + rest
-}
-
-/// How long the item is that the text begins with, with its attributes.
-fn item_len(text: &str) -> usize {
-    let mut depth = 0;
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth -= 1,
-            _ => {}
-        }
-        let is_list = || text[at + 1..].trim_start().starts_with(';');
-        if depth == 0 && (c == ';' || c == '}' && !is_list()) {
-            return at + 1;
-        }
-    }
-    text.len()
-}
-
-/// Without comments and what strings and characters contain; every line stays.
-fn without_text(text: &str) -> String {
-    let (mut rest, mut code) = (text, String::new());
-    while let Some(first) = rest.chars().next() {
-        let is_new_name = !code.ends_with(|c: char| c.is_alphanumeric() || c == '_');
-        let raw = raw_quote(rest).filter(|_| is_new_name);
-        let skipped = if rest.starts_with("//") {
-            rest.find('\n').unwrap_or(rest.len())
-        } else if rest.starts_with("/*") {
-            rest.find("*/").map_or(rest.len(), |at| at + 2)
-        } else if let Some((opening, closing)) = raw {
-            let end = rest[opening..].find(&closing);
-            end.map_or(rest.len(), |at| opening + at + closing.len())
-        } else if first == '"' {
-            1 + until_quote(&rest[1..], '"')
-        } else if let Some(inside) = rest.strip_prefix('\'')
-            && (inside.starts_with('\\') || inside.chars().nth(1) == Some('\''))
-        {
-            1 + until_quote(inside, '\'')
-        } else {
-            code.push(first);
-            rest = &rest[first.len_utf8()..];
-            continue;
-        };
-        let (skipped, after) = rest.split_at(skipped);
-        code.extend(skipped.chars().filter(|c| *c == '\n'));
-        code.push(' ');
-        rest = after;
-    }
-    code
-}
-
-/// How long what opens a raw string is, and what closes it.
-fn raw_quote(text: &str) -> Option<(usize, String)> {
-    let inside = text.strip_prefix('b').unwrap_or(text).strip_prefix('r')?;
-    let hashes = inside.len() - inside.trim_start_matches('#').len();
-    let opening = text.len() - inside[hashes..].strip_prefix('"')?.len();
-    Some((opening, format!("\"{}", "#".repeat(hashes))))
-}
-
-/// How much of the text the quote ends, which no backslash escapes.
-fn until_quote(text: &str, quote: char) -> usize {
-    let mut is_escaped = false;
-    for (at, c) in text.char_indices() {
-        if c == quote && !is_escaped {
-            return at + 1;
-        }
-        is_escaped = c == '\\' && !is_escaped;
-    }
-    text.len()
 }
 
 /// `a::{b, c::d as e}` as `a::b` and `a::c::d`.
