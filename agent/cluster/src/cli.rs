@@ -2,6 +2,7 @@
 
 mod arbitrate;
 
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -190,12 +191,19 @@ fn arbitrate(arguments: arbitrate::Arbitrate) -> Result<(), String> {
         if let Some(output) = once {
             let found = run::arbitrate::once(settings).await;
             let found = found.map_err(|error| error.to_string())?;
-            print!("{}", arbitrate::printed(&found, output));
-            return Ok(());
+            return print(&arbitrate::printed(&found, output));
         }
         let ended = run::arbitrate::run(settings, stop()?).await;
         ended.map_err(|error| error.to_string())
     })
+}
+
+/// Writes to standard output. A reader that has closed the pipe has read enough.
+fn print(text: &str) -> Result<(), String> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| format!("cannot write to standard output: {error}")),
+    }
 }
 
 /// Completes with SIGTERM or SIGINT.

@@ -1,6 +1,8 @@
 //! The program by itself: its help, its exit statuses, its end.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 fn program() -> Command {
@@ -60,13 +62,57 @@ fn statuses_and_what_to_do() {
     );
 }
 
+/// A file in the folder for `--kubeconfig`: the API server is at a port of this machine.
+fn kubeconfig(folder: &Path, port: u16) -> PathBuf {
+    let config = folder.join("config");
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster: {{server: \"http://127.0.0.1:{port}\"}}\nusers:\n- name: x\n\
+         contexts:\n- name: x\n  context: {{cluster: x, user: x}}\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    config
+}
+
+/// An API server in which there is nothing: a list has no items, and a watch goes on without an answer.
+fn answer_nothing(client: &mut TcpStream) {
+    let list = r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"9"},"items":[]}"#;
+    let heads = BufReader::new(client.try_clone().unwrap()).lines();
+    let mut is_watch = false;
+    for line in heads.map_while(Result::ok) {
+        is_watch |= line.contains("watch=true") || line.contains("watch=1");
+        if line.is_empty() && !is_watch {
+            let length = list.len();
+            write!(client, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{list}").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_failure() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in server.incoming() {
+            std::thread::spawn(move || answer_nothing(&mut client.unwrap()));
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = program()
+        .args(["arbitrate", "--once", "--kubeconfig"])
+        .arg(kubeconfig(folder.path(), port))
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
 #[test]
 fn without_anybody_there_it_waits_and_ends_when_asked_to() {
     let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("config");
-    let text = "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters:\n- name: x\n  cluster: {server: \"http://127.0.0.1:1\"}\nusers:\n- name: x\n\
-                contexts:\n- name: x\n  context: {cluster: x, user: x}\n";
-    std::fs::write(&config, text).unwrap();
+    let config = kubeconfig(folder.path(), 1);
     let mut child = program()
         .args(["--node", "n", "--kubeconfig"])
         .arg(&config)

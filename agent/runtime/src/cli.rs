@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -249,13 +250,15 @@ fn print(
     document: &serde_json::Value,
     text: impl FnOnce() -> String,
 ) -> Result<(), String> {
-    use std::io::Write as _;
     let text = match output {
         Output::Text => text(),
         Output::Json => format!("{document}\n"),
     };
-    let written = std::io::stdout().write_all(text.as_bytes());
-    written.map_err(|error| format!("cannot write: {error}"))
+    match io::stdout().write_all(text.as_bytes()) {
+        // The reader has closed the pipe: it has read enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| format!("cannot write to standard output: {error}")),
+    }
 }
 
 #[cfg(test)]
