@@ -65,7 +65,7 @@ impl CommandError for CheckError {
     fn exit_status(&self) -> u8 {
         match self {
             Self::CgroupRoot(_) => exit_status::WRONG_USAGE,
-            Self::Output(_) => exit_status::REFUSED,
+            Self::Output(_) => exit_status::FAILED,
         }
     }
 }
@@ -541,5 +541,7 @@ mod tests {
         )
         .unwrap_err();
         assert!(error.to_string().starts_with("--cgroup-root: "), "{error}");
+        let unwritable = CheckError::Output(io::ErrorKind::StorageFull.into());
+        assert_eq!(unwritable.exit_status(), exit_status::FAILED);
     }
 }

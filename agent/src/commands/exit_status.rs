@@ -67,10 +67,13 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
         "check",
         &[
             (Some(DONE), "every signal has its best mechanism"),
-            (Some(FAILED), "plimsoll works here, with the losses listed"),
+            (
+                Some(FAILED),
+                "plimsoll works here, with the losses listed; or the report cannot be written",
+            ),
             (
                 Some(REFUSED),
-                "plimsoll cannot work here (no cgroup memory controller), or the report cannot be written",
+                "plimsoll cannot work here (no cgroup memory controller)",
             ),
         ],
     ),
@@ -293,8 +296,8 @@ pub const TABLE: [(&str, &[Meaning]); 22] = [
         "replay",
         &[
             (Some(DONE), "the decisions are the same"),
-            (Some(FAILED), "the decisions differ"),
-            (Some(REFUSED), "the journal cannot be read or replayed"),
+            (Some(FAILED), "the journal cannot be read or replayed"),
+            (Some(REFUSED), "the decisions differ"),
         ],
     ),
 ];

@@ -1,6 +1,6 @@
 //! `plimsoll replay JOURNAL`: feeds a journal's events to a fresh engine and compares the decisions byte for byte.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,18 +20,18 @@ pub struct ReplayArgs {
     pub(crate) output: OutputArgs,
 }
 
-impl CommandError for JournalReadError {
-    fn exit_status(&self) -> u8 {
-        exit_status::REFUSED
-    }
-}
+impl CommandError for JournalReadError {}
 
-/// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 1 when one differs.
+/// Runs `plimsoll replay`: exit status 0 when all decisions are the same, 3 when one differs.
 ///
 /// # Errors
-/// [`JournalReadError`] when the journal cannot be replayed (exit status 3).
+/// [`JournalReadError`] when the journal cannot be replayed (exit status 1).
 pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
-    let mut out = std::io::stdout().lock();
+    replayed(args, &mut io::stdout().lock()).map(ExitCode::from)
+}
+
+/// The exit status; decisions go to `out`.
+fn replayed(args: &ReplayArgs, out: &mut impl Write) -> Result<u8, JournalReadError> {
     let result = replay(&args.journal, |event, decisions| {
         for decision in decisions {
             match args.output.format {
@@ -41,7 +41,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
                     writeln!(out, "{s:>8}.{ms:03}  {}", shown::line(&decision))?;
                 }
                 Output::Json => {
-                    serde_json::to_writer(&mut out, decision)?;
+                    serde_json::to_writer(&mut *out, decision)?;
                     writeln!(out)?;
                 }
             }
@@ -61,11 +61,36 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, JournalReadError> {
             shown::line(recorded),
             shown::line(now)
         );
-        return Ok(ExitCode::from(exit_status::FAILED));
+        return Ok(exit_status::REFUSED);
     }
     eprintln!(
         "{} events, {} decisions: identical, byte for byte",
         result.steps, result.decisions
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(exit_status::DONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::steps::tests::journal;
+
+    #[test]
+    fn a_difference_is_an_answer_and_a_damaged_journal_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ReplayArgs {
+            journal: dir.path().join("journal"),
+            output: OutputArgs::default(),
+        };
+        let status = || replayed(&args, &mut Vec::new()).map_err(|error| error.exit_status());
+        assert_eq!(status(), Err(exit_status::FAILED));
+        journal(&args.journal);
+        assert_eq!(status(), Ok(exit_status::DONE));
+        let text = std::fs::read_to_string(&args.journal).unwrap();
+        let changed = text.replace(r#""status":true"#, r#""status":false"#);
+        std::fs::write(&args.journal, changed).unwrap();
+        assert_eq!(status(), Ok(exit_status::REFUSED));
+        std::fs::write(&args.journal, "x\n").unwrap();
+        assert_eq!(status(), Err(exit_status::FAILED));
+    }
 }

@@ -2,11 +2,12 @@
 
 /// The command did what it was asked to do.
 pub const DONE: u8 = 0;
-/// The command failed, or found a loss or a difference.
+/// The command failed (a file cannot be read or is wrong, no agent answers, the output cannot be written), or it found
+/// a loss.
 pub const FAILED: u8 = 1;
 /// The arguments are wrong. Nothing else ends with this status.
 pub const WRONG_USAGE: u8 = 2;
-/// The command cannot answer, or the answer is no.
+/// The answer is no, or there is none to what was asked.
 pub const REFUSED: u8 = 3;
 /// `plimsoll exec` failed, as docker and systemd-run have it.
 pub const EXEC_FAILED: u8 = 125;

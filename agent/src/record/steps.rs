@@ -361,7 +361,7 @@ impl Steps {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::record::journal::Journal;
     use plimsoll_core::engine::EngineConfig;
@@ -369,7 +369,7 @@ mod tests {
     use plimsoll_core::model::signal::Signal;
     use plimsoll_core::model::threshold::{Amount, Operator, Passes, Threshold};
 
-    fn journal(path: &Path) {
+    pub(crate) fn journal(path: &Path) {
         let threshold = Threshold {
             signal: Signal::MemoryAvailable,
             operator: Operator::LessThan,
