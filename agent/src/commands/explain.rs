@@ -17,7 +17,7 @@ use crate::host::output::{Output, OutputArgs, Style};
 use crate::host::shown::{Show as _, line, page};
 use crate::input::manifests::ManifestError;
 use crate::input::manifests::objects::{self, Item};
-use crate::record::steps::{JournalReadError, at_seconds, replay_until};
+use crate::record::steps::{Difference, JournalReadError, at_seconds, replay_until};
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::server::answer;
 use crate::serve::control::{AgentArgs, Answer, Refusal, RefusalKind, Request};
@@ -234,7 +234,7 @@ fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {
         return Ok(ask(&args.agent.socket(), &request)?);
     };
     let (replayed, snapshot) = replay_until(journal, args.at.unwrap_or(u64::MAX), |_, _| Ok(()))?;
-    if let Some((line, ..)) = replayed.difference {
+    if let Some(Difference { line, .. }) = replayed.difference {
         eprintln!(
             "plimsoll: {}:{line}: from here this version decides differently from the one that wrote the journal; this is the state at that line",
             journal.shown()

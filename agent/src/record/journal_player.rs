@@ -15,7 +15,7 @@ use plimsoll_core::model::state::NodeState;
 use crate::record::journal::aside::Recalled;
 use crate::record::lines::{KEPT_LINES, RecentLine};
 use crate::record::snapshot::Snapshot;
-use crate::record::steps::{Entry, JournalReadError, StepPlace, Steps};
+use crate::record::steps::{Difference, Entry, JournalReadError, StepPlace, Steps};
 
 /// Marks that are kept. When there are so many, every other is dropped and the next are twice as far apart.
 const MARKS_MAX: usize = 64;
@@ -257,7 +257,7 @@ impl JournalPlayer {
             self.seen.push(Seen { at_ns, is_reported });
         }
         self.step += 1;
-        if let Some((line, ..)) = difference {
+        if let Some(Difference { line, .. }) = difference {
             self.remark = Some(format!(
                 "from line {line} this version decides differently from the one that wrote the journal; only what comes before is shown"
             ));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_core::engine::Engine;
 use plimsoll_core::model::decision::Decision;
 use plimsoll_core::model::event::Event;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::host::shown::Show as _;
@@ -88,17 +88,28 @@ struct StepLine<'a> {
     decisions: Option<&'a RawValue>,
 }
 
+/// A step whose decisions are not those of the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// The line, from 1.
+    pub line: usize,
+    /// The decisions in the journal, as their JSON stands there.
+    pub journal: String,
+    /// Those that came out now.
+    pub now: String,
+}
+
 /// What a replay found.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Steps replayed.
     pub steps: usize,
     /// Decisions taken.
     pub decisions: usize,
-    /// The first line whose decisions differ: its number, what it says, and what came out now.
-    pub difference: Option<(usize, String, String)>,
     /// The last line was cut off, as by `kill -9`.
     pub torn: bool,
+    /// The first.
+    pub difference: Option<Difference>,
 }
 
 /// Replays a journal, passing each step's decisions to `show`.
@@ -211,8 +222,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Lets the engine take the step, and appends what it decides. Returns the line, what it says, and what came out
-    /// now, if these differ.
+    /// Lets the engine take the step, and appends what it decides.
     ///
     /// # Errors
     /// None: decisions can be written as JSON.
@@ -220,12 +230,16 @@ impl Step<'_> {
         &self,
         engine: &mut Engine,
         decisions: &mut Vec<Decision>,
-    ) -> Result<Option<(usize, String, String)>, JournalReadError> {
+    ) -> Result<Option<Difference>, JournalReadError> {
         let before = decisions.len();
         engine.step(&self.event, decisions);
         let now = serde_json::to_string(&decisions[before..])
             .map_err(|source| bad_line(self.path, self.line, source))?;
-        Ok((now != self.recorded).then(|| (self.line, self.recorded.to_owned(), now)))
+        Ok((now != self.recorded).then(|| Difference {
+            line: self.line,
+            journal: self.recorded.to_owned(),
+            now,
+        }))
     }
 }
 
@@ -431,7 +445,11 @@ pub(crate) mod tests {
         assert!(text.contains(r#""status":true"#));
         std::fs::write(&path, text.replace(r#""status":true"#, r#""status":false"#)).unwrap();
         assert_eq!(
-            replay(&path, |_, _| Ok(())).unwrap().difference.unwrap().0,
+            replay(&path, |_, _| Ok(()))
+                .unwrap()
+                .difference
+                .unwrap()
+                .line,
             3
         );
     }
