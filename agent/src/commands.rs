@@ -5,7 +5,6 @@ pub mod arbitrate;
 pub mod check;
 pub mod cli;
 pub mod config;
-pub(crate) mod error;
 pub mod events;
 pub mod exec;
 pub mod exit_status;

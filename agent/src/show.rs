@@ -15,12 +15,12 @@ pub mod topology;
 
 use std::io;
 
-use crate::host::output::Document;
+use crate::host::output::{Document, StdoutError, json};
 
 /// A value in a form for programs.
-pub(crate) fn document(form: Document, value: &serde_json::Value) -> io::Result<String> {
+pub(crate) fn document(form: Document, value: &serde_json::Value) -> Result<String, StdoutError> {
     Ok(match form {
         Document::Yaml => serde_saphyr::to_string(value).map_err(io::Error::other)?,
-        Document::Text | Document::Json => serde_json::to_string_pretty(value)? + "\n",
+        Document::Text | Document::Json => json(value)?,
     })
 }

@@ -3,16 +3,15 @@
 //!
 //! [`dry_run`](crate::input::manifests::dry_run) asks, [`admission`] shows.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Document, OutputArgs, Style};
+use crate::host::output::{Document, OutputArgs, StdoutError, Style, print};
 use crate::host::shown::page;
 use crate::input::error::InputError;
 use crate::input::manifests::dry_run::{Defects, Row, Verdict, ask};
@@ -55,8 +54,8 @@ pub enum AdmitError {
     #[error(transparent)]
     Input(#[from] InputError),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for AdmitError {
@@ -75,11 +74,10 @@ impl CommandError for AdmitError {
 pub fn run(args: &AdmitArgs) -> Result<ExitCode, AdmitError> {
     let namespace = args.namespace.as_deref();
     let answer = ask(&args.files, namespace, args.admission, io::stdin().lock())?;
-    let mut stdout = io::stdout().lock();
     let text = match args.output.format {
         Document::Text => {
             let lines: Vec<_> = answer.rows.iter().map(admission::line).collect();
-            let mut text = admission::answer(&lines, args.why, Style::of(&stdout));
+            let mut text = admission::answer(&lines, args.why, Style::of(&io::stdout()));
             text += &remarks(&answer.rows);
             page(&text)
         }
@@ -88,7 +86,7 @@ pub fn run(args: &AdmitArgs) -> Result<ExitCode, AdmitError> {
             document(form, &json!({ "objects": rows }))?
         }
     };
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(status(&answer.rows))
 }
 

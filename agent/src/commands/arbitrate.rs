@@ -6,7 +6,7 @@
 
 mod what_if;
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,10 +15,9 @@ use plimsoll_core::arbitration::amounts::TooManyResources;
 use plimsoll_core::arbitration::arbitrate;
 use plimsoll_core::arbitration::named::{Objects, Resolved};
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::wall;
-use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::output::{Drawing, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::{Show as _, page};
 use crate::input::cluster::{self, seconds_since_1970};
 use crate::input::error::InputError;
@@ -84,8 +83,8 @@ pub enum ArbitrateError {
     #[error("--why {0}: there is no such namespace or Consumer; without --why all are listed")]
     Unknown(String),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for ArbitrateError {
@@ -103,8 +102,7 @@ impl CommandError for ArbitrateError {
 /// # Errors
 /// [`ArbitrateError`].
 pub fn run(args: &ArbitrateArgs) -> Result<ExitCode, ArbitrateError> {
-    let mut stdout = io::stdout().lock();
-    let style = Style::of(&stdout);
+    let style = Style::of(&io::stdout());
     let now = args.now.unwrap_or_else(|| wall().as_secs());
     let (text, left_out) = answer(args, io::stdin().lock(), now, style)?;
     if !left_out.is_empty() {
@@ -113,7 +111,7 @@ pub fn run(args: &ArbitrateArgs) -> Result<ExitCode, ArbitrateError> {
             page(&format!("plimsoll: not used: {}\n", left_out.join(", ")))
         );
     }
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -199,7 +197,7 @@ fn answer(
             if let Some(why) = why {
                 value["why"] = why.into();
             }
-            serde_json::to_string_pretty(&value).map_err(io::Error::from)? + "\n"
+            json(&value)?
         }
         (Drawing::Svg, _) => svg::draw(&answer),
     };

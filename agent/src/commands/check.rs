@@ -16,11 +16,10 @@ use serde::Serialize;
 use crate::act::placement::other_managers::beside;
 use crate::act::placement::usable::usable_cpus;
 use crate::act::placement::{KubeletProcess, kubelet_process};
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::cgroup::CgroupRootArgs;
 use crate::host::file::read_text;
-use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::output::{Output, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::{Show as _, page};
 use crate::host::socket_queues::is_booted_without_sockets;
 use crate::host::{CgroupError, CgroupPath, HostRoot, Version};
@@ -57,8 +56,8 @@ pub enum CheckError {
     #[error("--cgroup-root: {0}")]
     CgroupRoot(#[source] CgroupError),
     /// The report could not be written.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for CheckError {
@@ -216,9 +215,10 @@ impl Mode {
 /// [`CheckError`] for a bad `--cgroup-root` or an unwritable standard output. What the machine lacks is in the report
 /// and the exit status.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, CheckError> {
-    let mut stdout = io::stdout().lock();
-    let style = Style::of(&stdout);
-    run_with(args, &HostRoot::live(), load_hooks, &mut stdout, style)
+    let style = Style::of(&io::stdout());
+    let (text, status) = report(args, &HostRoot::live(), load_hooks, style)?;
+    print(text)?;
+    Ok(ExitCode::from(status))
 }
 
 /// Attaches every hook that `plimsoll run` uses and the host allows, and detaches them by dropping the programs.
@@ -308,20 +308,19 @@ fn records(args: &CheckArgs) -> Option<Result<AccountReport, String>> {
     }
 }
 
-/// Checks the machine and writes the report to `out`.
+/// Checks the machine: the report, and the exit status.
 ///
 /// `load` loads and attaches the BPF programs, reports on its hooks and detaches them; it is not called where that is
 /// ruled out already.
 ///
 /// # Errors
-/// [`CheckError`] for a bad `--cgroup-root` or an unwritable `out`.
-fn run_with(
+/// [`CheckError`] for a bad `--cgroup-root`.
+fn report(
     args: &CheckArgs,
     host: &HostRoot,
     load: impl FnOnce(&[Without]) -> Result<Vec<Hook>, String>,
-    out: &mut impl io::Write,
     style: Style,
-) -> Result<ExitCode, CheckError> {
+) -> Result<(String, u8), CheckError> {
     let cgroup_root = args.cgroup_root.path().map_err(CheckError::CgroupRoot)?;
     let mut facts = Facts::probe(host, &cgroup_root, &args.without.mechanisms, Ok(Vec::new()));
     facts.bpf = match facts.without_bpf() {
@@ -331,9 +330,9 @@ fn run_with(
     let mode = Mode::of(host, &cgroup_root);
     let images = images(host, &cgroup_root, mode.kubelet.is_some());
     let sockets = uncharged_sockets(host, facts.memory.as_ref().ok().copied());
-    let report = HostReport::new(facts);
-    let answer = CheckAnswer::new(report, mode, (images, sockets), records(args));
-    match args.output.format {
+    let host_report = HostReport::new(facts);
+    let answer = CheckAnswer::new(host_report, mode, (images, sockets), records(args));
+    let text = match args.output.format {
         Output::Text => {
             let text = show::check::check(
                 &answer.report,
@@ -347,14 +346,11 @@ fn run_with(
                     .as_ref()
                     .map_or_else(String::new, |said| format!("{what}: {said}\n"));
             }
-            out.write_all(page(&text).as_bytes())?;
+            page(&text)
         }
-        Output::Json => {
-            serde_json::to_writer_pretty(&mut *out, &answer).map_err(io::Error::from)?;
-            writeln!(out)?;
-        }
-    }
-    Ok(ExitCode::from(answer.exit_status))
+        Output::Json => json(&answer)?,
+    };
+    Ok((text, answer.exit_status))
 }
 
 #[cfg(test)]
@@ -503,7 +499,6 @@ mod tests {
     fn bpf_is_not_loaded_where_it_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let host = HostRoot::new(dir.path());
-        let mut out = Vec::new();
         let args = CheckArgs {
             without: WithoutArgs {
                 mechanisms: vec![Without::Bpf],
@@ -511,17 +506,12 @@ mod tests {
             output: Output::Json.into(),
             ..CheckArgs::default()
         };
-        run_with(
-            &args,
-            &host,
-            |_| panic!("must not be called"),
-            &mut out,
-            Style { color: false },
-        )
-        .unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let plain = Style { color: false };
+        let (text, status) = report(&args, &host, |_| panic!("must not be called"), plain).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["exit_status"], status);
         assert_eq!(
-            json["exit_status"],
+            status,
             exit_status::REFUSED,
             "an empty directory has no memory controller"
         );
@@ -532,16 +522,10 @@ mod tests {
             },
             ..CheckArgs::default()
         };
-        let error = run_with(
-            &args,
-            &host,
-            |_| panic!("must not be called"),
-            &mut out,
-            Style { color: false },
-        )
-        .unwrap_err();
+        let error = report(&args, &host, |_| panic!("must not be called"), plain).unwrap_err();
         assert!(error.to_string().starts_with("--cgroup-root: "), "{error}");
-        let unwritable = CheckError::Output(io::ErrorKind::StorageFull.into());
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let unwritable = CheckError::Output(full.into());
         assert_eq!(unwritable.exit_status(), exit_status::FAILED);
     }
 }

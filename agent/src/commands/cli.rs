@@ -103,9 +103,7 @@ pub fn main() -> ExitCode {
         Command::Run(_) => ended(crate::commands::run::run().map(|never| match never {})),
         Command::Exec(args) => ended(crate::commands::exec::run(args).map(|never| match never {})),
         Command::Check(args) => ended(crate::commands::check::run(&args)),
-        Command::Events(args) => {
-            ended(crate::commands::events::run(&args).map_err(anyhow::Error::from))
-        }
+        Command::Events(args) => ended(crate::commands::events::run(&args)),
         Command::Config(args) => ended(crate::commands::config::run(&args)),
         Command::Place(args) => ended(crate::commands::place::run(&args)),
         Command::Arbitrate(args) => ended(crate::commands::arbitrate::run(&args)),

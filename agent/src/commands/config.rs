@@ -4,7 +4,7 @@
 pub mod print;
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::commands::config::print::{json, origin};
 use crate::commands::exit_status;
-use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::output::{self, Output, OutputArgs, StdoutError, Style};
 use crate::host::shown::page;
 use crate::input::config::document::{Node, Origin, Value};
 use crate::input::config::flags::EvictionFlags;
@@ -146,11 +146,10 @@ pub fn run(args: &ConfigArgs) -> anyhow::Result<ExitCode> {
         ConfigCommand::Check(args) => Ok(check(args)?),
         ConfigCommand::Print(args) => {
             let effective = Effective::new(read(args.file.as_deref())?, &args.eviction)?;
-            let mut out = io::stdout().lock();
-            match args.output.format {
-                Output::Text => out.write_all(page(&effective.yaml(args.all)).as_bytes())?,
-                Output::Json => writeln!(out, "{:#}", effective.json(args.all))?,
-            }
+            output::print(match args.output.format {
+                Output::Text => page(&effective.yaml(args.all)),
+                Output::Json => format!("{:#}\n", effective.json(args.all)),
+            })?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -160,14 +159,14 @@ fn read(path: Option<&Path>) -> Result<ConfigFile, ConfigError> {
     path.map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)
 }
 
-fn check(args: &CheckArgs) -> io::Result<ExitCode> {
+fn check(args: &CheckArgs) -> Result<ExitCode, StdoutError> {
     let paths: Vec<Option<&Path>> = if args.files.is_empty() {
         vec![None]
     } else {
         args.files.iter().map(|path| Some(path.as_path())).collect()
     };
-    let mut out = io::stdout().lock();
-    let style = Style::of(&out);
+    let style = Style::of(&io::stdout());
+    let mut answer = String::new();
     let mut status = exit_status::DONE;
     for (index, path) in paths.into_iter().enumerate() {
         let result = read(path).and_then(|file| Effective::new(file, &args.eviction));
@@ -177,17 +176,18 @@ fn check(args: &CheckArgs) -> io::Result<ExitCode> {
         match args.output.format {
             Output::Json => {
                 let report = report(path, &result, args.all);
-                serde_json::to_writer(&mut out, &report)?;
-                writeln!(out)?;
+                answer += &serde_json::to_string(&report)?;
+                answer.push('\n');
             }
             Output::Text => {
                 if index > 0 {
-                    writeln!(out)?;
+                    answer.push('\n');
                 }
-                out.write_all(page(&text(path, &result, args.all, style)).as_bytes())?;
+                answer += &page(&text(path, &result, args.all, style));
             }
         }
     }
+    output::print(answer)?;
     Ok(ExitCode::from(status))
 }
 

@@ -19,8 +19,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use self::screen::Screen;
 use self::totals::{print_account, print_hook, print_throttle, print_totals};
+use crate::commands::exit_status::CommandError;
 use crate::host::cgroup_paths::CgroupPaths;
-use crate::host::output::OutputArgs;
+use crate::host::output::{OutputArgs, StdoutError};
 use crate::host::stop::Session;
 use crate::host::{CgroupError, FileError, HostRoot};
 use crate::kernel::object::{ObjectMissing, object};
@@ -97,8 +98,17 @@ pub enum EventsError {
     #[error("cannot wait for records: {0}")]
     Poll(rustix::io::Errno),
     /// The output cannot be written.
-    #[error("cannot write the output: {0}")]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(StdoutError),
+}
+
+impl CommandError for EventsError {}
+
+/// Of what is printed; all else has a variant that says what it was for.
+impl From<io::Error> for EventsError {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error.into())
+    }
 }
 
 /// Loads, prints until the time is over, and accounts for every record.

@@ -3,7 +3,7 @@
 //! The agent computes the explanation ([`plimsoll_core::explain`]) and sends it over its control socket; this module
 //! asks and shows.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,9 +11,8 @@ use clap::{Args, ValueEnum};
 use plimsoll_core::kube::admission::object::LimitRange;
 use plimsoll_core::kube::admission::standing::QuotaUse;
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::output::{Output, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::{Show as _, line, page};
 use crate::input::manifests::ManifestError;
 use crate::input::manifests::objects::{self, Item};
@@ -95,8 +94,8 @@ pub enum ExplainError {
     #[error("--quotas applies only to `explain eviction POD`")]
     QuotasOfNoPod,
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for ExplainError {
@@ -129,7 +128,6 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
     for error in &given.unread {
         eprintln!("plimsoll: {}", line(&error.to_string()));
     }
-    let mut stdout = io::stdout().lock();
     let mut answer = answer_to(args)?;
     if let Answer::Eviction(explained) = answer {
         let explained = explained.with_quotas(&given.quotas);
@@ -137,20 +135,16 @@ pub fn run(args: &ExplainArgs) -> Result<ExitCode, ExplainError> {
     }
     let text = match args.output.format {
         Output::Text => {
-            let style = Style::of(&stdout);
+            let style = Style::of(&io::stdout());
             page(&crate::show::explain::render(
                 &answer,
                 args.what == What::Topology,
                 style,
             ))
         }
-        Output::Json => json(&answer)?,
+        Output::Json => json_of(&answer)?,
     };
-    match stdout.write_all(text.as_bytes()) {
-        // The reader has closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    print(text)?;
     Ok(if given.unread.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -202,19 +196,18 @@ fn given(path: &Path, stdin: impl io::Read) -> Given {
     }
 }
 
-fn json(answer: &Answer) -> io::Result<String> {
-    let text = match answer {
-        Answer::Eviction(answer) => serde_json::to_string_pretty(answer),
-        Answer::Oom(answer) => serde_json::to_string_pretty(answer),
-        Answer::Throttling(answer) => serde_json::to_string_pretty(answer),
-        Answer::Memory(answer) => serde_json::to_string_pretty(answer),
-        Answer::Placement(answer) => serde_json::to_string_pretty(answer),
-        Answer::AgentPlacement(answer) => serde_json::to_string_pretty(answer),
-        Answer::Records(answer) => serde_json::to_string_pretty(answer),
-        Answer::Health(answer) => serde_json::to_string_pretty(answer),
-        Answer::Overview(answer) => serde_json::to_string_pretty(answer),
-    };
-    Ok(text? + "\n")
+fn json_of(answer: &Answer) -> Result<String, StdoutError> {
+    match answer {
+        Answer::Eviction(answer) => json(answer),
+        Answer::Oom(answer) => json(answer),
+        Answer::Throttling(answer) => json(answer),
+        Answer::Memory(answer) => json(answer),
+        Answer::Placement(answer) => json(answer),
+        Answer::AgentPlacement(answer) => json(answer),
+        Answer::Records(answer) => json(answer),
+        Answer::Health(answer) => json(answer),
+        Answer::Overview(answer) => json(answer),
+    }
 }
 
 fn answer_to(args: &ExplainArgs) -> Result<Answer, ExplainError> {

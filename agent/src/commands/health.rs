@@ -3,15 +3,13 @@
 //! It asks over the control socket, which only root and the control group can open, and where probes have places of
 //! their own: no stranger can make it fail, as one could with the HTTP listener's port.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Output, OutputArgs};
+use crate::host::output::{Output, OutputArgs, StdoutError, print};
 use crate::host::shown::line;
 use crate::serve::control::client::{AskError, ask};
 use crate::serve::control::{AgentArgs, Answer, Health, Request};
@@ -37,8 +35,8 @@ pub struct HealthArgs {
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
-#[error("{stdout}: {0}", stdout = error::STDOUT)]
-pub struct HealthError(#[from] io::Error);
+#[error(transparent)]
+pub struct HealthError(#[from] StdoutError);
 
 impl CommandError for HealthError {}
 
@@ -101,14 +99,11 @@ impl HealthReport {
 /// [`HealthError`]. An agent that is not healthy is no error but exit status 1.
 pub fn run(args: &HealthArgs) -> Result<ExitCode, HealthError> {
     let report = HealthReport::of(ask(&args.agent.socket(), &Request::Health));
-    let mut stdout = io::stdout().lock();
-    match args.output.format {
-        Output::Text => writeln!(stdout, "{}", report.text())?,
-        Output::Json => {
-            serde_json::to_writer(&mut stdout, &report).map_err(io::Error::from)?;
-            writeln!(stdout)?;
-        }
-    }
+    let line = match args.output.format {
+        Output::Text => report.text(),
+        Output::Json => serde_json::to_string(&report).map_err(StdoutError::from)?,
+    };
+    print(line + "\n")?;
     Ok(ExitCode::from(report.exit_status(args.ready)))
 }
 

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::commands::error;
 use crate::commands::exit_status::CommandError;
+use crate::host::output::{StdoutError, print};
 use crate::host::shown::Show as _;
 
 /// What a page is written to before it gets its name.
@@ -71,8 +71,8 @@ pub enum ManualError {
         source: io::Error,
     },
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[source] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for ManualError {}
@@ -139,11 +139,7 @@ pub fn completions(args: &CompletionsArgs, command: Command) -> Result<ExitCode,
     };
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut shown(&command), "plimsoll", &mut text);
-    match io::stdout().lock().write_all(&text) {
-        // The reader has closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.map_err(ManualError::Output)?,
-    }
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

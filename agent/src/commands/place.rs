@@ -4,7 +4,7 @@
 //! and the pods are placed one after the other by the code that places them on a node
 //! ([`plimsoll_core::placement::node`]). This module only asks and shows.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,10 +18,9 @@ use plimsoll_core::placement::node::{
     CpuManagerPolicy, NodePlacement, PlacementError, PlacementSettings,
 };
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::HostRoot;
-use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::output::{Drawing, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::page;
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
@@ -100,8 +99,8 @@ pub enum PlaceError {
     #[error(transparent)]
     Settings(#[from] PlacementError),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for PlaceError {
@@ -145,19 +144,18 @@ pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
         refused |= placement.admit(&manifest.pod).is_err();
     }
     let explained = explain::placement(&placement, manifests.iter().map(|manifest| &*manifest.pod));
-    let mut stdout = io::stdout().lock();
     let text = match args.output.format {
-        Drawing::Json => serde_json::to_string_pretty(&explained).map_err(io::Error::from)? + "\n",
+        Drawing::Json => json(&explained)?,
         Drawing::Text => page(&crate::show::place::overview(
             &explained,
             args.why,
-            Style::of(&stdout),
+            Style::of(&io::stdout()),
         )),
         Drawing::Svg => {
             crate::show::topology::svg::draw(placement.machine(), Some(&Holders::of(&explained)))
         }
     };
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(if refused {
         ExitCode::from(exit_status::REFUSED)
     } else {

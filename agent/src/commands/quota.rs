@@ -1,7 +1,7 @@
 //! `plimsoll quota`: what the quotas of namespaces have left, and who takes how much, from files; or what those of a
 //! running agent have left.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -12,9 +12,8 @@ use plimsoll_core::kube::admission::standing::{QuotaUse, RefusedPod, label};
 use plimsoll_core::kube::resources::ResourceList;
 use serde_json::{Value, json};
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Document, OutputArgs, Style};
+use crate::host::output::{self, Document, OutputArgs, StdoutError, Style};
 use crate::host::shown::page;
 use crate::input::error::InputError;
 use crate::input::manifests::dry_run::{Defects, Row, Verdict, ask};
@@ -66,8 +65,8 @@ pub enum QuotaError {
     #[error(transparent)]
     Ask(#[from] AskError),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for QuotaError {
@@ -174,8 +173,7 @@ fn print(
     refused: &[Line<'_>],
     values: impl FnOnce() -> Vec<Value>,
 ) -> Result<ExitCode, QuotaError> {
-    let mut stdout = io::stdout().lock();
-    let style = Style::of(&stdout);
+    let style = Style::of(&io::stdout());
     let text = match args.output.format {
         Document::Text => {
             let lines: Vec<QuotaLines> = standings.iter().map(OneQuota::lines).collect();
@@ -194,7 +192,7 @@ fn print(
             document(form, &json!({"quotas": quotas, "refused": values()}))?
         }
     };
-    stdout.write_all(text.as_bytes())?;
+    output::print(text)?;
     let over = standings
         .iter()
         .any(|standing| standing.rows().any(|(_, over)| over));

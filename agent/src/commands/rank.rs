@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,9 +24,8 @@ use plimsoll_core::model::signal::{Resource, SIGNALS, Signal, SignalRow, Unit};
 use plimsoll_core::policy::oom::score::oom_score_adj;
 use serde::Serialize;
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::output::{Output, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::page;
 use crate::input::error::InputError;
 use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
@@ -107,8 +106,8 @@ pub enum RankError {
     #[error(transparent)]
     Input(#[from] InputError),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for RankError {
@@ -157,12 +156,11 @@ struct ContainerScore<'a> {
 /// # Errors
 /// [`RankError`].
 pub fn run(args: &RankArgs) -> Result<ExitCode, RankError> {
-    let mut stdout = io::stdout().lock();
-    let style = Style::of(&stdout);
+    let style = Style::of(&io::stdout());
     let text = answer(args, io::stdin().lock(), style, |remark| {
         eprint!("{}", page(&format!("plimsoll: {remark}\n")));
     })?;
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -243,7 +241,7 @@ fn answer(
     };
     Ok(match args.output.format {
         Output::Text => answer.table(signal.row(), style),
-        Output::Json => serde_json::to_string_pretty(&answer).map_err(io::Error::from)? + "\n",
+        Output::Json => json(&answer)?,
     })
 }
 

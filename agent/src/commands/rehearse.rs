@@ -5,7 +5,7 @@
 //! tool of this repository that runs the agent against a model of a machine.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,10 +16,9 @@ use plimsoll_core::arbitration::rehearsal::figures::Outcome;
 use plimsoll_core::arbitration::rehearsal::load::{DAY_S, Stream, arrivals};
 use plimsoll_core::arbitration::rehearsal::{Policy, Rehearsal, Terms, pod_turns};
 
-use crate::commands::error;
 use crate::commands::exit_status::{self, CommandError};
 use crate::host::clock::{now_ns, wall};
-use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::output::{Drawing, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::page;
 use crate::input::cluster;
 use crate::input::error::InputError;
@@ -95,8 +94,8 @@ pub enum RehearseError {
         pod_turns: u64,
     },
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for RehearseError {
@@ -114,8 +113,7 @@ impl CommandError for RehearseError {
 /// # Errors
 /// [`RehearseError`].
 pub fn run(args: &RehearseArgs) -> Result<ExitCode, RehearseError> {
-    let mut stdout = io::stdout().lock();
-    let style = Style::of(&stdout);
+    let style = Style::of(&io::stdout());
     let mut say = |text: &str| eprint!("{text}");
     let mut clock = now_ns;
     let mut progress = Progress::new(&mut clock, &mut say);
@@ -126,7 +124,7 @@ pub fn run(args: &RehearseArgs) -> Result<ExitCode, RehearseError> {
         style,
         &mut progress,
     )?;
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -189,10 +187,7 @@ fn answer(
     };
     match args.output.format {
         Drawing::Text => Ok(page(&shown.text(style)).to_string()),
-        Drawing::Json => {
-            let text = serde_json::to_string_pretty(&shown.json()).map_err(io::Error::from)?;
-            Ok(text + "\n")
-        }
+        Drawing::Json => Ok(json(&shown.json())?),
         Drawing::Svg => Ok(svg::draw(&shown)),
     }
 }

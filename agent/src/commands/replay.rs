@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::commands::exit_status::{self, CommandError};
-use crate::host::output::{Output, OutputArgs};
+use crate::host::output::{Output, OutputArgs, StdoutError};
 use crate::host::shown::{self, Show as _};
 use crate::record::steps::{Difference, JournalReadError, Replayed, replay};
 
@@ -49,10 +49,8 @@ fn replayed(args: &ReplayArgs, out: &mut impl Write) -> Result<u8, JournalReadEr
         Ok(())
     })?;
     if args.output.format == Output::Json {
-        serde_json::to_writer(&mut *out, &result)
-            .map_err(io::Error::from)
-            .and_then(|()| writeln!(out))
-            .map_err(JournalReadError::Output)?;
+        let result = serde_json::to_string(&result).map_err(StdoutError::from)?;
+        writeln!(out, "{result}").map_err(StdoutError::from)?;
     }
     say(&args.journal, &result);
     Ok(match result.difference {

@@ -8,7 +8,7 @@
 
 mod screen;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,9 +16,8 @@ use std::time::Duration;
 use clap::Args;
 use plimsoll_core::explain::ExplainError;
 
-use crate::commands::error;
 use crate::commands::exit_status::CommandError;
-use crate::host::output::{Output, OutputArgs, Style};
+use crate::host::output::{self, Output, OutputArgs, StdoutError, Style};
 use crate::host::shown::{Show as _, page};
 use crate::record::journal_player::{JournalPlayer, Seek};
 use crate::record::steps::{JournalReadError, at_seconds};
@@ -95,8 +94,8 @@ pub enum TopError {
     #[error("the terminal: {0}; --once needs none")]
     Terminal(#[source] io::Error),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl From<AskError> for TopError {
@@ -211,17 +210,12 @@ enum Printed {
 }
 
 fn print(printed: Printed, overview: &Overview) -> Result<ExitCode, TopError> {
-    let mut stdout = io::stdout().lock();
     let text = match printed {
-        Printed::Table => page(&table(overview, Style::of(&stdout))),
-        Printed::Json => serde_json::to_string_pretty(overview).map_err(io::Error::from)? + "\n",
+        Printed::Table => page(&table(overview, Style::of(&io::stdout()))),
+        Printed::Json => output::json(overview)?,
         Printed::Line => node_line(overview),
     };
-    match stdout.write_all(text.as_bytes()) {
-        // The reader has closed the pipe.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written?,
-    }
+    output::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,17 +9,16 @@
 //! With `--zones` it is what containers leave of each NUMA node, whether the kubelet or the agent has placed them: the
 //! zones of the NodeResourceTopology that the agent has written.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use plimsoll_core::placement::numa_zones::{AgentPlacement, Survey};
 
-use crate::commands::error;
 use crate::commands::exit_status::CommandError;
 use crate::host::HostRoot;
-use crate::host::output::{Drawing, OutputArgs, Style};
+use crate::host::output::{Drawing, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::{line, page};
 use crate::host::topology::{TopologyReadError, read_machine};
 use crate::input::machine::{self, MachineFileError};
@@ -72,8 +71,8 @@ pub enum TopologyError {
     #[error("{0}")]
     Zones(String),
     /// Standard output.
-    #[error("{stdout}: {0}", stdout = error::STDOUT)]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for TopologyError {}
@@ -94,28 +93,28 @@ pub fn run(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
         Some(path) => (machine::read(path, io::stdin().lock())?, None),
     };
     let holders = holders.as_ref();
-    let mut stdout = io::stdout().lock();
     let text = match args.output.format {
-        Drawing::Json => serde_json::to_string_pretty(&machine).map_err(io::Error::from)? + "\n",
+        Drawing::Json => json(&machine)?,
         Drawing::Text => {
-            let style = Style::of(&stdout);
+            let style = Style::of(&io::stdout());
             page(&crate::show::topology::draw(
                 &machine, holders, args.all, style,
             ))
         }
         Drawing::Svg => crate::show::topology::svg::draw(&machine, holders),
     };
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Without the topology policy, which is in the kubelet's configuration, and without the fingerprint, which needs the
 /// API's pods.
 fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
-    let program = std::env::current_exe()?.with_file_name("plimsoll-runtime");
+    let program =
+        std::env::current_exe().map_err(|error| TopologyError::Zones(error.to_string()))?;
     let settings = ResourceSettings {
         socket: args.pod_resources.clone(),
-        program,
+        program: program.with_file_name("plimsoll-runtime"),
     };
     let placed = placed_here(&args.agent.socket());
     let surveyed = pod_resources::once(&settings).and_then(|resources| {
@@ -126,19 +125,18 @@ fn zones(args: &TopologyArgs) -> Result<ExitCode, TopologyError> {
         eprintln!("plimsoll: {}", line(&doubt.to_string()));
     }
     let zones = topology.named_zones();
-    let mut stdout = io::stdout().lock();
     let text = match args.output.format {
         Drawing::Json => {
             let document = serde_json::json!({ "zones": zones });
-            serde_json::to_string_pretty(&document).map_err(io::Error::from)? + "\n"
+            json(&document)?
         }
-        Drawing::Text => crate::show::topology::zones(&topology, Style::of(&stdout)),
+        Drawing::Text => crate::show::topology::zones(&topology, Style::of(&io::stdout())),
         Drawing::Svg => {
             let why = "there is no picture of the zones; use --output text or json";
             return Err(TopologyError::Zones(why.to_owned()));
         }
     };
-    stdout.write_all(text.as_bytes())?;
+    print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

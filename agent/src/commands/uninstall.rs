@@ -7,7 +7,7 @@
 //! removed that is not known to be the agent's own: pods that run go on running, and a journal stays.
 
 use std::fmt;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::commands::exit_status;
 use crate::daemon::start::LEDGERS;
 use crate::host::HostRoot;
 use crate::host::ledger::{Change, Ledger, UndoOutcome};
-use crate::host::output::{Output, OutputArgs};
+use crate::host::output::{Output, OutputArgs, print};
 use crate::host::shown::{Show as _, line};
 use crate::host::state_dir::LOCK_FILE;
 use crate::host::state_dir::{CRITICAL_FILE, DAMAGED, INTENTS_FILE, ROOM_FILE};
@@ -149,25 +149,20 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
     } else {
         exit_status::DONE
     };
-    let mut out = io::stdout().lock();
-    match args.output.format {
+    let text = match args.output.format {
         Output::Text => {
-            for step in &work.steps {
-                writeln!(out, "{}", line(&step.to_string()))?;
-            }
-            writeln!(
-                out,
-                "{}",
-                match (exit_status, args.dry_run) {
-                    (0, true) if work.steps.is_empty() => "nothing to restore or remove",
-                    (0, true) => "dry run: nothing was changed; the above would be done",
-                    (_, true) =>
-                        "dry run: nothing was changed; the above would be done, and some things would be left",
-                    (0, false) => "everything is restored",
-                    (_, false) =>
-                        "some things are left: run this again when they are no longer in use",
+            let steps = work.steps.iter();
+            let steps = steps.map(|step| line(&step.to_string()).to_string() + "\n");
+            let end = match (exit_status, args.dry_run) {
+                (0, true) if work.steps.is_empty() => "nothing to restore or remove",
+                (0, true) => "dry run: nothing was changed; the above would be done",
+                (_, true) => {
+                    "dry run: nothing was changed; the above would be done, and some things would be left"
                 }
-            )?;
+                (0, false) => "everything is restored",
+                (_, false) => "some things are left: run this again when they are no longer in use",
+            };
+            steps.collect::<String>() + end
         }
         Output::Json => {
             let report = UninstallReport {
@@ -175,10 +170,10 @@ pub fn run(args: &UninstallArgs) -> Result<ExitCode> {
                 steps: &work.steps,
                 exit_status,
             };
-            serde_json::to_writer(&mut out, &report)?;
-            writeln!(out)?;
+            serde_json::to_string(&report)?
         }
-    }
+    };
+    print(text + "\n")?;
     Ok(ExitCode::from(exit_status))
 }
 

@@ -12,7 +12,7 @@ mod pages;
 mod recorded;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,6 +25,7 @@ use self::nodes::Cluster;
 use self::pages::{Source, WebPages};
 use self::recorded::Recorded;
 use crate::commands::exit_status::CommandError;
+use crate::host::output::{StdoutError, print};
 use crate::host::stop::StopSignals;
 use crate::record::steps::JournalReadError;
 use crate::serve::control::AgentArgs;
@@ -87,9 +88,12 @@ pub enum WebError {
     /// No agent of a cluster could be found.
     #[error("the nodes of the cluster cannot be shown: {0}")]
     Cluster(String),
-    /// Signals, or standard output.
+    /// Signals.
     #[error("the page cannot be served: {0}")]
     Io(#[from] io::Error),
+    /// Standard output.
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl CommandError for WebError {}
@@ -149,10 +153,7 @@ pub fn run(args: &WebArgs) -> Result<ExitCode, WebError> {
     if let Some(warning) = http::exposed(args.listen) {
         eprintln!("plimsoll: {warning}");
     }
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "http://{}/  (Ctrl-C ends it)", server.address())?;
-    stdout.flush()?;
-    drop(stdout);
+    print(format!("http://{}/  (Ctrl-C ends it)\n", server.address()))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;

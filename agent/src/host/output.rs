@@ -1,8 +1,9 @@
-//! The forms in which commands print, and `--output`, which chooses one.
+//! The forms in which commands print, `--output`, which chooses one, and how what is printed gets to standard output.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 /// A form that every command can print.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -61,6 +62,47 @@ impl From<Output> for OutputArgs {
     }
 }
 
+/// Standard output takes no more; the system's answer.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output: {0}")]
+pub struct StdoutError(io::Error);
+
+// The message has the cause, so it is no source.
+impl From<io::Error> for StdoutError {
+    fn from(error: io::Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<serde_json::Error> for StdoutError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(error.into())
+    }
+}
+
+/// A document in JSON, for people and programs.
+///
+/// # Errors
+/// [`StdoutError`] where the value cannot be written as JSON.
+pub fn json(value: &impl Serialize) -> Result<String, StdoutError> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Writes all that a command prints. A reader that has closed the pipe has read enough.
+///
+/// # Errors
+/// [`StdoutError`].
+pub fn print(text: impl AsRef<[u8]>) -> Result<(), StdoutError> {
+    print_to(&mut io::stdout().lock(), text.as_ref())
+}
+
+fn print_to(out: &mut impl Write, text: &[u8]) -> Result<(), StdoutError> {
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
 /// ANSI styles, or none.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
@@ -107,5 +149,26 @@ impl Style {
     /// Yellow, for what works with a loss.
     pub fn yellow(self, text: &str) -> String {
         self.paint("33", text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_has_read_enough_is_no_failure() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        drop(reader);
+        print_to(&mut writer, b"text").unwrap();
+        let mut full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let error = print_to(&mut full, b"text").unwrap_err().to_string();
+        assert!(
+            error.starts_with("cannot write to standard output: No space left"),
+            "{error}"
+        );
     }
 }

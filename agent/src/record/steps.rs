@@ -10,6 +10,7 @@ use plimsoll_core::model::event::Event;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::host::output::StdoutError;
 use crate::host::shown::Show as _;
 use crate::record::journal::aside::{Aside, Recalled};
 use crate::record::journal::{Header, JOURNAL_VERSION};
@@ -28,8 +29,8 @@ pub enum JournalReadError {
         source: std::io::Error,
     },
     /// The decisions cannot be printed.
-    #[error("cannot write to standard output: {0}")]
-    Output(#[source] std::io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
     /// The first line is none of a journal.
     #[error("{path}: not a journal of plimsoll run --journal: {source}", path = path.shown())]
     NoJournal {
@@ -118,7 +119,7 @@ pub struct Replayed {
 /// [`JournalReadError`]; a torn last line is none.
 pub fn replay(
     path: &Path,
-    show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
+    show: impl FnMut(&Event, &[Decision]) -> Result<(), StdoutError>,
 ) -> Result<Replayed, JournalReadError> {
     replay_until(path, u64::MAX, show).map(|(replayed, _)| replayed)
 }
@@ -130,7 +131,7 @@ pub fn replay(
 pub fn replay_until(
     path: &Path,
     until_ns: u64,
-    mut show: impl FnMut(&Event, &[Decision]) -> std::io::Result<()>,
+    mut show: impl FnMut(&Event, &[Decision]) -> Result<(), StdoutError>,
 ) -> Result<(Replayed, Snapshot), JournalReadError> {
     let (mut steps, mut engine, mut recalled) = Steps::open(path)?;
     let mut replayed = Replayed::default();
@@ -152,7 +153,7 @@ pub fn replay_until(
         let difference = step.take(&mut engine, &mut decisions)?;
         replayed.steps += 1;
         replayed.decisions += decisions.len();
-        show(&step.event, &decisions).map_err(JournalReadError::Output)?;
+        show(&step.event, &decisions)?;
         if difference.is_some() {
             replayed.difference = difference;
             break;

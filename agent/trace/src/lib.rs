@@ -26,7 +26,7 @@ mod stacks;
 mod summary;
 mod symbols;
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -34,7 +34,7 @@ use plimsoll::commands::trace::{TraceArgs, TraceFormat};
 use plimsoll::host::HostRoot;
 use plimsoll::host::cgroup::CgroupError;
 use plimsoll::host::exit_status::{FAILED, REFUSED};
-use plimsoll::host::output::{Output, Style};
+use plimsoll::host::output::{Output, StdoutError, Style, json, print};
 use plimsoll::host::shown::{Show as _, line, page};
 use plimsoll::kernel::BpfError;
 use plimsoll::kernel::object::ObjectMissing;
@@ -124,8 +124,8 @@ pub enum TraceError {
         source: io::Error,
     },
     /// The summary cannot be written.
-    #[error("cannot write to standard output: {0}")]
-    Output(#[from] io::Error),
+    #[error(transparent)]
+    Output(#[from] StdoutError),
 }
 
 impl TraceError {
@@ -202,7 +202,10 @@ pub fn run(args: &TraceArgs) -> Result<ExitCode, TraceError> {
         }
     }
     let summary = Summary::of(&recording, written);
-    print(&summary, args.output.format)?;
+    print(match args.output.format {
+        Output::Text => page(&summary.text(Style::of(&io::stdout()))),
+        Output::Json => json(&summary)?,
+    })?;
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
@@ -219,20 +222,4 @@ fn write(recording: &Recording, pending: Pending, max: u64) -> Result<Written, T
         bytes,
         not_written,
     })
-}
-
-fn print(summary: &Summary, output: Output) -> Result<(), TraceError> {
-    let mut stdout = io::stdout().lock();
-    let text = match output {
-        Output::Text => page(&summary.text(Style::of(&stdout))),
-        Output::Json => serde_json::to_string_pretty(summary).map_err(io::Error::from)? + "\n",
-    };
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        // Whoever reads has read enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
-    }
 }
