@@ -21,7 +21,7 @@ use crate::host::output::{Drawing, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::{Show as _, page};
 use crate::input::cluster::{self, seconds_since_1970};
 use crate::input::error::InputError;
-use crate::input::manifests::STDIN;
+use crate::input::manifests::stdin_once;
 use crate::show::arbitrate::{Answer, svg};
 use what_if::{Change, WhatIfError};
 
@@ -122,15 +122,7 @@ fn answer(
     now_s: u64,
     style: Style,
 ) -> Result<(String, Vec<String>), ArbitrateError> {
-    if args
-        .files
-        .iter()
-        .filter(|path| path.as_os_str() == STDIN)
-        .count()
-        > 1
-    {
-        return Err(InputError::StdinTwice.into());
-    }
+    stdin_once(&args.files)?;
     let files = cluster::read(&args.files, stdin, now_s)
         .map_err(|errors| InputError::invalid("nothing is computed", &errors))?;
     let left_out: Vec<String> = files

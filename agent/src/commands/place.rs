@@ -5,7 +5,7 @@
 //! ([`plimsoll_core::placement::node`]). This module only asks and shows.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -27,7 +27,7 @@ use crate::input::config::{Config, ConfigError, ConfigFile, EvictionFlags};
 use crate::input::devices::{self, DevicesError};
 use crate::input::error::InputError;
 use crate::input::machine::{self, MachineFileError};
-use crate::input::manifests::{STDIN, gather};
+use crate::input::manifests::{gather, stdin_once};
 use crate::show::topology::holders::Holders;
 
 /// Show which CPUs and NUMA nodes pods would get, on this or a described machine
@@ -117,17 +117,7 @@ impl CommandError for PlaceError {
 /// # Errors
 /// [`PlaceError`].
 pub fn run(args: &PlaceArgs) -> Result<ExitCode, PlaceError> {
-    let is_stdin = |path: &Path| path.as_os_str() == STDIN;
-    if args
-        .files
-        .iter()
-        .chain(&args.machine)
-        .filter(|path| is_stdin(path))
-        .count()
-        > 1
-    {
-        return Err(InputError::StdinTwice.into());
-    }
+    stdin_once(args.files.iter().chain(&args.machine))?;
     let machine = match &args.machine {
         None => read_machine(&HostRoot::live()).map_err(PlaceError::Host)?,
         Some(path) => machine::read(path, io::stdin().lock())?,

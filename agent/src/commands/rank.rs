@@ -28,7 +28,7 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::page;
 use crate::input::error::InputError;
-use crate::input::manifests::{Bounds, STDIN, gather, read_or_stdin};
+use crate::input::manifests::{Bounds, gather, read_or_stdin, stdin_once};
 use crate::input::usage::{UsageError, Usages};
 use crate::show::ranking_table::ranking_table;
 use crate::show::table::bytes;
@@ -171,11 +171,7 @@ fn answer(
     style: Style,
     mut remark: impl FnMut(String),
 ) -> Result<String, RankError> {
-    let is_stdin = |path: &Path| path.as_os_str() == STDIN;
-    let from_stdin = args.files.iter().chain(&args.usage);
-    if from_stdin.filter(|path| is_stdin(path)).count() > 1 {
-        return Err(InputError::StdinTwice.into());
-    }
+    stdin_once(args.files.iter().chain(&args.usage))?;
     let (manifests, errors) = gather(&args.files, &mut stdin);
     if !errors.is_empty() {
         return Err(invalid(&errors).into());

@@ -23,7 +23,7 @@ use crate::host::shown::page;
 use crate::input::cluster;
 use crate::input::error::InputError;
 use crate::input::load::{self, Load};
-use crate::input::manifests::{ManifestError, STDIN};
+use crate::input::manifests::{ManifestError, stdin_once};
 use crate::show::rehearse::{Run, Shown, name, svg};
 
 /// Pods that come, at most.
@@ -140,10 +140,7 @@ fn answer(
     style: Style,
     progress: &mut Progress<'_>,
 ) -> Result<String, RehearseError> {
-    let paths = args.files.iter().chain([&args.load]);
-    if paths.filter(|path| path.as_os_str() == STDIN).count() > 1 {
-        return Err(InputError::StdinTwice.into());
-    }
+    stdin_once(args.files.iter().chain([&args.load]))?;
     let load = load::read(&args.load, &mut stdin).map_err(|errors| invalid(&errors))?;
     let files = cluster::read(&args.files, stdin, now_s).map_err(|errors| invalid(&errors))?;
     let (resolved, streams) = resolve(files.objects, &load)?;

@@ -43,7 +43,7 @@ use pods::{Parsed, parse};
 
 pub use budgets::ManifestBudget;
 pub use files::STDIN;
-pub(crate) use files::read_or_stdin;
+pub(crate) use files::{read_or_stdin, stdin_once};
 pub use gather::gather;
 pub use watch::{LeftPods, ManifestWatch, WatchError};
 

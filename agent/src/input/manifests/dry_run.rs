@@ -17,7 +17,7 @@ use plimsoll_core::kube::admission::resource_quota::cluster::{Cluster, DeviceCla
 use plimsoll_core::kube::admission::resource_quota::configuration::Configuration;
 use plimsoll_core::kube::time::Time;
 
-use super::files::STDIN;
+use super::files::stdin_once;
 use super::objects::{self, Item, Source};
 use crate::host::clock::wall;
 use crate::input::error::InputError;
@@ -89,10 +89,7 @@ pub(crate) fn ask(
     defects: Defects,
     stdin: impl io::Read,
 ) -> Result<Answer, InputError> {
-    let is_stdin = |path: &&PathBuf| path.as_os_str() == STDIN;
-    if files.iter().filter(is_stdin).count() > 1 {
-        return Err(InputError::StdinTwice);
-    }
+    stdin_once(files)?;
     let read = objects::read(files, namespace, stdin);
     if !read.errors.is_empty() {
         return Err(InputError::invalid("nothing is admitted", &read.errors));
