@@ -5,7 +5,6 @@
 //! ([`plimsoll_core::policy::eviction::rank`]); this module only shows it.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::io;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -28,8 +27,8 @@ use crate::commands::exit_status::{self, CommandError};
 use crate::host::output::{Output, OutputArgs, StdoutError, Style, json, print};
 use crate::host::shown::page;
 use crate::input::error::InputError;
-use crate::input::manifests::{Bounds, gather, read_or_stdin, stdin_once};
-use crate::input::usage::{UsageError, Usages};
+use crate::input::manifests::{Bounds, ManifestError, gather, read_or_stdin, stdin_once};
+use crate::input::usage::Usages;
 use crate::show::ranking_table::ranking_table;
 use crate::show::table::bytes;
 
@@ -247,7 +246,7 @@ fn kubelet_signals() -> Vec<&'static str> {
     rows.map(|row| row.name).collect()
 }
 
-fn invalid(errors: &[impl Display]) -> InputError {
+fn invalid(errors: &[ManifestError]) -> InputError {
     InputError::invalid("no ranking", errors)
 }
 
@@ -255,9 +254,9 @@ fn read_usage(
     path: &Path,
     pods: &BTreeMap<PodUid, Arc<Pod>>,
     stdin: impl io::Read,
-) -> Result<Usages, Vec<UsageError>> {
+) -> Result<Usages, Vec<ManifestError>> {
     let (file, text) = read_or_stdin(path, stdin, Bounds::OFFLINE.bytes);
-    let text = text.map_err(|error| vec![UsageError::from(error)])?;
+    let text = text.map_err(|error| vec![error])?;
     crate::input::usage::parse(&file, &text, pods)
 }
 

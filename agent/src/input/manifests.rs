@@ -113,7 +113,7 @@ pub struct ManifestPod {
 }
 
 /// The field before what is wrong with it; nothing where that is the whole document.
-pub(super) fn at(field: &str) -> String {
+fn at(field: &str) -> String {
     if field.is_empty() {
         String::new()
     } else {

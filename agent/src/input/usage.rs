@@ -25,39 +25,8 @@ use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::kube::quantity::Quantity;
 use plimsoll_core::model::reading::{ContainerStorage, Used, VolumeStorage};
 
-use crate::host::shown::Show as _;
-use crate::input::manifests::{Bounds, ManifestError, at};
-use crate::input::yaml::{Key, Node, Value, documents};
-
-/// What is wrong with a usage file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UsageError {
-    /// It cannot be read.
-    #[error(transparent)]
-    Unreadable(#[from] ManifestError),
-    /// No YAML or JSON.
-    #[error("{file}:{line}: {what}", file = file.shown())]
-    Syntax {
-        /// The file.
-        file: Arc<Path>,
-        /// Line, from 1.
-        line: u64,
-        /// What the parser says.
-        what: String,
-    },
-    /// A field or a pod.
-    #[error("{file}:{line}: {at}{what}", file = file.shown(), at = at(field))]
-    Field {
-        /// The file.
-        file: Arc<Path>,
-        /// Line, from 1.
-        line: u64,
-        /// `default/web.containers.app.rootfs`
-        field: String,
-        /// What is wrong with it.
-        what: String,
-    },
-}
+use crate::input::manifests::{Bounds, ManifestError};
+use crate::input::yaml::{Key, Node, SyntaxError, Value, documents};
 
 /// What a file gave.
 #[derive(Debug, Default)]
@@ -76,24 +45,17 @@ pub fn parse(
     file: &Arc<Path>,
     text: &str,
     pods: &BTreeMap<PodUid, Arc<Pod>>,
-) -> Result<Usages, Vec<UsageError>> {
-    let syntax = |line, what| {
-        vec![UsageError::Syntax {
-            file: Arc::clone(file),
-            line,
-            what,
-        }]
-    };
-    let documents = documents(text, Bounds::OFFLINE.limits())
-        .map_err(|error| syntax(error.line, error.what))?;
+) -> Result<Usages, Vec<ManifestError>> {
+    let wrong = |error| vec![ManifestError::syntax(file, error)];
+    let documents = documents(text, Bounds::OFFLINE.limits()).map_err(wrong)?;
     let document = match &documents[..] {
         [] => return Ok(Usages::default()),
         [one] => one,
         [_, second, ..] => {
-            return Err(syntax(
-                second.line,
-                "more than one document; write one".to_owned(),
-            ));
+            return Err(wrong(SyntaxError {
+                line: second.line,
+                what: "more than one document; write one".to_owned(),
+            }));
         }
     };
     let mut reader = Reader {
@@ -127,7 +89,7 @@ struct Reader<'a> {
     /// By `namespace/name`.
     names: BTreeMap<String, PodUid>,
     usages: Usages,
-    errors: Vec<UsageError>,
+    errors: Vec<ManifestError>,
 }
 
 /// The fields of a pod, of its containers, and of what both have on disk.
@@ -137,7 +99,7 @@ const DISK: &[&str] = &["bytes", "inodes"];
 
 impl Reader<'_> {
     fn error(&mut self, line: u64, field: &str, what: String) {
-        self.errors.push(UsageError::Field {
+        self.errors.push(ManifestError::Field {
             file: Arc::clone(self.file),
             line,
             field: field.to_owned(),
