@@ -49,20 +49,6 @@ impl Comparator {
             Self::Uid => uid(a, b),
         }
     }
-
-    /// A stable name for journals and `explain`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Unnamed => "unnamed",
-            Self::MissingStats => "missingStats",
-            Self::ExceedsRequest => "exceedsRequest",
-            Self::Overused => "overused",
-            Self::Priority => "priority",
-            Self::OverShare => "overShare",
-            Self::UsageOverRequest => "usageOverRequest",
-            Self::Uid => "uid",
-        }
-    }
 }
 
 fn missing_stats(a: &RankRow, b: &RankRow) -> Ordering {
@@ -343,12 +329,17 @@ pub(crate) mod tests {
     #[test]
     fn the_deciding_comparator_is_named() {
         let base = row("a", true, 0, 10, 5);
-        let decides = |other: &RankRow| Ranking::Memory.deciding_comparator(&base, other).as_str();
-        assert_eq!(decides(&row("b", false, 0, 10, 5)), "missingStats");
-        assert_eq!(decides(&row("b", true, 0, 5, 5)), "exceedsRequest");
-        assert_eq!(decides(&row("b", true, 1, 10, 5)), "priority");
-        assert_eq!(decides(&row("b", true, 0, 11, 5)), "usageOverRequest");
-        assert_eq!(decides(&row("b", true, 0, 10, 5)), "uid");
+        let decides = |other: &RankRow| Ranking::Memory.deciding_comparator(&base, other);
+        let cases = [
+            (row("b", false, 0, 10, 5), Comparator::MissingStats),
+            (row("b", true, 0, 5, 5), Comparator::ExceedsRequest),
+            (row("b", true, 1, 10, 5), Comparator::Priority),
+            (row("b", true, 0, 11, 5), Comparator::UsageOverRequest),
+            (row("b", true, 0, 10, 5), Comparator::Uid),
+        ];
+        for (other, comparator) in cases {
+            assert_eq!(decides(&other), comparator);
+        }
     }
 
     fn any_amount() -> impl Strategy<Value = i128> {
