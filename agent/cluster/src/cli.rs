@@ -6,7 +6,8 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use plimsoll_core::shown::line;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -126,18 +127,19 @@ impl Node {
 /// Reads the arguments, runs, prints the error.
 #[must_use]
 pub fn main() -> ExitCode {
-    let result = match Cli::parse() {
-        Cli {
-            command: Some(Command::Arbitrate(arguments)),
-            ..
-        } => arbitrate(arguments),
-        Cli {
-            node: Some(arguments),
-            ..
-        } => beside_the_agent(arguments),
-        Cli { .. } => Err("give --node NAME, or the command arbitrate; see --help".to_owned()),
+    let Cli { command, node } = Cli::parse();
+    let ended = match (command, node) {
+        (Some(Command::Arbitrate(arguments)), _) => arbitrate(arguments),
+        (None, Some(arguments)) => beside_the_agent(arguments),
+        // The parser has ended the program: --node is required without a command.
+        (None, None) => Cli::command()
+            .error(
+                ErrorKind::MissingRequiredArgument,
+                "give --node NAME, or the command arbitrate",
+            )
+            .exit(),
     };
-    match result {
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("plimsoll-cluster: {}", line(&error));
@@ -221,8 +223,6 @@ fn stop() -> Result<impl Future<Output = ()>, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
