@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 /// By which means.
@@ -61,7 +62,7 @@ pub struct WithoutArgs {
 
 /// Mechanisms that can be left out on request (`--without`), to see and test what the agent falls back to. Sampling
 /// cannot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Without {
     /// Every BPF program.
@@ -95,17 +96,12 @@ impl Without {
     }
 }
 
+/// As `--without` takes it.
 impl fmt::Display for Without {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bpf => "bpf",
-            Self::Fentry => "fentry",
-            Self::Tracepoint => "tracepoint",
-            Self::Psi => "psi",
-            Self::MemoryEvents => "memory-events",
-            Self::EventControl => "event-control",
-            Self::Inotify => "inotify",
-        })
+        // None is hidden, so each has one.
+        self.to_possible_value()
+            .map_or(Ok(()), |option| f.write_str(option.get_name()))
     }
 }
 
