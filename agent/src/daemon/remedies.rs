@@ -1,5 +1,7 @@
 //! Remedies: what is tried before an eviction, by a thread or by a signal.
 
+use std::collections::VecDeque;
+
 use plimsoll_core::kube::pod::PressureSignal;
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{Event, EventKind, RemedyReport};
@@ -13,8 +15,8 @@ use crate::act::remedies::{Busy, Remedies, Report, Reports};
 pub(super) struct RemedyWork {
     remedies: Remedies,
     reports: Option<Reports>,
-    /// What could not be done, for the engine.
-    failed: Vec<Report>,
+    /// What could not be done, for the engine; the oldest first.
+    failed: VecDeque<Report>,
 }
 
 impl Agent {
@@ -24,7 +26,7 @@ impl Agent {
         self.remedies = Some(RemedyWork {
             remedies,
             reports: Some(reports),
-            failed: Vec::with_capacity(Remedy::ALL.len()),
+            failed: VecDeque::with_capacity(Remedy::ALL.len()),
         });
         self
     }
@@ -92,7 +94,7 @@ impl Agent {
     fn remedy_failed(&mut self, uid: &PodUid, remedy: Remedy, report: RemedyReport) {
         if let Some(work) = &mut self.remedies {
             let uid = uid.clone();
-            work.failed.push(Report {
+            work.failed.push_back(Report {
                 uid,
                 remedy,
                 report,
@@ -105,7 +107,10 @@ impl Agent {
     pub(super) fn remedy_outcomes(&mut self) {
         let waiting = self.remedies.as_ref().map_or(0, |work| work.failed.len());
         for _ in 0..waiting {
-            let failed = self.remedies.as_mut().and_then(|work| work.failed.pop());
+            let failed = self
+                .remedies
+                .as_mut()
+                .and_then(|work| work.failed.pop_front());
             if let Some(report) = failed {
                 self.step(now_ns(), event_of(report));
             }

@@ -1039,3 +1039,18 @@ fn a_pod_that_came_during_a_ranking_has_nothing_on_disk_until_it_is_measured() {
         assert_eq!(cut, [&reading.pods[0]]);
     }
 }
+
+#[test]
+fn remedies_that_failed_are_reported_in_their_order() {
+    let mut node = Node::new(Cgroup::V2);
+    let gone = ["gone-1", "gone-2", "gone-3"].map(PodUid::from);
+    for uid in &gone {
+        node.agent.reclaim(uid, MIB, u64::MAX);
+    }
+    node.agent.remedy_outcomes();
+    node.agent.publish();
+    node.agent.journal.take().unwrap().finish().unwrap();
+    let journal = fs::read_to_string(node.host.path("journal")).unwrap();
+    let places = gone.map(|uid| journal.find(uid.as_str()).unwrap());
+    assert!(places.is_sorted(), "{places:?}: {journal}");
+}
