@@ -218,8 +218,6 @@ const PRODUCT: [&str; 7] = [
     "ebpf/",
     "xtask/src/",
 ];
-/// Where such names are left.
-const WITH_SUCH_NAMES: [&str; 1] = ["agent/core/src/arbitration/"];
 
 /// Those of [`NO_NAMES`] that the code of a source has.
 fn no_names(source: &str) -> BTreeSet<String> {
@@ -234,10 +232,7 @@ fn names_are_terms() {
     for (file, source) in sources::rust() {
         let is_test = file.ends_with("tests.rs") || file.contains("/tests/");
         let is_product = PRODUCT.iter().any(|folder| file.starts_with(folder));
-        let is_left = WITH_SUCH_NAMES
-            .iter()
-            .any(|folder| file.starts_with(folder));
-        if is_product && !is_test && !is_left {
+        if is_product && !is_test {
             let found = no_names(source);
             assert!(found.is_empty(), "{file}: {found:?}: name the thing");
         }

@@ -71,7 +71,7 @@ impl Resources {
     #[must_use]
     pub fn place(&self, name: &str) -> Option<usize> {
         self.names
-            .binary_search_by(|own| own.as_str().cmp(name))
+            .binary_search_by(|known| known.as_str().cmp(name))
             .ok()
     }
 

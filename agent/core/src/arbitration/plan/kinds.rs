@@ -64,13 +64,13 @@ fn of(cluster: &Cluster, candidates: &Candidates, mut places: Vec<usize>) -> Box
             candidates.requests(at),
         )
     };
-    let own = |at: usize| {
+    let within_kind = |at: usize| {
         let candidate = candidates.get(at);
         (candidate.age, &cluster.pods[candidate.pod].uid)
     };
     places.sort_unstable_by(|a, b| {
         let by_kind = kind(*a).cmp(&kind(*b));
-        by_kind.then_with(|| own(*a).cmp(&own(*b)))
+        by_kind.then_with(|| within_kind(*a).cmp(&within_kind(*b)))
     });
     let alike = places.chunk_by(|a, b| kind(*a) == kind(*b));
     let kinds = alike.map(|members| Kind {

@@ -30,8 +30,7 @@ pub(super) struct Work {
     /// For pods whose turn it is.
     in_turn: u64,
     common: u64,
-    /// By namespace.
-    own: Vec<u64>,
+    by_namespace: Vec<u64>,
     pub(super) spent: u64,
 }
 
@@ -44,7 +43,7 @@ impl Work {
         Self {
             in_turn,
             common: most / 2 - in_turn / 2,
-            own: is_waiting
+            by_namespace: is_waiting
                 .iter()
                 .map(|waits| if *waits { each } else { 0 })
                 .collect(),
@@ -55,7 +54,7 @@ impl Work {
     /// How much a pod of the namespace may spend.
     pub(super) fn left(&self, namespace: usize, has_turn: bool) -> u64 {
         let in_turn = if has_turn { self.in_turn } else { 0 };
-        in_turn + self.common + self.own[namespace]
+        in_turn + self.common + self.by_namespace[namespace]
     }
 
     /// So much was done for a pod of the namespace.
@@ -70,7 +69,7 @@ impl Work {
         });
         self.in_turn -= parts[0];
         self.common -= parts[1];
-        self.own[namespace] = self.own[namespace].saturating_sub(left);
+        self.by_namespace[namespace] = self.by_namespace[namespace].saturating_sub(left);
     }
 }
 
