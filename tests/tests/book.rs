@@ -399,15 +399,36 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// A word in back-ticks that could be a module, in the row of a room of the agent, is one of that room.
+/// Rooms whose rows name each of their files and folders. The others say what one finds there.
+const LISTED: [&str; 9] = [
+    "agent/src/daemon/",
+    "agent/src/serve/",
+    "agent/src/act/",
+    "agent/src/pods/",
+    "agent/src/record/",
+    "agent/src/probe/",
+    "agent/src/source/",
+    "agent/src/input/",
+    "agent/core/src/policy/",
+];
+
+/// The module or folder that a file is in, in a room.
+fn module_in<'a>(room: &str, file: &'a str) -> Option<&'a str> {
+    let part = file.strip_prefix(room)?.split('/').next()?;
+    Some(part.trim_end_matches(".rs"))
+}
+
+/// A word in back-ticks that could be a module, in the row of a room of the agent, is one of that room; and of a room
+/// that lists them, none is missing.
 #[test]
-fn every_module_in_the_table_of_rooms_exists() {
+fn the_table_of_rooms_has_the_modules_that_there_are() {
     let sources: Vec<&String> = sources::rust().iter().map(|(file, _)| file).collect();
     let is_module = |word: &str| {
         word.chars()
             .all(|letter| letter.is_ascii_lowercase() || letter == '_')
     };
     let (mut room, mut named) = (String::new(), 0);
+    let mut words: BTreeSet<(String, String)> = BTreeSet::new();
     for row in rows("Rooms") {
         if let Some(first) = quoted(&row[0]).next() {
             first.clone_into(&mut room);
@@ -416,6 +437,7 @@ fn every_module_in_the_table_of_rooms_exists() {
             continue;
         }
         for word in quoted(&row[1]).map(|word| word.trim_end_matches('/')) {
+            words.insert((room.clone(), word.to_owned()));
             if !is_module(word) {
                 continue;
             }
@@ -431,6 +453,17 @@ fn every_module_in_the_table_of_rooms_exists() {
         }
     }
     assert!(named > 80, "{named} modules: the table is read");
+    for room in LISTED {
+        let modules = sources.iter().filter_map(|file| module_in(room, file));
+        for module in modules.filter(|module| *module != "tests") {
+            assert!(
+                words.contains(&(room.to_owned(), module.to_owned())),
+                "ARCHITECTURE.md: the row of {room} does not name `{module}`"
+            );
+        }
+    }
+    assert_eq!(module_in("a/src/", "a/src/b/c.rs"), Some("b"));
+    assert_eq!(module_in("a/src/", "a/src/b.rs"), Some("b"));
 }
 
 /// The names of the threads that a source starts, outside its tests.
