@@ -38,6 +38,7 @@ pub mod process_users;
 pub mod processes;
 pub mod program;
 pub mod protect;
+pub mod runtime_program;
 pub mod sd_notify;
 pub mod socket_queues;
 pub mod state_dir;

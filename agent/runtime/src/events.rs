@@ -10,6 +10,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
+use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::runtime_link::{FromNri, TEXT_BYTES_MAX};
 use tokio::time::Instant;
 use tonic::Streaming;
@@ -27,8 +28,7 @@ const MAJOR_MIN: u32 = 2;
 const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon. One that is too
 /// old may be upgraded.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
+const AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// A connection that was of use for so long has not ended soon.
 const LASTING: Duration = Duration::from_secs(10);
 
@@ -47,7 +47,7 @@ enum Ended {
 
 /// Tells of containers, and asks again each time that the answer has ended.
 pub(crate) async fn follow(socket: &Path, outbox: &Outbox) -> Infallible {
-    let (mut again, mut said) = (AGAIN_FIRST, None);
+    let (mut again, mut said) = (AGAIN, None);
     loop {
         let began = Instant::now();
         let ended = match listen(socket, outbox, &mut said).await {
@@ -55,19 +55,18 @@ pub(crate) async fn follow(socket: &Path, outbox: &Outbox) -> Infallible {
             Ok(never) => match never {},
         };
         let why = cut(&ended.to_string());
-        if matches!(ended, Ended::Call(CallError::Connect { .. })) {
-            say(outbox, &mut said, Some(why));
-            // The next one that is there is another.
-            again = AGAIN_FIRST;
-            tokio::time::sleep(CONNECTED_AGAIN).await;
-            continue;
-        }
-        if began.elapsed() >= LASTING {
-            again = AGAIN_FIRST;
-        }
         say(outbox, &mut said, Some(why));
-        tokio::time::sleep(again).await;
-        again = (again * 2).min(AGAIN_MAX);
+        let is_away = matches!(ended, Ended::Call(CallError::Connect { .. }));
+        // The next one that is there is another.
+        if is_away || began.elapsed() >= LASTING {
+            again.reset();
+        }
+        let pause = if is_away {
+            CONNECTED_AGAIN
+        } else {
+            again.failed()
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

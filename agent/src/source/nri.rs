@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use plimsoll_core::kube::pod_uid::PodUid;
+use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::framing::LENGTH_BYTES;
 use plimsoll_core::protocol::runtime_link::{
     ANSWERED_PODS_MAX, FRAMING, FromNri, PROTOCOL, PodAnswers, ToNri,
@@ -23,7 +24,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::mpsc;
 
 use crate::host::child_program::ChildProgram;
-use crate::host::panics;
+use crate::host::runtime_program::{Lost, RESTARTS, parsed, same_protocol};
 use crate::host::wake_fd::WakeFd;
 use crate::host::worker::WorkerThread;
 
@@ -39,10 +40,6 @@ const WAITING_MAX: usize = 4;
 const GREETED_WITHIN: Duration = Duration::from_secs(10);
 /// To write one frame.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-/// After a failure it is not started again before this, and twice that after each further one, until a runtime has been
-/// answered.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
 const STACK_BYTES: usize = 256 << 10;
@@ -112,7 +109,7 @@ impl NriLink {
             waiting: VecDeque::new(),
             peer: None,
             not_before: Instant::now(),
-            again: AGAIN_FIRST,
+            restarts: RESTARTS,
         };
         let thread = WorkerThread::start("nri", STACK_BYTES, CHANGES_MAX, move |changes, _| {
             work.run(&changes);
@@ -165,7 +162,8 @@ struct Work {
     waiting: VecDeque<FromNri>,
     peer: Option<Peer>,
     not_before: Instant,
-    again: Duration,
+    /// Until a runtime is answered.
+    restarts: Backoff,
 }
 
 impl Work {
@@ -240,10 +238,10 @@ impl Work {
     }
 
     /// It is ended, and started again later.
-    fn lose(&mut self, why: String) {
+    fn lose(&mut self, why: impl Into<String>) {
+        let why = why.into();
         self.peer = None;
-        self.not_before = Instant::now() + self.again;
-        self.again = (self.again * 2).min(AGAIN_MAX);
+        self.not_before = Instant::now() + self.restarts.failed();
         if self.waiting.len() < WAITING_MAX {
             self.waiting.push_back(FromNri::Away { why });
         }
@@ -290,7 +288,7 @@ impl Work {
         self.wake.clear();
         let is_late = |peer: &Peer| !peer.has_greeted && Instant::now() >= peer.greeted_by;
         if !is_readable && self.peer.as_ref().is_some_and(is_late) {
-            self.lose("plimsoll-runtime has not answered in time, and was ended".to_owned());
+            self.lose(Lost::Late);
         }
         is_readable
     }
@@ -301,13 +299,10 @@ impl Work {
         };
         let mut portion = [0; PORTION];
         match peer.companion.stream.read(&mut portion) {
-            Ok(0) => self.lose(
-                "plimsoll-runtime has ended; its last line in the log of the agent says why"
-                    .to_owned(),
-            ),
+            Ok(0) => self.lose(Lost::Ended),
             Ok(read) => peer.input.extend_from_slice(&portion[..read]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => self.lose(format!("plimsoll-runtime: {error}")),
+            Err(error) => self.lose(Lost::from(error)),
         }
     }
 
@@ -328,10 +323,12 @@ impl Work {
     fn take_frame(&mut self, frame: FromNri) {
         let has_greeted = self.peer.as_ref().is_some_and(|peer| peer.has_greeted);
         match frame {
-            FromNri::Hello { protocol } if !has_greeted && protocol == PROTOCOL => self.greeted(),
-            FromNri::Hello { protocol } if !has_greeted => self.lose(format!(
-                "plimsoll-runtime speaks protocol {protocol}, and this agent {PROTOCOL}; install programs of one release"
-            )),
+            FromNri::Hello { protocol } if !has_greeted => {
+                match same_protocol(protocol, PROTOCOL) {
+                    Ok(()) => self.greeted(),
+                    Err(other) => self.lose(other),
+                }
+            }
             FromNri::Connected { .. }
             | FromNri::Away { .. }
             | FromNri::Container { .. }
@@ -344,11 +341,11 @@ impl Work {
                 if has_greeted =>
             {
                 if matches!(frame, FromNri::Connected { .. }) {
-                    self.again = AGAIN_FIRST;
+                    self.restarts.reset();
                 }
                 self.waiting.push_back(frame);
             }
-            _ => self.lose(nonsense()),
+            _ => self.lose(Lost::Nonsense),
         }
     }
 
@@ -379,11 +376,9 @@ impl Work {
         if let Some(peer) = &mut self.peer
             && let Err(error) = peer.companion.stream.write_all(&bytes)
         {
-            self.lose(match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                    "plimsoll-runtime does not read, and was ended".to_owned()
-                }
-                _ => format!("plimsoll-runtime: {error}"),
+            self.lose(match Lost::from(error) {
+                Lost::Late => Lost::Unread,
+                lost => lost,
             });
         }
     }
@@ -421,18 +416,13 @@ fn fitting(frame: &ToNri) -> Option<Vec<u8>> {
 }
 
 impl Peer {
-    fn next_frame(&mut self) -> Result<Option<FromNri>, String> {
-        let end = FRAMING.first(&self.input);
-        let Some(end) = end.map_err(|error| format!("plimsoll-runtime announced {error}"))? else {
+    fn next_frame(&mut self) -> Result<Option<FromNri>, Lost> {
+        let Some(end) = FRAMING.first(&self.input).map_err(Lost::TooLong)? else {
             return Ok(None);
         };
         let later = self.input.split_off(end);
         let frame = std::mem::replace(&mut self.input, later);
-        let body = FRAMING.body(&frame[LENGTH_BYTES..]);
-        let body = body.map_err(|_| nonsense())?;
-        let parsed = panics::guard(|| serde_json::from_slice(body));
-        let parsed = parsed.map_err(|panicked| panicked.to_string())?;
-        parsed.map(Some).map_err(|_| nonsense())
+        parsed(&FRAMING, &frame[LENGTH_BYTES..]).map(Some)
     }
 }
 
@@ -441,11 +431,6 @@ fn encode(frame: &ToNri) -> Option<Vec<u8>> {
     let json = serde_json::to_vec(frame).ok()?;
     FRAMING.body(&json).ok()?;
     FRAMING.frame(&json).ok()
-}
-
-fn nonsense() -> String {
-    "plimsoll-runtime sent what is no frame, and was ended; install programs of one release"
-        .to_owned()
 }
 
 #[cfg(test)]

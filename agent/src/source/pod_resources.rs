@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use plimsoll_core::kube::node_resource_topology::{Alignment, NodeTopology};
 use plimsoll_core::placement::device::ListedDevices;
 use plimsoll_core::placement::numa_zones::{AgentPlacement, Doubt, Survey, survey};
+use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::pod_resources::{FromKubelet, NodeResources, ToKubelet};
 
 use tokio::sync::mpsc;
@@ -31,6 +32,7 @@ use tokio::sync::mpsc;
 use crate::host::HostRoot;
 use crate::host::clock::now_ns;
 use crate::host::panics;
+use crate::host::runtime_program::{Lost, RESTARTS};
 use crate::host::shown::line;
 use crate::host::topology::read_machine;
 use crate::host::worker::WorkerThread;
@@ -43,9 +45,6 @@ pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 pub const IN_KUBELET_DIR: &str = "pod-resources/kubelet.sock";
 /// How often the machine and the kubelet's configuration are read although the kubelet says nothing new.
 const LOOK: Duration = Duration::from_secs(10);
-/// After a failure it is not started again before this, and twice that after each further one.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 512 << 10;
 /// Later than anything the kubelet says.
 const NOT_AWAITED: u64 = u64::MAX;
@@ -81,7 +80,7 @@ pub fn once(settings: &ResourceSettings) -> Result<NodeResources, String> {
     match connection.read()? {
         FromKubelet::Resources { resources, .. } => Ok(*resources),
         FromKubelet::Failed { why } => Err(why),
-        FromKubelet::Hello { .. } | FromKubelet::Same { .. } => Err(connection::nonsense()),
+        FromKubelet::Hello { .. } | FromKubelet::Same { .. } => Err(Lost::Nonsense.into()),
     }
 }
 
@@ -229,35 +228,38 @@ struct Work {
 
 impl Work {
     fn run(mut self) {
-        let mut again = AGAIN_FIRST;
+        let mut restarts = RESTARTS;
         while !self.stopper.is_stopped() {
             let connected = (self.start)().map_err(|error| error.to_string());
             let ended = connected.and_then(|mut connection| {
                 self.stopper.watch(&connection)?;
                 connection.greet()?;
-                self.follow(&mut connection, &mut again)
+                self.follow(&mut connection, &mut restarts)
             });
             let Err(why) = ended else { return };
             if !self.stopper.is_stopped() {
                 self.fail(why);
-                let until = Instant::now() + again;
+                let until = Instant::now() + restarts.failed();
                 while !self.stopper.is_stopped() && Instant::now() < until {
                     std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
                 }
-                again = (again * 2).min(AGAIN_MAX);
             }
         }
     }
 
     /// Until the connection ends, which is a failure unless it was stopped.
-    fn follow(&mut self, connection: &mut Connection, again: &mut Duration) -> Result<(), String> {
+    fn follow(
+        &mut self,
+        connection: &mut Connection,
+        restarts: &mut Backoff,
+    ) -> Result<(), String> {
         loop {
             let heard = connection.read();
             if self.stopper.is_stopped() {
                 return Ok(());
             }
             let asked_at_ns = match heard? {
-                FromKubelet::Hello { .. } => return Err(connection::nonsense()),
+                FromKubelet::Hello { .. } => return Err(Lost::Nonsense.into()),
                 FromKubelet::Resources {
                     asked_at_ns,
                     resources,
@@ -271,7 +273,7 @@ impl Work {
                     continue;
                 }
             };
-            *again = AGAIN_FIRST;
+            restarts.reset();
             self.tell_devices(asked_at_ns);
             self.look();
         }

@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::runtime_link::{Adjustment, Answer, FromNri, Shown};
 use plimsoll_core::shown::Show as _;
 use prost::Message as _;
@@ -51,8 +52,7 @@ const PORTION: usize = 16 << 10;
 const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon: a runtime that
 /// does not take the plugin.
-const AGAIN_FIRST: Duration = Duration::from_millis(250);
-const AGAIN_MAX: Duration = Duration::from_secs(10);
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
 /// A connection that was of use for so long has not ended soon.
 const LASTING: Duration = Duration::from_secs(10);
 
@@ -87,7 +87,7 @@ impl From<prost::DecodeError> for Ended {
 
 /// Answers, and connects again each time that a connection has ended.
 pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infallible {
-    let mut again = AGAIN_FIRST;
+    let mut again = AGAIN;
     loop {
         let mut session = Session {
             table,
@@ -103,20 +103,18 @@ pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infa
         };
         let why = cut(&ended.to_string());
         outbox.state(FromNri::Away { why });
-        if matches!(ended, Ended::Absent(_) | Ended::Connect { .. }) {
-            // The next one that is there is another.
-            again = AGAIN_FIRST;
-            tokio::time::sleep(CONNECTED_AGAIN).await;
-            continue;
+        let is_away = matches!(ended, Ended::Absent(_) | Ended::Connect { .. });
+        let has_lasted = |since: Instant| since.elapsed() >= LASTING;
+        // The next one that is there is another.
+        if is_away || session.synchronized.is_some_and(has_lasted) {
+            again.reset();
         }
-        if session
-            .synchronized
-            .is_some_and(|since| since.elapsed() >= LASTING)
-        {
-            again = AGAIN_FIRST;
-        }
-        tokio::time::sleep(again).await;
-        again = (again * 2).min(AGAIN_MAX);
+        let pause = if is_away {
+            CONNECTED_AGAIN
+        } else {
+            again.failed()
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -1,21 +1,20 @@
 //! One `plimsoll-runtime resources`, and its frames.
 
 use std::ffi::OsStr;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_core::protocol::framing::LENGTH_BYTES;
 use plimsoll_core::protocol::pod_resources::{FRAMING, FromKubelet, PROTOCOL, ToKubelet};
 use plimsoll_core::protocol::runtime_link;
 use rustix::net::SendFlags;
 
 use super::ResourceSettings;
 use crate::host::child_program::ChildProgram;
-use crate::host::panics;
+use crate::host::runtime_program::{Lost, parsed, same_protocol};
 
 /// A frame comes every second, or after the kubelet's bounds: ten seconds each for two questions, and five to connect.
 const FRAME_WITHIN: Duration = Duration::from_secs(40);
@@ -83,60 +82,16 @@ pub(super) fn started(settings: &ResourceSettings) -> io::Result<Connection> {
 }
 
 impl Connection {
-    pub(super) fn greet(&mut self) -> Result<(), String> {
+    pub(super) fn greet(&mut self) -> Result<(), Lost> {
         match self.read()? {
-            FromKubelet::Hello { protocol } if protocol == PROTOCOL => Ok(()),
-            FromKubelet::Hello { protocol } => Err(format!(
-                "plimsoll-runtime speaks protocol {protocol}, and this agent {PROTOCOL}; install programs of one release"
-            )),
-            _ => Err(nonsense()),
+            FromKubelet::Hello { protocol } => same_protocol(protocol, PROTOCOL),
+            _ => Err(Lost::Nonsense),
         }
     }
 
     /// The next frame.
-    pub(super) fn read(&mut self) -> Result<FromKubelet, String> {
-        let until = Instant::now() + FRAME_WITHIN;
-        let mut length = [0; LENGTH_BYTES];
-        self.fill(&mut length, until)?;
-        let length = FRAMING.announced(length);
-        let length = length.map_err(|error| format!("plimsoll-runtime announced {error}"))?;
-        let mut frame = vec![0; length];
-        self.fill(&mut frame, until)?;
-        let body = FRAMING.body(&frame).map_err(|error| error.to_string())?;
-        panics::guard(|| serde_json::from_slice(body))
-            .map_err(|panicked| panicked.to_string())?
-            .map_err(|_| nonsense())
+    pub(super) fn read(&mut self) -> Result<FromKubelet, Lost> {
+        let frame = self.0.read_frame(&FRAMING, Instant::now() + FRAME_WITHIN)?;
+        parsed(&FRAMING, &frame)
     }
-
-    /// Reads so much, by then.
-    fn fill(&mut self, mut buffer: &mut [u8], until: Instant) -> Result<(), String> {
-        while !buffer.is_empty() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err("plimsoll-runtime is silent, and was ended".to_owned());
-            }
-            let read = self.0.stream.set_read_timeout(Some(left));
-            match read.and_then(|()| self.0.stream.read(buffer)) {
-                Ok(0) => {
-                    return Err(
-                        "plimsoll-runtime has ended; its last line in the log of the agent says why"
-                            .to_owned(),
-                    );
-                }
-                Ok(read) => buffer = &mut std::mem::take(&mut buffer)[read..],
-                Err(error) => match error.kind() {
-                    io::ErrorKind::Interrupted
-                    | io::ErrorKind::WouldBlock
-                    | io::ErrorKind::TimedOut => {}
-                    _ => return Err(format!("plimsoll-runtime: {error}")),
-                },
-            }
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn nonsense() -> String {
-    "plimsoll-runtime sent what is no answer, and was ended; install programs of one release"
-        .to_owned()
 }

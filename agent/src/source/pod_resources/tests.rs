@@ -250,16 +250,16 @@ fn what_is_no_answer_is_refused() {
         });
         sends(&mut theirs);
         drop(theirs);
-        connection.greet().unwrap_err()
+        connection.greet().unwrap_err().to_string()
     };
     let bytes =
         |bytes: &'static [u8]| refused(&move |end: &mut UnixStream| end.write_all(bytes).unwrap());
     assert!(bytes(&[]).contains("has ended"));
     assert!(bytes(&[9, 0, 0, 0, b'{']).contains("has ended"));
     assert!(bytes(&[0xff; 4]).contains("announced a frame of 4294967295 bytes"));
-    assert!(bytes(&[2, 0, 0, 0, b'{', b'}']).contains("no answer"));
+    assert!(bytes(&[2, 0, 0, 0, b'{', b'}']).contains("no frame"));
     let other = |end: &mut UnixStream| send(end, &FromKubelet::Hello { protocol: 99 });
     assert!(refused(&other).contains("protocol 99"));
     let no_hello = |end: &mut UnixStream| send(end, &SAME);
-    assert!(refused(&no_hello).contains("no answer"));
+    assert!(refused(&no_hello).contains("no frame"));
 }

@@ -2,10 +2,10 @@
 //! later.
 
 use std::ffi::OsStr;
-use std::io::{self, Read as _, Write as _};
-use std::time::{Duration, Instant};
+use std::io::{self, Write as _};
+use std::time::Instant;
 
-use plimsoll_core::protocol::framing::LENGTH_BYTES;
+use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::runtime_link::{
     CONTAINERS_MAX, FRAMING, FromRuntime, IMAGES_MAX, Inventory, PROTOCOL, Removal,
     RuntimeDirectories, ToRuntime,
@@ -13,13 +13,10 @@ use plimsoll_core::protocol::runtime_link::{
 
 use super::RuntimeSettings;
 pub(super) use crate::host::child_program::ChildProgram as Connection;
-use crate::host::panics;
+use crate::host::runtime_program::{Lost, RESTARTS, left, parsed, same_protocol};
 
 /// Of one list, all frames together, bytes: what is read is locked in memory.
 const LIST_BYTES_MAX: usize = 8 << 20;
-/// After a failure it is not started again before this, and twice that after each further one.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +27,12 @@ pub(super) enum Failure {
     Late(String),
     /// Nothing sound came in time.
     Lost(String),
+}
+
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost.to_string())
+    }
 }
 
 impl From<Failure> for String {
@@ -47,9 +50,9 @@ pub(super) struct Runtime {
     start: Start,
     connection: Option<Connection>,
     number: u64,
-    /// Not before this, after failures; and how long after the next one.
+    /// Not before this, after failures.
     not_before: Option<Instant>,
-    again: Duration,
+    restarts: Backoff,
     why: String,
 }
 
@@ -64,7 +67,7 @@ impl Runtime {
             connection: None,
             number: 0,
             not_before: None,
-            again: AGAIN_FIRST,
+            restarts: RESTARTS,
             why: String::new(),
         }
     }
@@ -95,7 +98,7 @@ impl Runtime {
     /// After the first failure since an answer: waits until it may be started again. Whether that is before `until`.
     /// After further failures nothing waits.
     pub(super) fn restarts_by(&self, until: Instant) -> bool {
-        let is_first = self.again == AGAIN_FIRST * 2;
+        let is_first = self.restarts.failures() == 1;
         let at = self.not_before.filter(|at| is_first && *at < until);
         if let Some(at) = at {
             std::thread::sleep(at.saturating_duration_since(Instant::now()));
@@ -123,13 +126,13 @@ impl Runtime {
                     .not_before
                     .is_none_or(|not_before| not_before <= Instant::now())
                 {
-                    self.not_before = Some(Instant::now() + self.again);
-                    self.again = (self.again * 2).min(AGAIN_MAX);
+                    self.not_before = Some(Instant::now() + self.restarts.failed());
                     self.why.clone_from(why);
                 }
             }
             Ok(_) | Err(Failure::Refused(_) | Failure::Late(_)) => {
-                (self.not_before, self.again) = (None, AGAIN_FIRST)
+                self.not_before = None;
+                self.restarts.reset();
             }
         }
         answered
@@ -167,27 +170,11 @@ fn started(settings: &RuntimeSettings) -> io::Result<Connection> {
     Connection::start(&settings.program, arguments.into_iter().chain(socket))
 }
 
-fn lost(error: &io::Error) -> Failure {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
-    Failure::Lost(match error.kind() {
-        WouldBlock | TimedOut => {
-            "plimsoll-runtime has not answered in time, and was ended".to_owned()
-        }
-        UnexpectedEof | BrokenPipe | ConnectionReset => {
-            "plimsoll-runtime has ended; its last line in the log of the agent says why".to_owned()
-        }
-        _ => format!("plimsoll-runtime: {error}"),
-    })
-}
-
 impl Connection {
-    fn greet(&mut self, until: Instant) -> Result<(), Failure> {
+    fn greet(&mut self, until: Instant) -> Result<(), Lost> {
         match self.read(until, &mut 0)? {
-            FromRuntime::Hello { protocol } if protocol == PROTOCOL => Ok(()),
-            FromRuntime::Hello { protocol } => Err(Failure::Lost(format!(
-                "plimsoll-runtime speaks protocol {protocol}, and this agent {PROTOCOL}; install programs of one release"
-            ))),
-            _ => Err(nonsense()),
+            FromRuntime::Hello { protocol } => same_protocol(protocol, PROTOCOL),
+            _ => Err(Lost::Nonsense),
         }
     }
 
@@ -197,11 +184,10 @@ impl Connection {
         // A name in it came from the runtime, in a frame of the same bound.
         let frame = FRAMING.frame(&json);
         let frame = frame.map_err(|error| Failure::Refused(error.to_string()))?;
-        let wait = left(until).map_err(|error| lost(&error))?;
-        self.stream
-            .set_write_timeout(Some(wait))
-            .and_then(|()| self.stream.write_all(&frame))
-            .map_err(|error| lost(&error))
+        let wait = left(until)?;
+        let written = self.stream.set_write_timeout(Some(wait));
+        let written = written.and_then(|()| self.stream.write_all(&frame));
+        written.map_err(|error| Lost::from(error).into())
     }
 
     /// The list, for a question of that kind.
@@ -246,58 +232,21 @@ impl Connection {
                         false => Failure::Refused(why),
                     });
                 }
-                _ => return Err(nonsense()),
+                _ => return Err(Lost::Nonsense.into()),
             }
         }
     }
 
-    fn read(&mut self, until: Instant, bytes: &mut usize) -> Result<FromRuntime, Failure> {
-        let mut length = [0; LENGTH_BYTES];
-        self.fill(&mut length, until)?;
-        let announced = |what: String| Failure::Lost(format!("plimsoll-runtime announced {what}"));
-        let length = FRAMING.announced(length);
-        let length = length.map_err(|error| announced(error.to_string()))?;
-        *bytes = bytes.saturating_add(length);
+    /// The next frame; `bytes` of this answer have come.
+    fn read(&mut self, until: Instant, bytes: &mut usize) -> Result<FromRuntime, Lost> {
+        let frame = self.read_frame(&FRAMING, until)?;
+        *bytes = bytes.saturating_add(frame.len());
         if *bytes > LIST_BYTES_MAX {
-            let what = format!("{bytes} bytes in one answer, and {LIST_BYTES_MAX} are the most");
-            return Err(announced(what));
+            return Err(Lost::LongAnswer {
+                bytes: *bytes,
+                bytes_max: LIST_BYTES_MAX,
+            });
         }
-        let mut frame = vec![0; length];
-        self.fill(&mut frame, until)?;
-        let body = FRAMING.body(&frame).map_err(|_| nonsense())?;
-        panics::guard(|| serde_json::from_slice(body))
-            .map_err(|panicked| Failure::Lost(panicked.to_string()))?
-            .map_err(|_| nonsense())
+        parsed(&FRAMING, &frame)
     }
-
-    /// Reads so much, by then.
-    fn fill(&mut self, mut buffer: &mut [u8], until: Instant) -> Result<(), Failure> {
-        while !buffer.is_empty() {
-            let read = left(until)
-                .and_then(|wait| self.stream.set_read_timeout(Some(wait)))
-                .and_then(|()| self.stream.read(buffer));
-            match read {
-                Ok(0) => return Err(lost(&io::ErrorKind::UnexpectedEof.into())),
-                Ok(read) => buffer = &mut std::mem::take(&mut buffer)[read..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(&error)),
-            }
-        }
-        Ok(())
-    }
-}
-
-fn left(until: Instant) -> io::Result<Duration> {
-    let left = until.saturating_duration_since(Instant::now());
-    match left.is_zero() {
-        true => Err(io::ErrorKind::TimedOut.into()),
-        false => Ok(left),
-    }
-}
-
-fn nonsense() -> Failure {
-    Failure::Lost(
-        "plimsoll-runtime sent what is no answer, and was ended; install programs of one release"
-            .to_owned(),
-    )
 }

@@ -87,7 +87,7 @@ fn an_answer_that_is_none_ends_the_program_and_it_is_not_started_again_at_once()
             }),
         ),
         (
-            "no answer",
+            "no frame",
             Box::new(move |mut stream| {
                 hello(&mut stream);
                 hear(&mut stream);
@@ -97,7 +97,7 @@ fn an_answer_that_is_none_ends_the_program_and_it_is_not_started_again_at_once()
             }),
         ),
         (
-            "no answer",
+            "no frame",
             Box::new(move |mut stream| {
                 hello(&mut stream);
                 hear(&mut stream);
