@@ -5,13 +5,12 @@ use plimsoll_core::model::event::EventKind;
 
 use super::Agent;
 use super::telling::Said;
-use crate::act::cpu_time::{CpuTime, Report, Reports, Setting, Watch, WatchedPod};
+use crate::act::cpu_time::{CpuTime, Report, Setting, Watch, WatchedPod};
 
 /// What it takes to look after CPU time.
 #[derive(Debug)]
 pub(super) struct CpuWork {
     cpu_time: CpuTime,
-    reports: Option<Reports>,
     watched: Watch,
     dropped: Said,
 }
@@ -19,18 +18,13 @@ pub(super) struct CpuWork {
 impl Agent {
     /// Lets it look after CPU time.
     #[must_use]
-    pub fn with_cpu_time(mut self, cpu_time: CpuTime, reports: Reports) -> Self {
+    pub fn with_cpu_time(mut self, cpu_time: CpuTime) -> Self {
         self.cpu_work = Some(CpuWork {
             cpu_time,
-            reports: Some(reports),
             watched: Watch::default(),
             dropped: Said::default(),
         });
         self
-    }
-
-    pub(super) fn take_cpu_reports(&mut self) -> Option<Reports> {
-        self.cpu_work.as_mut()?.reports.take()
     }
 
     /// What the thread has read, or could not do.

@@ -16,7 +16,7 @@ use super::wake::Sources;
 
 /// What an optional part does, and when.
 struct Feature {
-    /// The loop begins: the reports of its thread are to be waited for.
+    /// The loop begins.
     begin: fn(&mut Agent, &mut Sources),
     /// A sample has been taken and is about to be judged; when it was begun, and what was charged by then. Allocates
     /// nothing.
@@ -99,7 +99,7 @@ const FEATURES: [Feature; 11] = [
     },
     // CPUs and NUMA nodes.
     Feature {
-        begin: |agent, sources| sources.placement = agent.begin_placement(),
+        begin: |agent, _| agent.begin_placement(),
         follow_up: Agent::give_back,
         rescan: Agent::rescan_placement,
         end: |agent| agent.placement = None,
@@ -107,7 +107,6 @@ const FEATURES: [Feature; 11] = [
     },
     // CPU time.
     Feature {
-        begin: |agent, sources| sources.cpu_time = agent.take_cpu_reports(),
         rescan: Agent::look_after_cpu,
         end: |agent| agent.cpu_work = None,
         ..NOTHING
@@ -119,7 +118,6 @@ const FEATURES: [Feature; 11] = [
     },
     // What is tried before an eviction.
     Feature {
-        begin: |agent, sources| sources.remedies = agent.take_remedy_reports(),
         end: |agent| agent.remedies = None,
         ..NOTHING
     },

@@ -72,7 +72,6 @@ pub struct PlacementWork {
     qos: QosSettings,
     capacity: NodeCapacity,
     placement: Placement,
-    reports: Option<Reports>,
     /// The start event; taken when the loop begins.
     start: Option<Box<PlacementStart>>,
     /// What pods can use, as the thread has seen it last.
@@ -110,8 +109,9 @@ pub struct PlacementWork {
 }
 
 impl PlacementWork {
-    /// Looks at the machine and at what was left, and starts the thread. `None` if the configuration places nothing;
-    /// what an earlier agent has placed is then undone. What people should know goes to `remark`.
+    /// Looks at the machine and at what was left, and starts the thread, whose reports are for the loop. `None` if the
+    /// configuration places nothing; what an earlier agent has placed is then undone. What people should know goes to
+    /// `remark`.
     ///
     /// # Errors
     /// If without a kubelet's tree a kubelet manages cpusets here, the machine cannot be read, or the settings cannot
@@ -123,7 +123,7 @@ impl PlacementWork {
         config: &Config,
         devices: Option<plimsoll_core::placement::node::DeviceSettings>,
         mut remark: impl FnMut(String),
-    ) -> Result<Option<Self>> {
+    ) -> Result<Option<(Self, Reports)>> {
         let mut settings = config.placement.clone();
         settings.devices = devices.unwrap_or_default();
         let is_active = settings.is_active();
@@ -168,13 +168,12 @@ impl PlacementWork {
         let (placement, reports) = Placement::start(applier, period).context(
             "the thread for placement cannot be started; raise the limit of threads of the agent's cgroup (pids.max)",
         )?;
-        Ok(Some(Self {
+        let work = Self {
             host: paths.host,
             mounts: paths.mounts,
             qos: config.cgroups.qos,
             capacity,
             placement,
-            reports: Some(reports),
             usable,
             planned: usable,
             not_taken: None,
@@ -199,7 +198,8 @@ impl PlacementWork {
             number: 0,
             // Not active before the thread has placed something: the kubelet may do it.
             tally: PlacementTally::default(),
-        }))
+        };
+        Ok(Some((work, reports)))
     }
 
     /// Starts from what the loop knows; a pod whose limits are not known keeps none.
@@ -436,13 +436,11 @@ impl Agent {
     }
 
     /// Begins, before the first manifest is looked at.
-    pub(super) fn begin_placement(&mut self) -> Option<Reports> {
-        let work = self.placement.as_mut()?;
-        let reports = work.reports.take();
-        if let Some(start) = work.start.take() {
+    pub(super) fn begin_placement(&mut self) {
+        let start = self.placement.as_mut().and_then(|work| work.start.take());
+        if let Some(start) = start {
             self.handle_event(EventKind::PlacementStarted(start));
         }
-        reports
     }
 
     /// Takes note of a placement. Allocates nothing.

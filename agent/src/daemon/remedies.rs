@@ -8,13 +8,12 @@ use plimsoll_core::model::event::{Event, EventKind, RemedyReport};
 use plimsoll_core::model::remedy::Remedy;
 
 use super::{Agent, now_ns};
-use crate::act::remedies::{Busy, Remedies, Report, Reports};
+use crate::act::remedies::{Busy, Remedies, Report};
 
 /// What it takes to carry out remedies.
 #[derive(Debug)]
 pub(super) struct RemedyWork {
     remedies: Remedies,
-    reports: Option<Reports>,
     /// What could not be done, for the engine; the oldest first.
     failed: VecDeque<Report>,
 }
@@ -22,17 +21,12 @@ pub(super) struct RemedyWork {
 impl Agent {
     /// Lets it carry out what is tried before an eviction.
     #[must_use]
-    pub fn with_remedies(mut self, remedies: Remedies, reports: Reports) -> Self {
+    pub fn with_remedies(mut self, remedies: Remedies) -> Self {
         self.remedies = Some(RemedyWork {
             remedies,
-            reports: Some(reports),
             failed: VecDeque::with_capacity(Remedy::ALL.len()),
         });
         self
-    }
-
-    pub(super) fn take_remedy_reports(&mut self) -> Option<Reports> {
-        self.remedies.as_mut()?.reports.take()
     }
 
     /// Has the kernel take memory back from a pod. Allocates only when that fails, as the next three.

@@ -21,7 +21,7 @@ use plimsoll_core::model::options::OomOrder;
 use plimsoll_core::model::swap::PodSwap;
 use tokio::sync::{Notify, mpsc};
 
-use crate::act::cpu_time::{self, CPU_LEDGER, CpuTime, READ_EVERY};
+use crate::act::cpu_time::{CPU_LEDGER, CpuTime, READ_EVERY};
 use crate::act::holds::{HOLDS_LEDGER, Holds, HoldsError};
 use crate::act::kubepods::{self, Kubepods};
 use crate::act::memory_release::MemoryRelease;
@@ -29,7 +29,7 @@ use crate::act::oom_group::OomGroups;
 use crate::act::oom_order::OomOrdering;
 use crate::act::oom_scores::OomScores;
 use crate::act::placement::NodePaths;
-use crate::act::remedies::{self, REMEDIES_LEDGER, Remedies};
+use crate::act::remedies::{REMEDIES_LEDGER, Remedies};
 use crate::daemon::admission::is_running;
 use crate::daemon::limits::{Limits, Origins};
 use crate::daemon::node_meters::{NodeMeters, Wanted};
@@ -205,7 +205,7 @@ impl Start<'_> {
         // threads for what is not urgent: only what they touch of their stacks is locked.
         self.spare_agents_pod();
         self.protect(ledger);
-        let features = self.features(&loaded, capacity)?;
+        let features = self.features(&loaded, capacity, &mut sources)?;
         let disks = self.storage_settings();
         let engine_config = self.plan.config.engine_on(disks.file_systems().layout())?;
         if disks.kubelet_root != KubeletRoot::Unused {
@@ -561,7 +561,12 @@ impl Start<'_> {
 
     /// The optional parts that the configuration asks for. One that cannot start is left out, with a line among the
     /// losses. Remedies then leave the engine's options as well: it must not wait for what no thread carries out.
-    fn features(&mut self, loaded: &Loaded, capacity: NodeCapacity) -> Result<Features> {
+    fn features(
+        &mut self,
+        loaded: &Loaded,
+        capacity: NodeCapacity,
+        sources: &mut Sources,
+    ) -> Result<Features> {
         let options = self.plan.config.engine.options;
         let oom_order = match options.oom_order {
             OomOrder::Kubelet => None,
@@ -581,7 +586,7 @@ impl Start<'_> {
         };
         self.leave_to_kubelet();
         let mut features = Features {
-            placement: self.placement(capacity)?,
+            placement: self.placement(capacity, sources)?,
             last_line: options
                 .last_line
                 .map(|options| LastLine::new(options, &self.plan.host)),
@@ -602,9 +607,12 @@ impl Start<'_> {
                 .ledger(REMEDIES_LEDGER)
                 .map_err(anyhow::Error::from)
                 .and_then(|ledger| Ok(Remedies::start(ledger)?));
-            features.remedies = self.without("memory remedies", started);
-            if features.remedies.is_none() {
-                self.plan.config.engine.options.remedies = None;
+            match self.without("memory remedies", started) {
+                Some((remedies, reports)) => {
+                    sources.watch_remedies(reports);
+                    features.remedies = Some(remedies);
+                }
+                None => self.plan.config.engine.options.remedies = None,
             }
         }
         let cpu = &self.plan.config.engine.cpu;
@@ -615,7 +623,10 @@ impl Start<'_> {
                 .ledger(CPU_LEDGER)
                 .map_err(anyhow::Error::from)
                 .and_then(|ledger| Ok(CpuTime::start(host, mounts, ledger, READ_EVERY)?));
-            features.cpu_time = self.without("cpuBurst and cpuSuppress", started);
+            if let Some((cpu_time, reports)) = self.without("cpuBurst and cpuSuppress", started) {
+                sources.watch_cpu_time(reports);
+                features.cpu_time = Some(cpu_time);
+            }
         }
         Ok(features)
     }
@@ -633,7 +644,11 @@ impl Start<'_> {
         }
     }
 
-    fn placement(&mut self, capacity: NodeCapacity) -> Result<Option<PlacementWork>> {
+    fn placement(
+        &mut self,
+        capacity: NodeCapacity,
+        sources: &mut Sources,
+    ) -> Result<Option<PlacementWork>> {
         let Plan {
             args,
             config,
@@ -663,16 +678,23 @@ impl Start<'_> {
                 reporter.say(&Line::Warning { text });
             },
         );
-        if self.plan.kubelet.is_none() {
-            return prepared;
-        }
-        // Evictions go on without it.
-        let prepared = prepared.map_err(|error| {
-            format!("{error:#}; this is checked only at start: restart plimsoll when it is mended")
-        });
-        Ok(self
-            .without("placement of CPUs and memory", prepared)
-            .flatten())
+        let prepared = match self.plan.kubelet {
+            None => prepared?,
+            // Evictions go on without it.
+            Some(_) => {
+                let prepared = prepared.map_err(|error| {
+                    format!(
+                        "{error:#}; this is checked only at start: restart plimsoll when it is mended"
+                    )
+                });
+                self.without("placement of CPUs and memory", prepared)
+                    .flatten()
+            }
+        };
+        Ok(prepared.map(|(work, reports)| {
+            sources.watch_placement(reports);
+            work
+        }))
     }
 
     fn oom_groups(&mut self) -> Option<OomGroups> {
@@ -794,9 +816,9 @@ struct Features {
     placement: Option<PlacementWork>,
     last_line: Option<LastLine>,
     oom: OomWork,
-    remedies: Option<(Remedies, remedies::Reports)>,
+    remedies: Option<Remedies>,
     memory_release: Option<MemoryRelease>,
-    cpu_time: Option<(CpuTime, cpu_time::Reports)>,
+    cpu_time: Option<CpuTime>,
 }
 
 impl Features {
@@ -806,11 +828,11 @@ impl Features {
             .with_last_line(self.last_line)
             .with_oom(self.oom)
             .with_memory_release(self.memory_release);
-        if let Some((remedies, reports)) = self.remedies {
-            agent = agent.with_remedies(remedies, reports);
+        if let Some(remedies) = self.remedies {
+            agent = agent.with_remedies(remedies);
         }
-        if let Some((cpu_time, reports)) = self.cpu_time {
-            agent = agent.with_cpu_time(cpu_time, reports);
+        if let Some(cpu_time) = self.cpu_time {
+            agent = agent.with_cpu_time(cpu_time);
         }
         agent
     }

@@ -273,8 +273,7 @@ impl Node {
             .with_storage(StorageWork::new(threads))
             .with_kubelet(kubelet)
             .with_memory_release(Some(MemoryRelease::start(host.clone()).unwrap()))
-            .with_remedies(remedies, remedy_reports);
-        let remedy_reports = agent.take_remedy_reports().unwrap();
+            .with_remedies(remedies);
         // Its maps need a kernel; all else of it is here.
         agent.last_line = Some(LastLine::new(options::LastLine::default(), &host));
         let start = PlacementStart {

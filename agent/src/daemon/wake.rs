@@ -250,9 +250,9 @@ pub struct Sources {
     nri: Option<NriEvents>,
     devices: Option<mpsc::Receiver<Option<Arc<ListedDevices>>>>,
     storage: Option<mpsc::Receiver<StorageEvent>>,
-    pub(super) remedies: Option<remedies::Reports>,
-    pub(super) placement: Option<placement::Reports>,
-    pub(super) cpu_time: Option<cpu_time::Reports>,
+    remedies: Option<remedies::Reports>,
+    placement: Option<placement::Reports>,
+    cpu_time: Option<cpu_time::Reports>,
     snapshots: Option<SnapshotRequests>,
     /// Of threads that have no channel of messages.
     news: Arc<Notify>,
@@ -727,6 +727,21 @@ impl Sources {
     /// Listens to the threads that look after disks too.
     pub fn watch_disks(&mut self, events: mpsc::Receiver<StorageEvent>) {
         self.storage = Some(events);
+    }
+
+    /// Listens to the thread for remedies too.
+    pub fn watch_remedies(&mut self, reports: remedies::Reports) {
+        self.remedies = Some(reports);
+    }
+
+    /// Listens to the thread for placement too.
+    pub fn watch_placement(&mut self, reports: placement::Reports) {
+        self.placement = Some(reports);
+    }
+
+    /// Listens to the thread for CPU time too.
+    pub fn watch_cpu_time(&mut self, reports: cpu_time::Reports) {
+        self.cpu_time = Some(reports);
     }
 
     /// Waits for the memory events of pods too, if any are watched.

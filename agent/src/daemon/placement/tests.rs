@@ -55,7 +55,7 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         keeps_quota: false,
     };
     let (applier, _) = Applier::open(paths, options).unwrap();
-    let (placement, reports) = Placement::start(applier, RECONCILE_PERIOD).unwrap();
+    let (placement, _) = Placement::start(applier, RECONCILE_PERIOD).unwrap();
     let settings = PlacementSettings {
         cpu_manager_policy: plimsoll_core::placement::node::CpuManagerPolicy::Static,
         reserved_system_cpus: CpuSet::of(0),
@@ -72,7 +72,6 @@ pub(in crate::daemon) fn place_on(node: &mut Node, beside_kubelet: bool) -> temp
         qos: QosSettings::default(),
         capacity: NodeCapacity::default(),
         placement,
-        reports: Some(reports),
         usable,
         planned: usable,
         not_taken: None,
@@ -337,7 +336,7 @@ fn beside_a_kubelet_that_places_the_agent_is_ready_and_not_active() {
         };
         PlacementWork::prepare(paths, NodeCapacity::default(), false, &config, None, |_| {})
     };
-    let work = prepared(Some(tree)).unwrap().unwrap();
+    let (work, _) = prepared(Some(tree)).unwrap().unwrap();
     assert_eq!(work.tally(), PlacementTally::default());
     // Without its tree nobody knows whose the pods are.
     std::fs::create_dir_all(host.procfs("77")).unwrap();

@@ -133,13 +133,13 @@ async fn a_thread_that_has_ended_is_lost() {
         }),
         (SourceName::Storage, |it| it.watch_disks(mpsc::channel(1).1)),
         (SourceName::Remedies, |it| {
-            it.remedies = Some(mpsc::channel(1).1);
+            it.watch_remedies(mpsc::channel(1).1);
         }),
         (SourceName::Placement, |it| {
-            it.placement = Some(mpsc::channel(1).1);
+            it.watch_placement(mpsc::channel(1).1);
         }),
         (SourceName::CpuTime, |it| {
-            it.cpu_time = Some(mpsc::channel(1).1);
+            it.watch_cpu_time(mpsc::channel(1).1);
         }),
         (SourceName::Snapshots, |it| {
             it.give_snapshots_to(mpsc::channel(1).1);
