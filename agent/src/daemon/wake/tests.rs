@@ -1,6 +1,10 @@
 use std::io::Write as _;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 
+use tokio::io::Interest;
+
+use super::source::{Taken, Watched};
 use super::*;
 
 const FAR: Deadlines = Deadlines {
