@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: the project's claims as measurements anyone can repeat.
 //!
+//! Options and their defaults are here: the programs in the guest (`tests/src/bin`) are given all of them.
+//!
 //! All run in a guest of one CPU whose time is its executed instructions, so that the figures hardly depend on this
 //! machine or on what else it does. Raw rows go to `target/bench/` as JSON lines, one file a command, replaced each
 //! time.
@@ -147,8 +149,8 @@ pub(crate) struct SignalsArgs {
     /// Cgroups that the agent has to follow
     #[arg(long, value_delimiter = ',', default_value = "0,50,250,1000")]
     cgroups: Vec<u32>,
-    /// table: for people; json: one object per row
-    #[arg(long, value_enum, default_value_t)]
+    /// text: tables for people; json: one object per row
+    #[arg(short, long, value_enum, default_value_t)]
     output: BenchOutput,
     #[command(flatten)]
     built: Built,
@@ -190,8 +192,8 @@ pub(crate) struct BurstArgs {
     /// Seconds that each is measured, after as many for the agent to find out
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=600))]
     seconds: u64,
-    /// table: for people; json: one object per run
-    #[arg(long, value_enum, default_value_t)]
+    /// text: a table for people; json: one object per run
+    #[arg(short, long, value_enum, default_value_t)]
     output: BenchOutput,
 }
 
@@ -199,7 +201,7 @@ pub(crate) struct BurstArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum BenchOutput {
     #[default]
-    Table,
+    Text,
     Json,
 }
 
@@ -278,7 +280,7 @@ impl ReactionArgs {
             peers: self.peers.clone(),
             memory_mb: MEMORY_MB,
             program: format!(
-                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle-s {} --false-alarms {}",
+                "reaction --runs {} --rates {} --thresholds {} --peers {} --pods {} --idle {} --false-alarms {}",
                 self.runs,
                 rates.join(","),
                 self.thresholds.join(","),
@@ -374,7 +376,7 @@ impl IdleArgs {
             peers: self.peers.clone(),
             memory_mb: MEMORY_MB,
             program: format!(
-                "reaction --runs 0 --thresholds 100Mi --peers {} --pods {} --idle-s {}",
+                "reaction --runs 0 --rates 64 --thresholds 100Mi --false-alarms 0 --peers {} --pods {} --idle {}",
                 names(&self.peers),
                 self.pods,
                 self.seconds
@@ -388,7 +390,7 @@ impl IdleArgs {
 impl BenchOutput {
     fn name(self) -> &'static str {
         match self {
-            Self::Table => "table",
+            Self::Text => "text",
             Self::Json => "json",
         }
     }

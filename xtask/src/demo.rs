@@ -61,7 +61,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, default_value_t = 64, value_name = "MB")]
     rate: u64,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Output::Text)]
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
     /// Take the agent and the guest programs from this folder instead of building them
     #[arg(long, value_name = "DIR")]

@@ -2,7 +2,8 @@
 //!
 //! A hog first touches memory up to 350 MiB above the threshold, waits, then grows at a fixed rate. Per peer, rate and
 //! threshold it is run several times; in between everything is killed and the node comes to rest. One JSON row a run
-//! goes to `/out/reaction.jsonl`, the table to standard output. `cargo xtask bench reaction` runs it.
+//! goes to `/out/reaction.jsonl`, the table to standard output. `cargo xtask bench reaction` runs it, and has
+//! the defaults.
 
 #![forbid(unsafe_code)]
 
@@ -12,30 +13,25 @@ use tests::guest::reaction::{Peer, Plan, run};
 #[derive(Parser)]
 struct Arguments {
     /// Runs of each combination.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long)]
     runs: u32,
     /// Growth of the hog, MB a second.
-    #[arg(long, value_delimiter = ',', default_value = "64,512")]
+    #[arg(long, value_delimiter = ',', required = true)]
     rates: Vec<u64>,
     /// Thresholds, as quantities.
-    #[arg(long, value_delimiter = ',', default_value = "1Gi,100Mi")]
+    #[arg(long, value_delimiter = ',', required = true)]
     thresholds: Vec<String>,
     /// Systems under test.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_enum,
-        default_value = "none,earlyoom,oomd,plimsoll"
-    )]
+    #[arg(long, value_delimiter = ',', value_enum, required = true)]
     peers: Vec<Peer>,
     /// Pods on the node, the hog with them.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long)]
     pods: u32,
     /// Seconds at rest over which idle cost is measured; 0: not at all.
-    #[arg(long, default_value_t = 60)]
-    idle_s: u64,
+    #[arg(long)]
+    idle: u64,
     /// Crossings that are no shortage; 0: none.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long)]
     false_alarms: u64,
 }
 
@@ -47,7 +43,7 @@ fn main() -> anyhow::Result<()> {
         thresholds: arguments.thresholds,
         peers: arguments.peers,
         pods: arguments.pods,
-        idle_s: arguments.idle_s,
+        idle_s: arguments.idle,
         false_alarms: arguments.false_alarms,
     })
 }

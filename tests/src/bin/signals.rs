@@ -1,5 +1,5 @@
-//! What each signal costs and how soon it is seen. `cargo xtask bench signals` runs it with instruction-counted time;
-//! one JSON row a measurement goes to `/out/signals.jsonl`.
+//! What each signal costs and how soon it is seen. `cargo xtask bench signals` runs it with instruction-counted time,
+//! and has the defaults; one JSON row a measurement goes to `/out/signals.jsonl`.
 
 #![forbid(unsafe_code)]
 
@@ -9,21 +9,16 @@ use tests::guest::signals::{Output, Part, Plan, run};
 #[derive(Parser)]
 struct Arguments {
     /// What to measure.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_enum,
-        default_value = "hooks,loops,footprint,scrape,resident"
-    )]
+    #[arg(long, value_delimiter = ',', value_enum, required = true)]
     parts: Vec<Part>,
     /// Pairs of attached and detached.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long)]
     pairs: u32,
     /// Cgroups that the agent has to follow.
-    #[arg(long, value_delimiter = ',', default_value = "0,50,250,1000")]
+    #[arg(long, value_delimiter = ',', required = true)]
     cgroups: Vec<u32>,
     /// How to print.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(long, value_enum)]
     output: Output,
 }
 

@@ -1,5 +1,6 @@
 //! From the decision to memory back, for pods of several sizes and kinds of memory, beside a process that unmaps as
-//! much by itself. `cargo xtask bench teardown` runs it with instruction-counted time.
+//! much by itself. `cargo xtask bench teardown` runs it with instruction-counted time, and
+//! has the defaults.
 
 #![forbid(unsafe_code)]
 
@@ -9,10 +10,10 @@ use tests::guest::teardown::{Plan, run};
 #[derive(Parser)]
 struct Arguments {
     /// Sizes of the evicted pod, MiB.
-    #[arg(long, value_delimiter = ',', default_value = "512,2048")]
+    #[arg(long, value_delimiter = ',', required = true)]
     sizes: Vec<u64>,
     /// Runs of each.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long)]
     runs: u32,
 }
 

@@ -47,7 +47,7 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// Tables.
-    Table,
+    Text,
     /// One JSON object per row.
     Json,
 }
@@ -88,7 +88,7 @@ impl Rows {
     }
 
     fn say(&self, text: &str) {
-        if self.output == Output::Table {
+        if self.output == Output::Text {
             println!("{text}");
         }
     }
