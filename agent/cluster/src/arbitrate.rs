@@ -104,7 +104,7 @@ pub struct Figures {
     pub evictions: BTreeMap<Outcome, u64>,
     /// Notices that began.
     pub notices: u64,
-    /// Writes that were refused for good.
+    /// Writes that were refused for good, and evictions that this account may not make.
     pub refused: u64,
 }
 
@@ -572,7 +572,7 @@ impl Arbiter {
                 let note = format!("{one} stays for now: the API server refuses the eviction");
                 self.say(for_pod, "ReclaimRefused", note, now);
             }
-            Outcome::Changed | Outcome::Later | Outcome::Unclear => {}
+            Outcome::Changed | Outcome::Later | Outcome::NoRight | Outcome::Unclear => {}
         }
     }
 
@@ -646,6 +646,7 @@ impl Arbiter {
 
     fn note_outcome(&mut self, victim: &str, for_pod: &str, outcome: Outcome, now: Now) {
         *self.figures.evictions.entry(outcome).or_default() += 1;
+        self.figures.refused += u64::from(outcome == Outcome::NoRight);
         self.say_outcome(victim, for_pod, outcome, now);
         self.is_changed = true;
     }
@@ -658,17 +659,21 @@ impl Arbiter {
             Target::Hole(_) => 0,
             _ => SEEN_AFTER_MS,
         };
-        if let Answer::Refused(refusal) = answer
-            && !refusal.is_passing()
-            && !matches!(refusal.code, 404 | 409)
-        {
-            match &target {
-                Target::Hole(pod) => self.reclaims.cannot_keep(pod, now.mono_ms),
-                // Invalid is what its owner has made of it: full annotations, for example. The Event is the notice.
-                Target::Notice(victim) if refusal.code == 422 => self.reclaims.note_read(victim),
-                Target::Notice(victim) => self.reclaims.leave_alone(victim, now.mono_ms),
-                _ => {}
+        let ms = now.mono_ms;
+        match &target {
+            Target::Hole(pod) if self.reclaims.is_given_up(pod, answer, ms) => {
+                self.reclaims.cannot_keep(pod, ms);
             }
+            Target::Notice(victim) if self.reclaims.is_given_up(victim, answer, ms) => {
+                let is_invalid = matches!(answer, Answer::Refused(refusal) if refusal.code == 422);
+                if is_invalid {
+                    // What its owner has made of it: full annotations, for example. The Event is the notice.
+                    self.reclaims.note_read(victim);
+                } else {
+                    self.reclaims.leave_alone(victim, ms);
+                }
+            }
+            _ => {}
         }
         let (until, backoff) = self
             .not_before

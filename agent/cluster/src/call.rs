@@ -156,14 +156,22 @@ impl Answer {
             Self::Done(_) => String::new(),
             // So the API server answers where it does not serve a group.
             Self::Refused(refusal) if refusal.is_foreign && refusal.code == 404 => {
-                "404, and no Status: the API server does not serve it (is its definition installed?), or something on the way to it has answered".to_owned()
+                "404, and no Status: the API server does not serve it (is its definition installed? deploy/components/arbitrator has those of plimsoll.dev), or something on the way to it has answered".to_owned()
             }
             Self::Refused(refusal) if refusal.is_foreign => format!(
                 "{}, and no Status: something between here and the API server has answered",
                 refusal.code
             ),
             Self::Refused(refusal) => {
-                format!("{} {} {}", refusal.code, refusal.reason, refusal.message)
+                let what_to_do = if refusal.lacks_right() {
+                    "; grant that to the account (docs/reference/cluster.md has all rights that it needs)"
+                } else {
+                    ""
+                };
+                format!(
+                    "{} {} {}{what_to_do}",
+                    refusal.code, refusal.reason, refusal.message
+                )
             }
             Self::Lost(why) => why.clone(),
         }
@@ -251,6 +259,20 @@ impl Refusal {
         self.is_foreign || matches!(self.code, 401 | 408 | 425 | 429) || self.code >= 500
     }
 
+    /// Whether the account lacks the right to the call, whatever the object is: by the words of the API server where no
+    /// authorizer allows it (`forbiddenMessage` in `k8s.io/apiserver/pkg/endpoints/handlers/responsewriters/errors.go`
+    /// of 1.36). An API server that has just started says the same until it has read the roles. Admission, which judges
+    /// the object, has words of its own.
+    #[must_use]
+    pub fn lacks_right(&self) -> bool {
+        let words = ["User \"", "\" cannot ", " resource \""];
+        let mut rest = Some(self.message.as_str());
+        for word in words {
+            rest = rest.and_then(|rest| Some(rest.split_once(word)?.1));
+        }
+        self.code == 403 && !self.is_foreign && rest.is_some()
+    }
+
     /// Whether the API server says that it has no such object.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
@@ -292,6 +314,42 @@ mod tests {
             br#"{"kind":"Status","reason":"NotFound","message":"pods \"a\" not found","code":404}"#;
         let refusal = Refusal::read(404, None, gone);
         assert!(refusal.is_not_found() && !refusal.is_passing());
+    }
+
+    #[test]
+    fn who_lacks_a_right_is_told_from_who_is_refused_for_the_object() {
+        let refused = |code: u16, message: &str| {
+            let body = serde_json::json!({"kind": "Status", "reason": "Forbidden", "message": message, "code": code});
+            Refusal::read(code, None, body.to_string().as_bytes())
+        };
+        let account = "system:serviceaccount:plimsoll:plimsoll-arbitrator";
+        let cannot = format!(
+            r#"pods "{}" is forbidden: User "{account}" cannot create resource "pods/eviction" in API group "" in the namespace "shop""#,
+            "x".repeat(253)
+        );
+        assert!(refused(403, &cannot).lacks_right());
+        let words = Answer::Refused(refused(403, &cannot)).words();
+        assert!(words.ends_with("all rights that it needs)"), "{words}");
+        for (code, message) in [
+            (
+                403,
+                r#"pods "a" is forbidden: admission webhook "x" denied the request: User "a" is not on duty"#,
+            ),
+            (
+                403,
+                r#"pods "a" is forbidden: ValidatingAdmissionPolicy 'x' with binding 'x' denied request: not now"#,
+            ),
+            (
+                403,
+                r#"pods "a" is forbidden: node "n" can only evict pods with spec.nodeName set to itself"#,
+            ),
+            (422, &*cannot),
+        ] {
+            assert!(!refused(code, message).lacks_right(), "{message}");
+        }
+        let mut page = refused(403, &cannot);
+        page.is_foreign = true;
+        assert!(!page.lacks_right());
     }
 
     #[test]

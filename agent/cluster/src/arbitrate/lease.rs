@@ -232,11 +232,7 @@ impl Election {
                 self.seen = None;
                 self.next_ms = now.mono_ms;
             }
-            Answer::Refused(refusal) => {
-                let (code, reason) = (refusal.code, &refusal.reason);
-                self.trouble = Some(format!("{code} {reason} {}", refusal.message));
-            }
-            Answer::Lost(why) => self.trouble = Some(why.clone()),
+            Answer::Refused(_) | Answer::Lost(_) => self.trouble = Some(answer.words()),
         }
     }
 

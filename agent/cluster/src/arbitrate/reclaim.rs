@@ -15,7 +15,7 @@ use plimsoll_core::arbitration::deletion::GRACE_MAX_S;
 
 use super::judge::Reclaim;
 use crate::backoff::Backoff;
-use crate::call::Answer;
+use crate::call::{Answer, Refusal};
 use crate::clock::{Now, rfc3339_s};
 
 /// A refused pod is left alone for a minute first.
@@ -37,7 +37,7 @@ const GAP_MS: u64 = 10_000;
 /// So often in a row an eviction may meet a pod that has changed: the API server counts each one against the budget
 /// first.
 const CONFLICTS_MAX: u32 = 3;
-/// So often in a row the API server may answer a pod's eviction with 500.
+/// So often in a row the API server may answer a write of one pod with what may be its own trouble.
 const ERRORS_MAX: u32 = 3;
 /// So often a pod may miss its hole.
 const MISSES_MAX: u32 = 2;
@@ -217,6 +217,8 @@ pub enum Outcome {
     Later,
     /// Refused for another reason.
     Refused,
+    /// This account may not evict it, or the API server has not read the roles yet.
+    NoRight,
     /// No answer.
     Unclear,
 }
@@ -231,6 +233,7 @@ impl Outcome {
             Self::Changed => "changed",
             Self::Later => "later",
             Self::Refused => "refused",
+            Self::NoRight => "no_right",
             Self::Unclear => "unclear",
         }
     }
@@ -244,7 +247,8 @@ pub struct Reclaims {
     /// Notices that the newest plans do not name, and since when.
     gaps: BTreeMap<String, (Notice, u64)>,
     conflicts: BTreeMap<String, Conflicts>,
-    /// How often in a row the API server answered a pod's eviction with 500, and when that last counted.
+    /// How often in a row the API server answered a write of a pod with what may be its own trouble, and when that last
+    /// counted.
     errors: BTreeMap<String, (u32, u64)>,
     /// Holes of the last plan.
     plan: Vec<Reclaim>,
@@ -764,15 +768,15 @@ impl Reclaims {
         answer: &Answer,
         mono_ms: u64,
     ) {
-        if outcome != Outcome::Unclear {
+        if !matches!(outcome, Outcome::Unclear | Outcome::NoRight) {
             self.errors.remove(victim);
         }
         match outcome {
-            Outcome::Unclear => {
-                let is_error = matches!(answer, Answer::Refused(refusal) if refusal.code == 500);
+            Outcome::Unclear | Outcome::NoRight => {
+                let is_error = matches!(answer, Answer::Refused(it) if may_be_of_the_server(it));
                 let errors = is_error.then(|| self.note_error(victim, mono_ms)).flatten();
                 // The first time it may be the server's trouble; then it is this pod's, as of a webhook that is away
-                // for its namespace.
+                // for its namespace, or of a right that was granted for others.
                 if errors.is_none_or(|errors| errors < 2) {
                     let wait_ms = self.backoff.wait_ms();
                     self.pause_until(mono_ms + wait_ms);
@@ -805,8 +809,30 @@ impl Reclaims {
         }
     }
 
-    /// Counts an answer of 500, but one in [`UNCLEAR_MS`]: one hiccup is no row. Returns how many there are, if this
-    /// one counts.
+    /// Whether a write of this pod, a notice or a hole, is given up: the API server refuses it, or has answered three
+    /// times in a row with what may be its own trouble and may be the pod's: an object that its owner has made as large
+    /// as etcd takes has no room for a word more (500).
+    pub fn is_given_up(&mut self, uid: &str, answer: &Answer, mono_ms: u64) -> bool {
+        match answer {
+            Answer::Done(_) => {
+                self.errors.remove(uid);
+                false
+            }
+            Answer::Refused(refusal) if may_be_of_the_server(refusal) => {
+                let errors = self.note_error(uid, mono_ms);
+                let is_over = errors.is_some_and(|errors| errors >= ERRORS_MAX);
+                if is_over {
+                    self.errors.remove(uid);
+                }
+                is_over
+            }
+            Answer::Refused(refusal) => !refusal.is_passing() && !matches!(refusal.code, 404 | 409),
+            Answer::Lost(_) => false,
+        }
+    }
+
+    /// Counts such an answer, but one in [`UNCLEAR_MS`]: one hiccup is no row. Returns how many there are, if this one
+    /// counts.
     fn note_error(&mut self, victim: &str, mono_ms: u64) -> Option<u32> {
         let (errors, at_ms) = self.errors.entry(victim.to_owned()).or_default();
         let counts = *errors == 0 || mono_ms >= *at_ms + UNCLEAR_MS;
@@ -890,9 +916,15 @@ fn outcome(answer: &Answer) -> Outcome {
             // Something on the way gave up: the server may have done it.
             500 | 502 | 504 => Outcome::Unclear,
             _ if refusal.is_passing() => Outcome::Later,
+            _ if refusal.lacks_right() => Outcome::NoRight,
             _ => Outcome::Refused,
         },
     }
+}
+
+/// Whether this answer may be the API server's own trouble, and may be what it always answers for this pod.
+fn may_be_of_the_server(refusal: &Refusal) -> bool {
+    refusal.code == 500 || refusal.lacks_right()
 }
 
 #[cfg(test)]

@@ -460,6 +460,11 @@ impl Eviction {
                 self.not_before_ms = (now.mono_ms + BUDGET_EVERY_MS).min(self.grace_ends_ms);
                 return Effect::RefusedByBudget;
             }
+            // The API server has not read the roles yet, or this account lacks the right: no other pod would go sooner.
+            _ if purpose == Purpose::Evict && refusal.lacks_right() => {
+                self.not_before_ms =
+                    (now.mono_ms + wait_ms(&mut self.backoff)).min(self.grace_ends_ms);
+            }
             _ if refusal.is_passing() => {
                 self.untaken_since_ms.get_or_insert(now.mono_ms);
                 self.not_before_ms = now.mono_ms + wait_ms(&mut self.backoff);
@@ -502,13 +507,14 @@ fn wait_or(until_ms: u64, step: Step, now: Now) -> Step {
 /// where two select the pod. A webhook or an admission policy on `pods/eviction` does it by 400, 403 or 422, and the
 /// API server by 403 where what a budget allows cannot be counted (`checkAndDecrement` in
 /// `pkg/registry/core/pod/storage/eviction.go`): a status that is written at once would go past all of them. 403 for
-/// want of the right looks the same. 429 without the cause is flow control.
+/// want of the right is known by its words. 429 without the cause is flow control.
 fn is_for_now(refusal: &Refusal) -> bool {
     let is_of_two = refusal.code == 500
         && refusal
             .message
             .contains("more than one PodDisruptionBudget");
-    let is_judged = !refusal.is_foreign && matches!(refusal.code, 400 | 403 | 422);
+    let is_judged =
+        !refusal.is_foreign && !refusal.lacks_right() && matches!(refusal.code, 400 | 403 | 422);
     refusal.has_cause("DisruptionBudget") || is_of_two || is_judged
 }
 

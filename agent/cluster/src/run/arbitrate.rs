@@ -315,9 +315,7 @@ impl Loop {
             && !refusal.is_passing()
             && !matches!(refusal.code, 404 | 409)
         {
-            let (code, reason, message) = (refusal.code, &refusal.reason, &refusal.message);
-            self.metrics
-                .say(&format!("{target:?}: {code} {reason} {message}"));
+            self.metrics.say(&format!("{target:?}: {}", answer.words()));
         }
         let now = self.now();
         self.arbiter.answered(target, answer, now);

@@ -1,5 +1,4 @@
 use super::*;
-use crate::call::Refusal;
 
 /// No bound of holes that are begun.
 const ALL: usize = usize::MAX;
@@ -177,6 +176,55 @@ fn a_pod_whose_eviction_always_fails_is_left_alone_and_holds_up_the_others_once(
     assert!(reclaims.left_alone(ms).is_empty());
 }
 
+/// No authorizer allows it: so answers an API server that has not read the roles yet.
+fn no_right() -> Answer {
+    let message = r#"pods "v" is forbidden: User "x" cannot create resource "pods/eviction" in API group "" in the namespace "a""#;
+    Answer::Refused(Refusal {
+        code: 403,
+        message: message.to_owned(),
+        ..Refusal::default()
+    })
+}
+
+#[test]
+fn an_api_server_that_has_just_started_costs_no_victim_its_turn() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"]), reclaim("q", &["w"])];
+    due(&mut reclaims, &plan, 0);
+    assert_eq!(due(&mut reclaims, &plan, 30_000).as_deref(), Some("v"));
+    sent(&mut reclaims, 30_000);
+    let outcome = reclaims.answered("v", &no_right(), false, 30_000);
+    assert_eq!(outcome.0, Outcome::NoRight);
+    assert!(reclaims.left_alone(30_000).is_empty() && reclaims.evicted().is_empty());
+    assert_eq!(due(&mut reclaims, &plan, 30_500), None, "all wait a moment");
+    assert_eq!(due(&mut reclaims, &plan, 32_000).as_deref(), Some("v"));
+    sent(&mut reclaims, 32_000);
+    let outcome = reclaims.answered("v", &Answer::Done(Vec::new()), false, 32_000);
+    assert_eq!(outcome.0, Outcome::Evicted);
+}
+
+/// As where the right was granted in other namespaces.
+#[test]
+fn a_right_that_is_never_there_costs_others_a_moment_once() {
+    let mut reclaims = Reclaims::new(1);
+    let plan = [reclaim("p", &["v"]), reclaim("q", &["w"])];
+    due(&mut reclaims, &plan, 0);
+    let mut ms = 30_000;
+    for time in 1..=ERRORS_MAX {
+        assert!(reclaims.left_alone(ms).is_empty());
+        assert_eq!(due(&mut reclaims, &plan, ms).as_deref(), Some("v"));
+        sent(&mut reclaims, ms);
+        reclaims.answered("v", &no_right(), false, ms);
+        assert_eq!(
+            reclaims.next(ms, ALL, |_, _| true).is_some(),
+            time > 1,
+            "{time}"
+        );
+        ms += UNCLEAR_MS;
+    }
+    assert_eq!(reclaims.left_alone(ms), ["v".to_owned()].into());
+}
+
 /// A watch that is late shows the same version again.
 #[test]
 fn only_versions_that_are_seen_to_change_count_as_old() {
@@ -224,6 +272,7 @@ fn an_eviction_that_is_not_carried_out_begins_no_hole() {
         (refused(429, Some("DisruptionBudget")), None),
         (refused(409, None), None),
         (refused(403, None), None),
+        (no_right(), None),
         (refused(500, None), Some(30_000)),
         (Answer::Done(Vec::new()), Some(30_000)),
     ] {

@@ -82,6 +82,44 @@ fn a_notice_that_is_not_written_evicts_no_pod() {
     assert!(evictions(&world.run(200, true, refuse)).is_empty());
 }
 
+/// No authorizer allows it: this account's role lacks pods/eviction, or the API server has just started and has not
+/// read the role yet.
+#[test]
+fn a_missing_right_is_counted_and_costs_a_victim_its_turn_only_if_it_stays_missing() {
+    let mut world = World::full(false);
+    world.run(30, true, |_| None);
+    let message = r#"pods "a0" is forbidden: User "x" cannot create resource "pods/eviction" in API group "" in the namespace "a""#;
+    let forbidden = Answer::Refused(Refusal {
+        code: 403,
+        message: message.to_owned(),
+        ..Refusal::default()
+    });
+    let cannot = |target: &Target| matches!(target, Target::Evict(_)).then(|| forbidden.clone());
+    let asked = evictions(&world.run(5, true, cannot));
+    assert!(!asked.is_empty() && asked.iter().all(|victim| victim == "a0"));
+    assert_eq!(world.arbiter.figures.refused, asked.len() as u64);
+    assert_eq!(evictions(&world.run(10, true, |_| None)), ["a0"]);
+    // It stays missing: the next one has notice.
+    let mut world = World::full(false);
+    let asked = evictions(&world.run(150, true, cannot));
+    assert!(asked.contains(&"a1".to_owned()), "{asked:?}");
+}
+
+/// Its owner has made it as large as etcd takes: an annotation more, and the API server answers 500. It would be the
+/// best victim of all plans, and nobody would get anything back.
+#[test]
+fn a_pod_on_which_no_notice_can_be_stored_keeps_nobody_from_what_others_give_back() {
+    let mut world = World::full(false);
+    let is_full = |target: &Target| *target == Target::Notice("a0".into());
+    let too_large = |target: &Target| is_full(target).then(|| refused(500, ""));
+    let calls = world.run(150, true, too_large);
+    assert_eq!(evictions(&calls), ["a1"]);
+    // One hiccup costs it nothing.
+    let mut world = World::full(false);
+    world.run(5, true, too_large);
+    assert_eq!(evictions(&world.run(50, true, |_| None)), ["a0"]);
+}
+
 /// Its owner sees it, so it was a notice.
 #[test]
 fn who_takes_the_notice_off_again_is_evicted_all_the_same() {

@@ -82,6 +82,25 @@ fn a_hole_that_cannot_be_kept_evicts_no_pod_and_takes_no_notice_of_others() {
     assert_eq!(world.arbiter.notices(), 0);
 }
 
+/// The pod that waits is as large as etcd takes.
+#[test]
+fn a_hole_that_can_never_be_stored_takes_no_notice_of_others_either() {
+    let mut world = World::full(false);
+    let mut evicted = Vec::new();
+    let mut ends = None;
+    for second in 0..200 {
+        let calls = world.run(1, true, |target| {
+            matches!(target, Target::Hole(_)).then(|| refused(500, ""))
+        });
+        evicted.extend(evictions(&calls));
+        if second > 30 && world.arbiter.notices() == 0 {
+            ends = ends.or(Some(second));
+        }
+    }
+    assert!(evicted.is_empty());
+    assert!(ends.is_some(), "other pods have their turn");
+}
+
 #[test]
 fn no_room_is_kept_where_no_eviction_comes_of_it() {
     let mut world = World::full(false);

@@ -87,6 +87,16 @@ fn refused(code: u16) -> Answer {
     })
 }
 
+/// No authorizer allows the eviction.
+fn no_right() -> Answer {
+    let message = r#"pods "name-u1" is forbidden: User "x" cannot create resource "pods/eviction" in API group "" in the namespace "shop""#;
+    Answer::Refused(Refusal {
+        code: 403,
+        message: message.to_owned(),
+        ..Refusal::default()
+    })
+}
+
 /// From a load balancer, a proxy or a login page.
 fn foreign(code: u16) -> Answer {
     Answer::Refused(Refusal {
@@ -744,6 +754,17 @@ fn the_eviction_api_is_asked_at_soft_thresholds_only() {
                 (0, Call(Evict, with_cause(403), RefusedByBudget)),
                 (5_000, Call(Evict, with_cause(503), RefusedByBudget)),
                 (10_000, Call(Evict, done(), Reported)),
+            ],
+        ),
+        with(
+            "no right, or an API server that has not read the roles yet: the pod has its grace, and no other one goes",
+            12,
+            vec![
+                (0, Call(Evict, no_right(), NoEffect)),
+                (2_000, Call(Evict, no_right(), NoEffect)),
+                (10_000, Call(Evict, no_right(), NoEffect)),
+                (10_001, wait(12_000)),
+                (12_000, Call(Report, done(), Reported)),
             ],
         ),
         with(
