@@ -18,7 +18,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Limited};
 use kube::client::{Body, ClientBuilder};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
 use self::token::TokenFile;
@@ -59,7 +59,17 @@ pub enum ApiError {
         /// Which one.
         path: PathBuf,
         /// Why.
-        error: kube::config::KubeconfigError,
+        error: KubeconfigError,
+    },
+    /// The file is no kubeconfig. The parser's own words show lines of it, and a token or a key can be in them.
+    #[error(
+        "cannot read the kubeconfig {path:?}: line {line} is no YAML, or not what a kubeconfig has there; `kubectl config view --kubeconfig FILE` has to read it as well"
+    )]
+    NoKubeconfig {
+        /// Which one.
+        path: PathBuf,
+        /// Where; 0: not known.
+        line: u64,
     },
     /// The file with its token.
     #[error("cannot take the token in {path:?}: {why}; check the file")]
@@ -79,9 +89,15 @@ async fn client(source: &Source) -> Result<(Client, Option<TokenFile>), ApiError
     let mut config = match source {
         Source::InCluster => Config::incluster()?,
         Source::Kubeconfig(path) => {
-            let wrong = |error| ApiError::Kubeconfig {
-                path: path.clone(),
-                error,
+            let wrong = |error| {
+                let path = path.clone();
+                match error {
+                    KubeconfigError::Parse(error) => {
+                        let line = error.location().map_or(0, |location| location.line());
+                        ApiError::NoKubeconfig { path, line }
+                    }
+                    error => ApiError::Kubeconfig { path, error },
+                }
             };
             let file = Kubeconfig::read_from(path).map_err(wrong)?;
             let options = KubeConfigOptions::default();

@@ -85,7 +85,7 @@ pub enum RunError {
     WebhookClients(String),
     /// What `arbitrate --once` needs could not be read.
     #[error(
-        "the cluster cannot be judged: {0}; check the rights (docs/reference/cluster.md), and that the resources of deploy/components/arbitrator are installed"
+        "the cluster cannot be judged: {0}; if no answer came, check the address and the certificates in the kubeconfig"
     )]
     Once(String),
     /// The node could not be cleaned.
@@ -595,7 +595,7 @@ async fn discovered(api: Api) -> Served {
         };
         if said.as_ref() != Some(&why) {
             api.metrics().say(&format!(
-                "what the API server serves is not known: {why}; until it is, --evict-by EvictionAPI waits for the end of each grace period; asked again every {} s",
+                "what the API server serves is not known: {why}; until it is, the Eviction API is not asked; asked again every {} s",
                 DISCOVER_EVERY.as_secs()
             ));
             said = Some(why);

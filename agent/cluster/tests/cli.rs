@@ -110,6 +110,52 @@ fn a_reader_that_has_read_enough_is_no_failure() {
 }
 
 #[test]
+fn an_api_server_that_does_not_answer_is_not_said_to_want_rights() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    let text = "apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: \"http://127.0.0.1:1\"}}]\n\
+                users: [{name: x, user: {}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n";
+    std::fs::write(&config, text).unwrap();
+    let mut asked = program();
+    asked
+        .args(["arbitrate", "--once", "--kubeconfig"])
+        .arg(&config);
+    let output = asked.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(
+        last.contains("the address") && !last.contains("rights"),
+        "{said}"
+    );
+}
+
+/// A parser shows the lines around an error, and whoever reads a pod's log would have the token.
+#[test]
+fn of_a_kubeconfig_that_is_none_no_token_is_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config");
+    for (text, line) in [
+        (
+            "apiVersion: v1\nusers:\n- name: x\n  user: {token: very-secret}\n clusters: []\n",
+            "line 5",
+        ),
+        (
+            "apiVersion: v1\nusers:\n- name: x\n  user: very-secret\n",
+            "line 4",
+        ),
+    ] {
+        std::fs::write(&config, text).unwrap();
+        let mut asked = program();
+        asked.args(["--node", "n", "--kubeconfig"]).arg(&config);
+        let output = asked.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(line) && !said.contains("secret"), "{said}");
+    }
+}
+
+#[test]
 fn without_anybody_there_it_waits_and_ends_when_asked_to() {
     let folder = tempfile::tempdir().unwrap();
     let config = kubeconfig(folder.path(), 1);
