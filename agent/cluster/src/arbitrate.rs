@@ -68,6 +68,8 @@ pub struct Settings {
     pub is_dry: bool,
     /// The name in Events.
     pub identity: String,
+    /// The scheduler whose pods have room made for them.
+    pub scheduler: String,
 }
 
 /// What a call is for.
@@ -181,8 +183,8 @@ impl Arbiter {
             events: Events::of_arbitrator(&settings.identity, seed),
             reclaims: Reclaims::new(seed),
             evictions: Pace::new(settings.evictions_per_second),
+            store: Store::of_scheduler(&settings.scheduler),
             settings,
-            store: Store::default(),
             memory: Memory::default(),
             judgement: Judgement::default(),
             rows: BTreeMap::new(),
@@ -335,9 +337,10 @@ impl Arbiter {
             ));
         }
         if self.scheduler.is_silent() {
-            return Some(
-                "room is free for a pod, and nothing shows that kube-scheduler places or tries any; see whether it runs".to_owned(),
-            );
+            return Some(format!(
+                "room is free for a pod, and nothing shows that kube-scheduler (schedulerName {}) places or tries any; see whether it runs",
+                self.store.scheduler()
+            ));
         }
         (holds && ms < self.settled_ms)
             .then(|| "what is known has only just been listed or watched again".to_owned())
@@ -766,7 +769,7 @@ impl Arbiter {
         if !matches!(target, Target::Notice(_) | Target::Hole(_)) {
             return;
         }
-        let Ok(PodRead::Counts(uid, pod)) = SeenPod::read(body) else {
+        let Ok(PodRead::Counts(uid, pod)) = SeenPod::read(body, self.store.scheduler()) else {
             return;
         };
         match target {

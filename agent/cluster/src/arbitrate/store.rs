@@ -16,6 +16,7 @@ pub use bounded::{Borne, Bounded, Most};
 use super::seen::budget::SeenBudget;
 use super::seen::consumer::{SeenAllocation, SeenConsumer};
 use super::seen::node::SeenNode;
+use super::seen::placement::DEFAULT_SCHEDULER;
 use super::seen::pod::{PodRead, SeenPod};
 use super::seen::quota::SeenQuota;
 use super::seen::{SeenNamespace, uid_of};
@@ -115,6 +116,8 @@ pub struct Watch {
 /// Everything that is watched.
 #[derive(Debug, Default)]
 pub struct Store {
+    /// The scheduler whose pods have room made for them; none: that of pods that name none.
+    scheduler: Option<String>,
     /// By UID.
     pub pods: Bounded<String, SeenPod>,
     /// By name.
@@ -139,6 +142,21 @@ pub struct Store {
 }
 
 impl Store {
+    /// Knows nothing. `scheduler`: whose pods have room made for them.
+    #[must_use]
+    pub fn of_scheduler(scheduler: &str) -> Self {
+        Self {
+            scheduler: Some(scheduler.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// The name of the scheduler whose pods have room made for them.
+    #[must_use]
+    pub fn scheduler(&self) -> &str {
+        self.scheduler.as_deref().unwrap_or(DEFAULT_SCHEDULER)
+    }
+
     /// How the watch of a kind is.
     #[must_use]
     pub fn watch(&self, kind: Kind) -> Watch {
@@ -330,7 +348,7 @@ impl Store {
     fn object(&mut self, kind: Kind, object: &[u8]) -> bool {
         let most = kind.most();
         let put = match kind {
-            Kind::Pods => SeenPod::read(object).map(|read| match read {
+            Kind::Pods => SeenPod::read(object, self.scheduler()).map(|read| match read {
                 PodRead::Counts(uid, pod) => {
                     let before = self.pods.get(&uid);
                     let is_sign = before.is_some_and(|before| pod.is_sign_after(before));

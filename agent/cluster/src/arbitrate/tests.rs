@@ -28,6 +28,7 @@ fn settings(is_dry: bool) -> Settings {
         evictions_per_second: 10,
         is_dry,
         identity: "one".into(),
+        scheduler: "default-scheduler".into(),
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::api::Source;
 use crate::arbitrate::Settings as Rules;
 use crate::arbitrate::judge::Times;
+use crate::arbitrate::seen::placement::DEFAULT_SCHEDULER;
 use crate::run::arbitrate::Settings;
 use crate::run::webhook::Settings as Webhook;
 use crate::serve::Address;
@@ -58,6 +59,10 @@ pub(super) struct Arbitrate {
     /// Maximum number of evictions per second
     #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=100))]
     max_evictions_per_second: u16,
+    /// The scheduler whose pods have room made for them: their `schedulerName`. It has to be a kube-scheduler, or to
+    /// keep nominated nodes free as that does
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_SCHEDULER, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    scheduler_name: String,
     /// Decide, write shares and Events, and evict no pod: evictions are sent as dry runs
     #[arg(long)]
     dry_run: bool,
@@ -145,6 +150,7 @@ impl Arbitrate {
                 evictions_per_second: self.max_evictions_per_second.into(),
                 is_dry: self.dry_run,
                 identity: self.identity,
+                scheduler: self.scheduler_name,
             },
             lease_namespace: namespace,
             listen: self.listen.map(Address::Tcp),

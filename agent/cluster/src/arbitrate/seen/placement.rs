@@ -18,6 +18,9 @@ const BYTES_MAX: usize = 4096;
 /// Why a pod with more has no room made for it.
 pub const TOO_LARGE: &str = "rules for its node of more than 4 KiB";
 
+/// The scheduler of pods that name none.
+pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
 /// A toleration of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
 #[serde(default)]
@@ -171,15 +174,15 @@ struct Port {
 }
 
 impl ApiPlacement {
-    /// Another scheduler than the usual one places the pod.
+    /// Another scheduler than this one places the pod.
     #[must_use]
-    pub fn has_own_scheduler(&self) -> bool {
-        let scheduler = self.scheduler_name.as_deref();
-        scheduler.is_some_and(|name| !matches!(name, "" | "default-scheduler"))
+    pub fn has_other_scheduler(&self, scheduler: &str) -> bool {
+        let named = self.scheduler_name.as_deref().filter(|it| !it.is_empty());
+        named.unwrap_or(DEFAULT_SCHEDULER) != scheduler
     }
 
     /// What binds the pod to nodes and is not computed with here.
-    fn unknown(&self) -> Option<&'static str> {
+    fn unknown(&self, scheduler: &str) -> Option<&'static str> {
         let is_required = |affinity: &Option<PodAffinity>| {
             let required = affinity.as_ref().and_then(|it| it.required.as_ref());
             required.is_some_and(|terms| !terms.is_empty())
@@ -211,7 +214,7 @@ impl ApiPlacement {
             Some("a host port")
         } else if self.workload_ref.is_some() || self.scheduling_group.is_some() {
             Some("a group that is placed as a whole")
-        } else if self.has_own_scheduler() {
+        } else if self.has_other_scheduler(scheduler) {
             Some("a scheduler of its own")
         } else {
             None
@@ -220,10 +223,10 @@ impl ApiPlacement {
 }
 
 impl Placement {
-    /// Of a pod's `spec`.
+    /// Of a pod's `spec`. `scheduler`: whose pods have room made for them.
     #[must_use]
-    pub fn of(spec: ApiPlacement) -> Self {
-        let unknown = spec.unknown();
+    pub fn of(spec: ApiPlacement, scheduler: &str) -> Self {
+        let unknown = spec.unknown(scheduler);
         let required = spec
             .affinity
             .and_then(|affinity| affinity.node_affinity?.required);
@@ -347,7 +350,7 @@ mod tests {
     use super::*;
 
     fn placement(spec: Value) -> Placement {
-        Placement::of(serde_json::from_value(spec).unwrap())
+        Placement::of(serde_json::from_value(spec).unwrap(), DEFAULT_SCHEDULER)
     }
 
     fn node(labels: Value, taints: Value) -> SeenNode {
@@ -470,5 +473,20 @@ mod tests {
         let plain = json!({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}], "volumes": [{"emptyDir": {}}],
             "containers": [{"ports": [{"containerPort": 80}]}], "schedulerName": "default-scheduler"});
         assert_eq!(placement(plain).unknown, None);
+    }
+
+    #[test]
+    fn the_scheduler_can_have_another_name() {
+        let unknown = |name: &str, scheduler: &str| {
+            let spec = serde_json::from_value(json!({"schedulerName": name})).unwrap();
+            Placement::of(spec, scheduler).unknown
+        };
+        let profile = "gke.io/optimize-utilization-scheduler";
+        assert_eq!(unknown(profile, profile), None);
+        let other = Some("a scheduler of its own");
+        for name in ["", DEFAULT_SCHEDULER, "volcano"] {
+            assert_eq!(unknown(name, profile), other, "{name}");
+        }
+        assert_eq!(unknown("", DEFAULT_SCHEDULER), None);
     }
 }

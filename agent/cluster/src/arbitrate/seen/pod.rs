@@ -109,7 +109,7 @@ pub struct SeenPod {
     pub labels: Texts,
     /// Where a pending pod may go, and which taints one on a node tolerates.
     pub placement: Placement,
-    /// It waits for another scheduler than the usual one.
+    /// It waits for another scheduler than that of the pods for which room is made.
     pub has_own_scheduler: bool,
     /// The value of [`EVICT_AFTER`], its beginning if it is no time.
     pub evict_after: Option<String>,
@@ -220,11 +220,11 @@ struct PodCondition {
 }
 
 impl SeenPod {
-    /// Reads one, with its UID.
+    /// Reads one, with its UID. `scheduler`: whose pods have room made for them.
     ///
     /// # Errors
     /// What serde says.
-    pub fn read(object: &[u8]) -> Result<PodRead, String> {
+    pub fn read(object: &[u8], scheduler: &str) -> Result<PodRead, String> {
         let ApiPod {
             metadata,
             spec,
@@ -253,7 +253,10 @@ impl SeenPod {
         // Read by itself: beside other fields of the same object all of them would be held at once.
         let (has_own_scheduler, mut placement) = if node.is_none() {
             let bound_by = read::<ApiPending>(object)?.spec;
-            (bound_by.has_own_scheduler(), Placement::of(bound_by))
+            (
+                bound_by.has_other_scheduler(scheduler),
+                Placement::of(bound_by, scheduler),
+            )
         } else {
             let tolerations = read::<ApiBound>(object)?.spec.tolerations;
             let placement = Placement::of_bound(tolerations.unwrap_or_default());
@@ -382,6 +385,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::arbitrate::seen::placement::DEFAULT_SCHEDULER;
 
     fn pod(metadata: &Value, more: &Value) -> SeenPod {
         let mut object = json!({"metadata": {"name": "p", "namespace": "a", "uid": "u", "creationTimestamp": "2026-11-22T08:00:00Z"},
@@ -392,7 +396,7 @@ mod tests {
         for (key, value) in more.as_object().unwrap() {
             object[key] = value.clone();
         }
-        match SeenPod::read(object.to_string().as_bytes()).unwrap() {
+        match SeenPod::read(object.to_string().as_bytes(), DEFAULT_SCHEDULER).unwrap() {
             PodRead::Counts(_, pod) => *pod,
             PodRead::Idle(uid) => panic!("{uid}"),
         }
