@@ -192,14 +192,20 @@ pub fn judge(
     judgement
         .actions
         .insert("not_served", u64::try_from(not_served).unwrap_or(u64::MAX));
-    let hanging = u64::try_from(hanging.len()).unwrap_or(u64::MAX);
-    judgement.wrong_objects.insert("EvictedPodsHang", hanging);
+    let of_nodes = u64::try_from(hanging.len()).unwrap_or(u64::MAX);
+    let reason = PodWarning::EvictedPodsHang.reason();
+    judgement.wrong_objects.insert(reason, of_nodes);
     for (at, (_, pod)) in pods.iter().enumerate() {
         // With too many quotas it is not the pod that is unusual.
         if let Some(warning) = PodWarning::of(pod, census.standings[at])
             && !store.has_many_quotas(&pod.namespace)
         {
             judgement.warn_of_pod(warning, &cluster, at);
+        }
+        let node = pod.node.as_deref().unwrap_or_default();
+        let hangs = hanging.contains(&(node, pod.namespace.as_str()));
+        if hangs && !pod.is_leaving && !pod.is_daemon {
+            judgement.warn_of_pod(PodWarning::EvictedPodsHang, &cluster, at);
         }
     }
     let left_out = all.iter().filter(|entitled| !is_served(entitled));

@@ -13,10 +13,12 @@ pub enum PodWarning {
     NoRequests,
     /// No node could hold it.
     NeverFits,
+    /// Evicted pods of its namespace do not end on its node, so that it stays.
+    EvictedPodsHang,
 }
 
 impl PodWarning {
-    /// What is unusual about this one.
+    /// What is unusual about this one by itself.
     #[must_use]
     pub fn of(pod: &SeenPod, standing: PodUse) -> Option<Self> {
         if standing == PodUse::NeverFits {
@@ -31,6 +33,7 @@ impl PodWarning {
         match self {
             Self::NoRequests => "NoRequests",
             Self::NeverFits => "NeverFits",
+            Self::EvictedPodsHang => "EvictedPodsHang",
         }
     }
 
@@ -43,6 +46,9 @@ impl PodWarning {
             }
             Self::NeverFits => format!(
                 "{pods} pods ask for nothing, as no node that is ready and that they may use could hold them, even an empty one: lower their requests, or add such a node"
+            ),
+            Self::EvictedPodsHang => format!(
+                "{pods} pods are not evicted, as on their nodes two evicted pods of the namespace have not ended in their time: see there why these stay in Terminating (the runtime, the network plugin, a volume)"
             ),
         }
     }

@@ -1,6 +1,7 @@
 //! What keeps pods from eviction, and what a tenant cannot do.
 
 use super::*;
+use crate::arbitrate::pod_warning::PodWarning;
 
 fn actions(world: &World, word: &str) -> u64 {
     let actions = &world.arbiter.judgement.actions;
@@ -307,6 +308,11 @@ fn a_node_on_which_evicted_pods_do_not_end_loses_no_further_ones() {
     assert_eq!(row(&world, "b").blocked, 1);
     let wrong = &world.arbiter.judgement.wrong_objects;
     assert_eq!(wrong["EvictedPodsHang"], 1);
+    // Its Consumer says so: else nobody would know whose pods these are.
+    assert_eq!(
+        row(&world, "a").pod_warnings[&PodWarning::EvictedPodsHang],
+        8
+    );
     // Who has lost the Lease for a while knows it, too.
     world.run(20, false, |_| None);
     assert!(evicted_in_vain(&mut world, 900).is_empty());
