@@ -392,7 +392,7 @@ impl Reader {
         let requests = match (&node, document.get("status")) {
             // A resize that has not been done yet, or cannot be: as the scheduler counts it.
             (Some(_), Some(status)) => match serde_json::from_value(status.to_json()) {
-                Ok(more) => counted(&MoreStatus::effective(&more, &pod)),
+                Ok(more) => counted(&MoreStatus::as_scheduled(&more, &pod)),
                 Err(error) => {
                     let what = format!("{error}; correct it, or leave the status out");
                     self.wrong(status.line, &format!("Pod {name}: status"), what);
@@ -699,6 +699,29 @@ spec: {namespace: web, weight: 2, hard: {requests.cpu: "6"}, reserved: {memory: 
             (Some(2), 6000)
         );
         assert_eq!(files.left_out["Service"], 1);
+    }
+
+    /// Its node has not given it the third CPU so far, and can never give the other pod a thousand.
+    #[test]
+    fn a_resize_of_a_pod_as_a_whole_counts_as_in_a_cluster() {
+        let requests = |asked: &str, reason: &str| {
+            let text = format!(
+                r#"
+kind: Pod
+metadata: {{name: p, namespace: web}}
+spec: {{nodeName: n1, resources: {{requests: {{cpu: {asked}}}}}, containers: [{{name: c}}]}}
+status:
+  resources: {{requests: {{cpu: 2}}}}
+  allocatedResources: {{cpu: 2}}
+  conditions: [{{type: PodResizePending, status: "True", reason: {reason}}}]
+"#
+            );
+            let pod = read_text(&text).unwrap().objects.pods.remove(0);
+            pod.requests["cpu"]
+        };
+        assert_eq!(requests("3", "Deferred"), 3_000);
+        assert_eq!(requests("1", "Deferred"), 2_000);
+        assert_eq!(requests("1000", "Infeasible"), 2_000);
     }
 
     #[test]

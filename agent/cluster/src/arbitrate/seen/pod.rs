@@ -6,8 +6,7 @@ use plimsoll_core::arbitration::named::Named;
 use plimsoll_core::arbitration::requests::counted;
 use plimsoll_core::kube::admission::pod_object::MoreStatus;
 use plimsoll_core::kube::owner::OwnerReference;
-use plimsoll_core::kube::pod::{Phase, Pod, Resources};
-use plimsoll_core::kube::resource_list::ResourceList;
+use plimsoll_core::kube::pod::{Phase, Pod};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -337,45 +336,13 @@ fn with_resize(pod: Pod, object: &[u8]) -> Pod {
     #[derive(Deserialize, Default)]
     #[serde(default)]
     struct ApiPod {
-        status: Status,
+        status: MoreStatus,
     }
-    #[derive(Deserialize, Default)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Status {
-        #[serde(flatten)]
-        of_containers: MoreStatus,
-        /// What the pod as a whole has.
-        resources: Option<Resources>,
-        /// What the node has set aside for it, with its overhead.
-        allocated_resources: Option<ResourceList>,
-    }
-    let Ok(ApiPod { status }) = read::<ApiPod>(object) else {
+    match read::<ApiPod>(object) {
+        Ok(ApiPod { status }) => status.as_scheduled(&pod).into_owned(),
         // Only the kubelet writes it, and what it says of a pod that was not resized is what the specification says.
-        return pod;
-    };
-    let mut pod = status.of_containers.effective(&pod).into_owned();
-    let is_infeasible = status.of_containers.is_resize_infeasible();
-    let has = status.resources.unwrap_or_default().requests;
-    let mut allocated = status.allocated_resources.unwrap_or_default();
-    for (name, overhead) in &pod.spec.overhead {
-        if let Some(quantity) = allocated.get_mut(name) {
-            *quantity -= overhead;
-        }
+        Err(_) => pod,
     }
-    for (name, asked) in pod
-        .spec
-        .resources
-        .iter_mut()
-        .flat_map(|it| &mut it.requests)
-    {
-        let Some(most) = has.get(name).max(allocated.get(name)) else {
-            continue;
-        };
-        if is_infeasible || most > &*asked {
-            asked.clone_from(most);
-        }
-    }
-    pod
 }
 
 #[cfg(test)]
@@ -543,20 +510,21 @@ mod tests {
         assert_eq!(resized("1", "2", "Deferred"), 2000);
     }
 
+    /// The scheduler counts its overhead twice, as what is set aside has it already.
     #[test]
     fn a_resize_of_the_pod_as_a_whole_counts_likewise() {
-        let resized = |asked: &str, has: &str, reason: &str| {
+        let resized = |asked: &str, has: &str, allocated: &str, reason: &str| {
             let object = json!({"spec": {"nodeName": "n", "overhead": {"cpu": "100m"}, "resources": {"requests": {"cpu": asked}},
                     "containers": [{"name": "c", "resources": {"requests": {"cpu": "10m"}}}]},
-                "status": {"resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": has, "memory": "1Gi"},
+                "status": {"resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": allocated, "memory": "1Gi"},
                     "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
             pod(&json!({}), &object).requests
         };
-        // With its overhead.
-        assert_eq!(resized("1000", "2", "Infeasible")["cpu"], 2100);
-        assert_eq!(resized("2", "1", "Deferred")["cpu"], 2100);
-        assert_eq!(resized("1", "2", "Deferred")["cpu"], 2100);
-        assert!(!resized("1", "2", "Deferred").contains_key("memory"));
+        assert_eq!(resized("1000", "2", "2100m", "Infeasible")["cpu"], 2200);
+        assert_eq!(resized("2", "1", "1100m", "Deferred")["cpu"], 2100);
+        let shrinks = resized("1", "2", "2100m", "Deferred");
+        assert_eq!(shrinks["cpu"], 2200);
+        assert!(!shrinks.contains_key("memory"));
     }
 
     #[test]

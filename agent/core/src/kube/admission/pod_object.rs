@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::object_meta::{ObjectMeta, null_as_default};
 use crate::kube::pod::{AnySource, Container, Pod, Resources};
+use crate::kube::quantity::Quantity;
 use crate::kube::resources::{self, ResourceList};
 
 /// The operating system whose pods have no pod-level resources.
@@ -207,6 +208,11 @@ pub struct MoreStatus {
     /// The same of init containers.
     #[serde(deserialize_with = "null_as_default")]
     pub init_container_statuses: Vec<ContainerStatus>,
+    /// What the pod as a whole has.
+    pub resources: Option<Resources>,
+    /// What the node has set aside for the pod as a whole, with its overhead.
+    #[serde(deserialize_with = "null_as_default")]
+    pub allocated_resources: ResourceList,
     /// What holds for the pod.
     #[serde(deserialize_with = "null_as_default")]
     pub conditions: Vec<Condition>,
@@ -401,5 +407,69 @@ impl MoreStatus {
             resources::take_larger(&mut asked.limits, &actual.limits);
         }
         std::borrow::Cow::Owned(pod)
+    }
+
+    /// The pod as the scheduler counts one on a node: as [`MoreStatus::effective`], and with the larger of what is
+    /// asked for the pod as a whole and what it has. Quotas do not look at the latter.
+    ///
+    /// Source: `PodRequests` in `k8s.io/component-helpers/resource/helpers.go` of 1.36, with the options of
+    /// `CalculateResource` in `pkg/scheduler/framework/types.go`. What the node has set aside has the overhead in it,
+    /// and `PodRequests` adds it once more (kubernetes#139627): whoever counts it once takes a node for emptier than
+    /// the scheduler does.
+    pub fn as_scheduled<'pod>(&self, pod: &'pod Pod) -> std::borrow::Cow<'pod, Pod> {
+        let mut pod = self.effective(pod);
+        let is_of_pod = pod.pod_level_resources().is_some();
+        let Some(has) = self.resources.as_ref().filter(|_| is_of_pod) else {
+            return pod;
+        };
+        let infeasible = self.is_resize_infeasible();
+        let asked = pod.to_mut().spec.resources.iter_mut();
+        for (name, asked) in asked.flat_map(|of_pod| &mut of_pod.requests) {
+            let allocated = self.allocated_resources.get(name);
+            match has.requests.get(name).max(allocated) {
+                Some(most) if infeasible || most > &*asked => asked.clone_from(most),
+                None if infeasible => *asked = Quantity::default(),
+                _ => {}
+            }
+        }
+        pod
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kube::resources::{Scope, pod_requests};
+
+    /// What the scheduler of 1.36 counts, by `PodRequests`.
+    #[test]
+    fn a_resize_of_the_pod_as_a_whole_is_counted_as_the_scheduler_counts_it() {
+        let counted = |asked: &str, status: serde_json::Value| {
+            let pod = json!({"metadata": {"name": "p"}, "spec": {"overhead": {"cpu": "100m"}, "resources": {"requests": {"cpu": asked}},
+                "containers": [{"name": "c", "resources": {"requests": {"cpu": "10m", "memory": "1Gi"}}}]}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let status: MoreStatus = serde_json::from_value(status).unwrap();
+            let requests = pod_requests(&status.as_scheduled(&pod), Scope::ALL);
+            assert_eq!(requests["memory"].canonical(), "1Gi");
+            requests["cpu"].canonical()
+        };
+        let status = |has: &str, allocated: &str, reason: &str| {
+            json!({"resources": {"requests": {"cpu": has}}, "allocatedResources": {"cpu": allocated, "memory": "1Gi"},
+                "conditions": [{"type": "PodResizePending", "reason": reason}]})
+        };
+        // It never gets that.
+        assert_eq!(counted("1000", status("2", "2", "Infeasible")), "2100m");
+        // It has that from now on, or still has it.
+        assert_eq!(counted("2", status("1", "1", "Deferred")), "2100m");
+        assert_eq!(counted("1", status("2", "2", "Deferred")), "2100m");
+        // What is set aside has the overhead in it, which comes once more.
+        assert_eq!(counted("1", status("1", "1100m", "")), "1200m");
+        // A kubelet that says nothing of it, as before 1.36.
+        let silent = json!({"allocatedResources": {"cpu": "5"}});
+        assert_eq!(counted("1", silent), "1100m");
+        let infeasible = json!({"resources": {}, "conditions": [{"type": "PodResizePending", "reason": "Infeasible"}]});
+        assert_eq!(counted("1000", infeasible), "100m");
     }
 }
