@@ -17,7 +17,7 @@ const REPLACED_MAX: u32 = 100;
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another agent has it.
-    #[error("another plimsoll agent{holder} already runs with the state directory of {path}; stop it first{stop}, or give this one another --state-dir and --cgroup-root",
+    #[error("another plimsoll agent{holder} already runs with the state directory of {path}; stop it first{stop}, or give this one another --state-dir and --cgroup-root; of two DaemonSets each needs nodes of its own (nodeSelector)",
         path = path.shown(),
         holder = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default(),
         stop = pid.map(|pid| format!(" (kill {pid})")).unwrap_or_default())]
@@ -116,7 +116,8 @@ mod tests {
         let pid = std::process::id();
         assert!(matches!(error, LockError::Held { pid: Some(holder), .. } if holder == pid));
         assert!(
-            error.to_string().contains(&format!("kill {pid}")),
+            error.to_string().contains(&format!("kill {pid}"))
+                && error.to_string().contains("nodeSelector"),
             "{error}"
         );
         drop(lock);
