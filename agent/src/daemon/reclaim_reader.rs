@@ -2,6 +2,7 @@
 
 use plimsoll_core::model::event::{Cause, NodeMemory, Sample};
 use plimsoll_core::model::reclaim_yield::ReclaimYield;
+use plimsoll_core::model::swap::PodSwap;
 
 use crate::host::HostRoot;
 use crate::host::numa;
@@ -22,6 +23,7 @@ pub(super) struct ReclaimReader {
     vmstat: Option<VmstatFile>,
     read_ns: u64,
     reclaim: ReclaimYield,
+    pod_swap: PodSwap,
     /// After how long to look again.
     again_ns: u64,
 }
@@ -36,8 +38,14 @@ impl ReclaimReader {
                 .flatten(),
             read_ns: 0,
             reclaim: ReclaimYield::default(),
+            pod_swap: PodSwap::default(),
             again_ns: LOOK_AGAIN_NS / 2,
         }
+    }
+
+    /// Pods may swap so.
+    pub(super) fn set_pod_swap(&mut self, pod_swap: PodSwap) {
+        self.pod_swap = pod_swap;
     }
 
     /// Looks at what reclaim has done, and has what cannot be had of the node's page cache count as used. Not after a
@@ -52,11 +60,7 @@ impl ReclaimReader {
             self.read_ns = now_ns;
             match vmstat.read() {
                 Ok(counts) => {
-                    // Without free swap kswapd looks at nothing but page cache.
-                    let swappable_bytes = match sample.node.swap_free_bytes {
-                        0 => 0,
-                        _ => sample.node.anon_bytes,
-                    };
+                    let swappable_bytes = swappable_bytes(sample, self.pod_swap);
                     let listed_bytes = cache_bytes.saturating_add(swappable_bytes);
                     let listed_pages = listed_bytes / rustix::param::page_size() as u64;
                     self.reclaim
@@ -93,8 +97,23 @@ fn cache_bytes(node: &NodeMemory) -> u64 {
         .saturating_add(node.active_file_bytes)
 }
 
+/// Anonymous memory that kswapd looks at: none without free swap, and none of a cgroup that may not swap
+/// (`can_reclaim_anon_pages` in mm/vmscan.c). All that pods have beside page cache stands for theirs.
+fn swappable_bytes(sample: &Sample, pod_swap: PodSwap) -> u64 {
+    let in_pods_bytes = match (pod_swap, &sample.kubepods) {
+        (PodSwap::Forbidden, Some(kubepods)) => kubepods.unreclaimable_bytes(),
+        _ => 0,
+    };
+    match sample.node.swap_free_bytes {
+        0 => 0,
+        _ => sample.node.anon_bytes.saturating_sub(in_pods_bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use plimsoll_core::model::event::CgroupMemory;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -205,17 +224,40 @@ mod tests {
 
     #[test]
     fn with_swap_kswapd_looks_at_what_may_be_swapped_too() {
-        let (_dir, host) = host("0\n");
-        let mut reader = ReclaimReader::open(&host, false);
-        let mut with_swap = |at_ns: u64, scanned_bytes: u64| {
-            kswapd(&host, scanned_bytes, 0);
-            let mut sample = sample(Cause::Timer);
-            sample.node.swap_free_bytes = MIB;
-            reader.follow(at_ns, &mut sample);
-            sample.node.lazily_freed_bytes / MIB
+        // When what cannot be had is found, MiB that kswapd has looked at.
+        let found_after = |pod_swap, kubepods: Option<CgroupMemory>| {
+            let (_dir, host) = host("0\n");
+            let mut reader = ReclaimReader::open(&host, false);
+            reader.set_pod_swap(pod_swap);
+            let mut lazily = |at_s: u64, scanned_mib: u64| {
+                kswapd(&host, scanned_mib * MIB, 0);
+                let mut sample = sample(Cause::Timer);
+                sample.node.swap_free_bytes = MIB;
+                sample.kubepods = kubepods;
+                reader.follow(at_s * S, &mut sample);
+                sample.node.lazily_freed_bytes / MIB
+            };
+            assert_eq!(lazily(1, 0), 10);
+            (1..=14).find_map(|step| {
+                let scanned_mib = step * 50;
+                (lazily(1 + step, scanned_mib) == 300).then_some(scanned_mib)
+            })
         };
-        assert_eq!(with_swap(S, 0), 10);
-        assert_eq!(with_swap(2 * S, 699 * MIB), 10);
-        assert_eq!(with_swap(3 * S, 700 * MIB), 300);
+        // 400 MiB of the node are anonymous memory, 350 of them in pods, which have 250 of page cache.
+        let kubepods = CgroupMemory {
+            usage_bytes: 600 * MIB,
+            inactive_file_bytes: 200 * MIB,
+            active_file_bytes: 50 * MIB,
+            ..CgroupMemory::default()
+        };
+        for (pod_swap, kubepods, expected) in [
+            (PodSwap::Unlimited, Some(kubepods), 700),
+            (PodSwap::Limited, Some(kubepods), 700),
+            (PodSwap::Forbidden, Some(kubepods), 350),
+            (PodSwap::Forbidden, None, 700),
+        ] {
+            let found = found_after(pod_swap, kubepods);
+            assert_eq!(found, Some(expected), "{pod_swap:?}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use plimsoll_core::kube::pod_uid::PodUid;
 use plimsoll_core::model::event::{Cause, CgroupMemory, NodeMemory, PodsRead, Sample};
 use plimsoll_core::model::signal::Signal;
-use plimsoll_core::model::swap::CompressedSwap;
+use plimsoll_core::model::swap::{CompressedSwap, PodSwap};
 use plimsoll_core::model::threshold::Threshold;
 use plimsoll_core::policy::eviction::freshness::Stale;
 
@@ -317,6 +317,11 @@ impl Sampler {
     /// Whether the node's memory could not be read so often that it will not be.
     pub fn has_lost_node(&self) -> bool {
         self.meminfo.is_lost()
+    }
+
+    /// Pods may swap so, by the limits in their cgroups.
+    pub fn set_pod_swap(&mut self, pod_swap: PodSwap) {
+        self.reclaim.set_pod_swap(pod_swap);
     }
 
     /// Whether the kernel limits what pods swap.

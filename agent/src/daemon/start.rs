@@ -339,13 +339,14 @@ impl Start<'_> {
             .with_node_meters(node_meters)
             .with_meters(meters);
         let uncharged = self.without("memory that pods are not charged for", uncharged);
-        let sampler = sampler.with_uncharged(uncharged);
+        let mut sampler = sampler.with_uncharged(uncharged);
         if sampler.limits_swap_of_pods() {
             self.plan.config.engine.pod_swap = match self.plan.of_pods().cgroups.qos.swap_behavior {
                 SwapBehavior::NoSwap => PodSwap::Forbidden,
                 SwapBehavior::LimitedSwap => PodSwap::Limited,
             };
         }
+        sampler.set_pod_swap(self.plan.config.engine.pod_swap);
         Ok(sampler)
     }
 
