@@ -56,6 +56,7 @@ pub(crate) fn events(
             inactive_file_bytes: 0,
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
+            huge_page_bytes: 0,
             usage_at_stat_bytes: used_mib * MIB,
             uncharged_bytes: 0,
             stat_age_ms: 0,

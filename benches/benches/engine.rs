@@ -82,6 +82,7 @@ fn sample(at_ns: u64, available_bytes: u64) -> Event {
         inactive_file_bytes: 1 << 20,
         active_file_bytes: 1 << 20,
         lazily_freed_bytes: 0,
+        huge_page_bytes: 0,
         usage_at_stat_bytes: (24 + at * 7 % 64) << 20,
         uncharged_bytes: 0,
         stat_age_ms: 0,

@@ -674,7 +674,7 @@ pub(crate) mod tests {
             PageCache {
                 inactive_file_bytes: 77,
                 active_file_bytes: 7,
-                lazily_freed_bytes: 0,
+                ..PageCache::default()
             }
         );
         let lazily_freed = |files: &PodMemoryFiles, text: &str| {
@@ -685,6 +685,9 @@ pub(crate) mod tests {
         assert_eq!(lazily_freed(&files, text), 44);
         let text = text.replace("file 60", "file 104");
         assert_eq!(lazily_freed(&files, &text), 0);
+        let text = text + "hugetlb 4194304\n";
+        std::fs::write(dir.join("memory.stat"), text).unwrap();
+        assert_eq!(files.read_cache().unwrap().huge_page_bytes, 4 << 20);
         std::fs::write(dir.join("memory.stat"), "inactive_file 77\n").unwrap();
         assert!(matches!(
             files.read_cache().unwrap_err(),
@@ -708,6 +711,7 @@ pub(crate) mod tests {
                 inactive_file_bytes: 78,
                 active_file_bytes: 8,
                 lazily_freed_bytes: 66,
+                huge_page_bytes: 0,
             }
         );
     }

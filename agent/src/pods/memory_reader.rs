@@ -185,8 +185,8 @@ impl MemoryReader {
         Ok(())
     }
 
-    /// Page cache that is in a usage for certain, by the newest reading, if that is not older than so many
-    /// milliseconds: what usage has fallen by may have been page cache.
+    /// Page cache and huge pages that are in a usage for certain, by the newest reading, if that is not older than so
+    /// many milliseconds: what usage has fallen by may have been of either.
     pub fn sure_cache(&self, usage_bytes: u64, now_ns: u64, age_max_ms: u32) -> PageCache {
         let Some(Reading {
             cache,
@@ -202,6 +202,7 @@ impl MemoryReader {
             inactive_file_bytes: cache.inactive_file_bytes.saturating_sub(fallen_bytes),
             active_file_bytes: cache.active_file_bytes.saturating_sub(beyond_bytes),
             lazily_freed_bytes: cache.lazily_freed_bytes,
+            huge_page_bytes: cache.huge_page_bytes.saturating_sub(fallen_bytes),
         }
     }
 
@@ -328,7 +329,7 @@ mod tests {
         let pod = host.path("/sys/fs/cgroup/pod");
         std::fs::create_dir_all(&pod).unwrap();
         std::fs::write(pod.join("memory.current"), "100\n").unwrap();
-        let stat = "inactive_file 30\nactive_file 20\n";
+        let stat = "inactive_file 30\nactive_file 20\nhugetlb 25\n";
         std::fs::write(pod.join("memory.stat"), stat).unwrap();
         let (mounts, path) = (host.cgroup_mounts().unwrap(), CgroupPath::new("pod"));
         let files = PodMemoryFiles::open(&mounts, &path.unwrap()).unwrap();
@@ -365,6 +366,7 @@ mod tests {
         let cache = PageCache {
             inactive_file_bytes: 30,
             active_file_bytes: 20,
+            huge_page_bytes: 25,
             ..PageCache::default()
         };
         assert_eq!(reader.newest().unwrap().cache, cache);
@@ -395,17 +397,32 @@ mod tests {
     }
 
     #[test]
-    fn what_usage_has_fallen_by_may_have_been_page_cache() {
+    fn what_usage_has_fallen_by_may_have_been_any_of_it() {
         let (_dir, mut reader) = reader();
         let sure = |reader: &MemoryReader, usage_bytes, now_ns| {
             let cache = reader.sure_cache(usage_bytes, now_ns, 1);
-            (cache.inactive_file_bytes, cache.active_file_bytes)
+            let PageCache {
+                inactive_file_bytes,
+                active_file_bytes,
+                huge_page_bytes,
+                ..
+            } = cache;
+            (inactive_file_bytes, active_file_bytes, huge_page_bytes)
         };
-        assert_eq!(sure(&reader, 100, 5), (0, 0), "never read");
+        assert_eq!(sure(&reader, 100, 5), (0, 0, 0), "never read");
         reader.read(100, 5, None).unwrap();
         let now_ns = 5 + MS;
         let known = [150, 100, 90, 65, 40].map(|usage_bytes| sure(&reader, usage_bytes, now_ns));
-        assert_eq!(known, [(30, 20), (30, 20), (20, 20), (0, 15), (0, 0)]);
-        assert_eq!(sure(&reader, 100, now_ns + 1), (0, 0), "too old");
+        assert_eq!(
+            known,
+            [
+                (30, 20, 25),
+                (30, 20, 25),
+                (20, 20, 15),
+                (0, 15, 0),
+                (0, 0, 0)
+            ]
+        );
+        assert_eq!(sure(&reader, 100, now_ns + 1), (0, 0, 0), "too old");
     }
 }

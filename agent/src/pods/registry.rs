@@ -13,7 +13,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plimsoll_core::kube::cgroup_config::{NodeCapacity, QosSettings, container_config, pod_config};
+use plimsoll_core::kube::cgroup_config::{
+    NodeCapacity, QosSettings, container_config, huge_page_request_bytes, pod_config,
+};
 use plimsoll_core::kube::pod::{Pod, PressureSignal};
 use plimsoll_core::kube::pod_uid::PodUid;
 
@@ -43,6 +45,8 @@ struct Entry {
     pod: Arc<Pod>,
     /// Where its cgroup is, or will be.
     path: CgroupPath,
+    /// What it requests of huge pages, bytes: so much of its usage they are at most.
+    huge_page_bytes_max: u64,
     /// Its manifest is gone; it stays until it has left.
     removed: bool,
     open: Option<Open>,
@@ -313,10 +317,12 @@ impl Pods {
             None => pods::cgroup::pod_path(&self.cgroup_root, &pod)?,
         };
         self.generation += 1;
+        let huge_page_bytes_max = huge_page_request_bytes(&pod);
         match self.entries.get_mut(&uid) {
             // A change of QoS class moves the cgroup; the kubelet does not allow that while the pod lives.
             Some(entry) if entry.open.is_some() => {
                 entry.pod = pod;
+                entry.huge_page_bytes_max = huge_page_bytes_max;
                 entry.removed = false;
             }
             _ => {
@@ -327,6 +333,7 @@ impl Pods {
                     Entry {
                         pod,
                         path,
+                        huge_page_bytes_max,
                         removed: false,
                         open: None,
                         sweep: None,

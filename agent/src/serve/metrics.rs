@@ -659,7 +659,7 @@ fn pods(state: &NodeState, page: &mut Page<'_>) -> fmt::Result {
     )?;
     page.gauge(
         "plimsoll_pod_memory_working_set",
-        "Working set of a pod: its charged memory without inactive file pages.",
+        "Working set of a pod: its charged memory without inactive file pages and huge pages.",
         "bytes",
         rows(|pod| Some(pod.memory?.working_set_bytes)),
     )?;

@@ -320,6 +320,7 @@ fn sample(random: &mut Random, now_ns: u64) -> Sample {
                     inactive_file_bytes: random.below(usage_bytes + 1),
                     active_file_bytes: random.below(usage_bytes + 1),
                     lazily_freed_bytes: lazily_freed(random, usage_bytes),
+                    huge_page_bytes: 0,
                     usage_at_stat_bytes: usage_bytes,
                     uncharged_bytes: 0,
                     stat_age_ms: 0,

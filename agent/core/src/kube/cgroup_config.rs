@@ -20,8 +20,9 @@ mod tiers;
 
 use std::collections::BTreeMap;
 
+use crate::kube::pod::Pod;
 use crate::kube::quantity::Quantity;
-use crate::kube::resources::{HUGE_PAGES_PREFIX, ResourceList};
+use crate::kube::resources::{HUGE_PAGES_PREFIX, ResourceList, Scope, pod_requests};
 
 pub use cpu::{
     PERIOD_US, QUOTA_UNLIMITED, SHARES_MAX, SHARES_MIN, milli_cpu_to_quota_us, milli_cpu_to_shares,
@@ -98,6 +99,12 @@ pub(crate) fn huge_pages_max_bytes(list: &ResourceList) -> BTreeMap<u64, u64> {
         }
     }
     limits
+}
+
+/// What a pod requests of huge pages of all sizes together, bytes. The kubelet limits it to that.
+pub fn huge_page_request_bytes(pod: &Pod) -> u64 {
+    let by_size = huge_pages_max_bytes(&pod_requests(pod, Scope::ALL));
+    by_size.values().copied().fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::kube::pod_uid::PodUid;
 use crate::kube::qos::QosClass;
 use crate::kube::quantity::Quantity;
-use crate::kube::resource_list::ResourceList;
+use crate::kube::resource_list::{ResourceList, is_huge_pages};
 
 pub use latency_critical::{LATENCY_CRITICAL_ANNOTATION, UnknownLatencyCritical};
 pub use phase::Phase;
@@ -425,6 +425,13 @@ impl Pod {
             .containers
             .iter()
             .chain(&self.spec.init_containers)
+    }
+
+    /// Whether it requests huge pages of any size. Allocates nothing.
+    pub fn requests_huge_pages(&self) -> bool {
+        let of_containers = self.all_containers().map(|container| &container.resources);
+        let mut all = of_containers.chain(&self.spec.resources);
+        all.any(|resources| resources.requests.keys().any(|name| is_huge_pages(name)))
     }
 
     /// Whether its kubelet has yet to say what it allocates to a container: the requests may be larger than what it has

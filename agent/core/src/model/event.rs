@@ -521,17 +521,22 @@ pub struct PodMemory {
     /// `usage_bytes`.
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub uncharged_bytes: u64,
+    /// Huge pages (hugetlbfs) in the usage, where the kernel counts them there: `hugetlb` of its `memory.stat`, read at
+    /// the same time. They go back to the machine's pool of huge pages, and are no memory that others can have.
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub huge_page_bytes: u64,
     /// How long before the sample `memory.stat` was read, milliseconds.
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub stat_age_ms: u32,
 }
 
 impl PodMemory {
-    /// The working set: usage minus inactive page cache, never below 0, and what is not charged. The kubelet takes all
-    /// inactive file pages off, and knows nothing of what is not charged.
+    /// The working set: usage minus inactive page cache and huge pages, never below 0, and what is not charged. The
+    /// kubelet takes all inactive file pages off and no huge pages, and knows nothing of what is not charged.
     pub fn working_set_bytes(&self) -> u64 {
         self.usage_bytes
             .saturating_sub(self.page_cache().inactive_bytes)
+            .saturating_sub(self.huge_page_bytes)
             .saturating_add(self.uncharged_bytes)
     }
 
@@ -539,13 +544,15 @@ impl PodMemory {
     /// pod.
     pub fn used_bytes(&self, availability: Availability) -> u64 {
         self.usage_bytes
-            .saturating_sub(self.cache_bytes(availability))
+            .saturating_sub(self.unused_bytes(availability))
             .saturating_add(self.uncharged_bytes)
     }
 
-    /// The page cache that does not count as used.
-    pub(crate) fn cache_bytes(&self, availability: Availability) -> u64 {
-        availability.cache_bytes(self.page_cache())
+    /// What of the usage does not count as used: page cache that is available, and huge pages.
+    pub(crate) fn unused_bytes(&self, availability: Availability) -> u64 {
+        availability
+            .cache_bytes(self.page_cache())
+            .saturating_add(self.huge_page_bytes)
     }
 
     fn page_cache(&self) -> PageCache {

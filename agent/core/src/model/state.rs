@@ -582,6 +582,7 @@ impl NodeState {
                     usage_bytes: memory.usage_bytes,
                     working_set_bytes: memory.working_set_bytes(),
                     uncharged_bytes: memory.uncharged_bytes,
+                    huge_page_bytes: memory.huge_page_bytes,
                     active_file_bytes: memory.active_file_bytes,
                     charged_bytes: sample.charged_bytes,
                 });

@@ -20,11 +20,14 @@ pub struct PodReading {
     pub at_ns: u64,
     /// `memory.current`.
     pub usage_bytes: u64,
-    /// Usage minus inactive file pages, and what is not charged.
+    /// Usage minus inactive file pages and huge pages, and what is not charged.
     pub working_set_bytes: u64,
     /// What is not charged.
     #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
     pub uncharged_bytes: u64,
+    /// Huge pages in the usage.
+    #[serde(default, skip_serializing_if = "crate::zero::is_zero")]
+    pub huge_page_bytes: u64,
     /// Active file pages.
     #[serde(default)]
     pub active_file_bytes: u64,

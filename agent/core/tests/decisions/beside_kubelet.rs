@@ -600,6 +600,7 @@ fn the_newest_figure_of_a_pod_in_which_nothing_runs_counts() {
         active_file_bytes: 0,
         lazily_freed_bytes: 0,
         uncharged_bytes: 0,
+        huge_page_bytes: 0,
         stat_age_ms: 0,
     };
     let (a, waits) = (memory("a", 300, 300), memory("waits", 400, 4));

@@ -52,6 +52,7 @@ fn victims(availability: Availability, job_runs: bool) -> Vec<String> {
             active_file_bytes: active_mi * MI,
             lazily_freed_bytes: 0,
             uncharged_bytes: 0,
+            huge_page_bytes: 0,
             stat_age_ms: 0,
         };
         let free_mi = CAPACITY_MI - anon_mi - ACTIVE_MI;

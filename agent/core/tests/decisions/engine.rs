@@ -127,6 +127,7 @@ impl Node {
                 active_file_bytes: 0,
                 lazily_freed_bytes: 0,
                 uncharged_bytes: 0,
+                huge_page_bytes: 0,
                 stat_age_ms: 0,
             })
             .collect();
@@ -657,6 +658,7 @@ fn stale(pods: [(&'static str, u64, u64, u64, u64); 2]) -> Option<&'static str> 
             active_file_bytes: 0,
             lazily_freed_bytes: 0,
             uncharged_bytes: 0,
+            huge_page_bytes: 0,
             stat_age_ms: 0,
         });
     }

@@ -158,6 +158,7 @@ impl World {
                 active_file_bytes: 0,
                 lazily_freed_bytes: 0,
                 uncharged_bytes: 0,
+                huge_page_bytes: 0,
                 stat_age_ms: 0,
             }],
             ..Sample::default()

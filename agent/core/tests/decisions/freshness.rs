@@ -55,6 +55,7 @@ fn memory(name: &str, figures: &Figures) -> [PodMemory; 2] {
         active_file_bytes: 0,
         lazily_freed_bytes: 0,
         uncharged_bytes: 0,
+        huge_page_bytes: 0,
         stat_age_ms: 0,
     };
     let then_bytes = (figures.then.0 + figures.then.1) * MI;

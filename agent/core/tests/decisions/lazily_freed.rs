@@ -17,6 +17,7 @@ fn sample(lazily_freed_mi: u64) -> Sample {
         active_file_bytes: 0,
         lazily_freed_bytes: lazily_freed_mi * MI,
         uncharged_bytes: 0,
+        huge_page_bytes: 0,
         stat_age_ms: 0,
     };
     Sample {

@@ -54,6 +54,7 @@ fn memory(name: &str, (anon, inactive, active): Usage) -> PodMemory {
         lazily_freed_bytes: 0,
         // Always the same of a pod.
         uncharged_bytes: name.len() as u64 % 2 * 24 * MI,
+        huge_page_bytes: 0,
         stat_age_ms: 0,
     }
 }

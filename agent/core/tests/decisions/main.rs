@@ -12,6 +12,7 @@ mod exempt;
 mod explain;
 mod foresight;
 mod freshness;
+mod huge_pages;
 mod last_line;
 mod lazily_freed;
 mod leaders;

@@ -198,6 +198,7 @@ fn full(look: &Look, at_ns: u64, charged_bytes: u64) -> Sample {
                     active_file_bytes: active * MI,
                     lazily_freed_bytes: 0,
                     uncharged_bytes: 0,
+                    huge_page_bytes: 0,
                     stat_age_ms: 0,
                 })
             })

@@ -54,6 +54,8 @@ struct Usage {
     anon: u64,
     active: u64,
     inactive: u64,
+    /// Huge pages that count in the usage, of the machine's pool.
+    huge: u64,
 }
 
 /// A node of 2000 Mi without swap. All sizes in Mi.
@@ -142,13 +144,14 @@ impl Node {
             ..NodeMemory::default()
         };
         let pods = self.pods.iter().map(|(name, pod)| {
-            let usage_bytes = (pod.anon + pod.active + pod.inactive) * MI;
+            let usage_bytes = (pod.anon + pod.active + pod.inactive + pod.huge) * MI;
             PodMemory {
                 uid: PodUid::from(*name),
                 usage_bytes,
                 inactive_file_bytes: pod.inactive * MI,
                 active_file_bytes: pod.active * MI,
                 lazily_freed_bytes: 0,
+                huge_page_bytes: pod.huge * MI,
                 usage_at_stat_bytes: usage_bytes,
                 uncharged_bytes: 0,
                 stat_age_ms: 0,
@@ -253,6 +256,7 @@ fn a_short_burst_is_no_reason_to_give_up_and_a_long_one_is() {
         anon: 400,
         active: 560,
         inactive: 30,
+        ..Usage::default()
     };
     let after = |bursts: u64| {
         let mut node = short(Some(ALL), usage, &json!({}));
@@ -274,10 +278,15 @@ fn page_cache_goes_instead_of_a_pod() {
         anon: 400,
         active: 560,
         inactive: 30,
+        ..Usage::default()
     };
     let mut node = short(Some(ALL), usage, &json!({}));
     // 2000 - 600 - 960 = 440 are available: 60 are missing, and inactive memory is reclaimed first.
     assert_eq!(actions(&node.sample(5 * MS)), ["reclaim 90 hog"]);
+    // Nobody reclaims huge pages.
+    let with_huge_pages = Usage { huge: 700, ..usage };
+    let mut other = short(Some(ALL), with_huge_pages, &json!({}));
+    assert_eq!(actions(&other.sample(5 * MS)), ["reclaim 90 hog"]);
     node.usage("hog").inactive = 0;
     assert_eq!(actions(&node.sample(5 * MS)), NOTHING);
     node.usage("hog").active = 500;
@@ -302,6 +311,7 @@ fn page_cache_that_comes_into_use_is_no_ramp() {
         anon: 400,
         active: 560,
         inactive: 200,
+        ..Usage::default()
     };
     let mut node = short(Some(ALL), usage, &json!({}));
     assert_eq!(actions(&node.sample(5 * MS)), ["reclaim 260 hog"]);
@@ -310,6 +320,7 @@ fn page_cache_that_comes_into_use_is_no_ramp() {
         anon: 400,
         active: 660,
         inactive: 100,
+        ..Usage::default()
     };
     assert_eq!(actions(&node.sample(10 * MS)), NOTHING);
 }
@@ -320,6 +331,7 @@ fn every_remedy_in_its_order_and_then_the_eviction() {
         anon: 860,
         active: 100,
         inactive: 0,
+        ..Usage::default()
     };
     let mut node = short(Some(ALL), usage, &wants_usr1());
     let log = node.run(2 * BUDGETS_NS);
@@ -371,6 +383,7 @@ fn reclaim_goes_on_with_the_next_pod_that_has_cache() {
         anon: 450,
         active,
         inactive: 0,
+        ..Usage::default()
     };
     for (name, active, more) in [
         ("a-critical", 40, json!({"priority": 2_000_000_000})),
@@ -410,6 +423,7 @@ fn what_this_kernel_does_not_have_is_left_out_and_said_once() {
         anon: 860,
         active: 100,
         inactive: 0,
+        ..Usage::default()
     };
     let mut node = short(Some(ALL), usage, &json!({}));
     assert_eq!(actions(&node.sample(MS)), ["reclaim 60 hog"]);
@@ -513,6 +527,7 @@ fn a_hard_threshold_tries_something_only_when_it_was_seen_to_have_time() {
         anon: 820,
         active: 80,
         inactive: 0,
+        ..Usage::default()
     };
     let with = |last_look_ns: u64, before_mi: u64| {
         let mut node = Node::new(Some(ALL), vec![threshold(500, 0)]);
@@ -541,6 +556,7 @@ fn a_ramp_that_begins_during_a_remedy_ends_it() {
         anon: 820,
         active: 80,
         inactive: 0,
+        ..Usage::default()
     };
     let mut node = Node::new(Some(ALL), vec![threshold(500, 0)]);
     node.pod("web", anon(600), &json!({"priority": 10}));
@@ -723,6 +739,7 @@ fn do_it(node: &mut Node, what: &Happens, after_ns: u64) -> Vec<Decision> {
                 anon: *anon,
                 active: *active,
                 inactive: *inactive,
+                ..Usage::default()
             };
             Vec::new()
         }
@@ -799,7 +816,7 @@ proptest! {
         });
         let mut logs = [Vec::new(), Vec::new()];
         for (node, log) in nodes.iter_mut().zip(&mut logs) {
-            node.pod("web", Usage { anon: 300, active: 100, inactive: 50 }, &json!({"priority": 10}));
+            node.pod("web", Usage { anon: 300, active: 100, inactive: 50, ..Usage::default() }, &json!({"priority": 10}));
             node.pod("hog", anon(100), &wants_usr1());
             log.extend(node.sample(calm_ms * MS));
             for (after_ms, more) in &steps {

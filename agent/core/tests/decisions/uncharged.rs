@@ -16,6 +16,7 @@ fn sample(uncharged_mi: u64, stat_age_ms: u32) -> Sample {
         usage_at_stat_bytes: usage_mi * MI,
         active_file_bytes: 0,
         lazily_freed_bytes: 0,
+        huge_page_bytes: 0,
         uncharged_bytes: uncharged_mi * MI,
         stat_age_ms,
     };

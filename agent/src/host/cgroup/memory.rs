@@ -5,7 +5,8 @@ use plimsoll_core::model::page_cache::lazily_freed_bytes;
 use super::{CgroupError, CgroupMounts, CgroupPath, Controller, Version};
 use crate::host::file::{ControlFile, FileError};
 
-/// A cgroup's pages on the kernel's lists of file pages: tmpfs and shared memory are not in them.
+/// What of a cgroup's usage may not count as used: its pages on the kernel's lists of file pages, in which tmpfs and
+/// shared memory are not, and its huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PageCache {
     /// What the kernel drops first; the working set is the usage less this.
@@ -14,6 +15,9 @@ pub struct PageCache {
     pub active_file_bytes: u64,
     /// What of these two is no page cache, but memory after `madvise(MADV_FREE)`.
     pub lazily_freed_bytes: u64,
+    /// Huge pages (hugetlbfs), where the usage has them: on cgroup v2 that is mounted with `memory_hugetlb_accounting`,
+    /// as newer versions of systemd do. Linux has the line from 6.13 on; before, it is 0.
+    pub huge_page_bytes: u64,
 }
 
 /// A cgroup's usage and statistics files, opened once.
@@ -21,7 +25,7 @@ pub struct PageCache {
 pub struct PodMemoryFiles {
     usage: ControlFile,
     stat: ControlFile,
-    cache_keys: [&'static str; 4],
+    cache_keys: [&'static str; 5],
 }
 
 impl PodMemoryFiles {
@@ -42,11 +46,13 @@ impl PodMemoryFiles {
                     "total_active_file",
                     "total_cache",
                     "total_shmem",
+                    // v1 does not count them.
+                    "total_hugetlb",
                 ],
             ),
             Version::V2 => (
                 "memory.current",
-                ["inactive_file", "active_file", "file", "shmem"],
+                ["inactive_file", "active_file", "file", "shmem", "hugetlb"],
             ),
         };
         let usage = ControlFile::open(dir.join(usage))?;
@@ -58,13 +64,14 @@ impl PodMemoryFiles {
         })
     }
 
-    /// Only the page cache. `memory.stat` is some fifty times as dear as the usage: the kernel flushes statistics for
-    /// it.
+    /// The page cache and huge pages. `memory.stat` is some fifty times as dear as the usage: the kernel flushes
+    /// statistics for it.
     ///
     /// # Errors
     /// [`FileError::Vanished`] when the cgroup is gone.
     pub fn read_cache(&self) -> Result<PageCache, FileError> {
-        let [inactive_file, active_file, file, shmem] = self.stat.read_keyed(&self.cache_keys)?;
+        let [inactive_file, active_file, file, shmem, hugetlb] =
+            self.stat.read_keyed(&self.cache_keys)?;
         let (Some(inactive_file_bytes), Some(active_file_bytes)) = (inactive_file, active_file)
         else {
             let expected = "a line inactive_file and a line active_file";
@@ -78,6 +85,7 @@ impl PodMemoryFiles {
                 file,
                 shmem,
             ),
+            huge_page_bytes: hugetlb.unwrap_or(0),
         })
     }
 

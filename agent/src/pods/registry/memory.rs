@@ -14,7 +14,7 @@ use plimsoll_core::model::event::PodMemory;
 use plimsoll_core::model::reading::PodProcesses;
 use plimsoll_core::policy::eviction::usage_bounds::{STALE_BYTES, STAT_AGE_MAX_MS};
 
-use super::{Open, Pods};
+use super::{Entry, Open, Pods};
 use crate::host::file::FileError;
 use crate::pods::memory_reader::{Reading, StatThread};
 
@@ -46,10 +46,8 @@ impl Pods {
         into.clear();
         let thread = self.stat_thread.as_ref();
         for (uid, entry) in &mut self.entries {
-            let Some(open) = &mut entry.open else {
-                continue;
-            };
-            into.extend(open.memory_of(uid, now_ns, urgent, thread, |error| failed(uid, error)));
+            let failed = |error: &FileError| failed(uid, error);
+            into.extend(entry.memory_of(uid, now_ns, urgent, thread, failed));
         }
     }
 
@@ -64,8 +62,7 @@ impl Pods {
     ) -> bool {
         let thread = self.stat_thread.as_ref();
         let entry = self.entries.get_mut(uid);
-        let open = entry.and_then(|entry| entry.open.as_mut());
-        let memory = open.and_then(|open| open.memory_of(uid, now_ns, true, thread, failed));
+        let memory = entry.and_then(|entry| entry.memory_of(uid, now_ns, true, thread, failed));
         let is_read = memory.is_some();
         into.extend(memory);
         is_read
@@ -79,11 +76,10 @@ impl Pods {
     /// When its files cannot be read; the sample keeps the older figures.
     pub fn freshen(&mut self, memory: &mut PodMemory, now_ns: u64) -> Result<(), FileError> {
         let thread = self.stat_thread.as_ref();
-        let Some(open) = self
-            .entries
-            .get_mut(&memory.uid)
-            .and_then(|entry| entry.open.as_mut())
-        else {
+        let Some(entry) = self.entries.get_mut(&memory.uid) else {
+            return Ok(());
+        };
+        let Some(open) = &mut entry.open else {
             return Ok(());
         };
         let reader = &mut open.memory;
@@ -95,6 +91,7 @@ impl Pods {
             memory.inactive_file_bytes = cache.inactive_file_bytes;
             memory.active_file_bytes = cache.active_file_bytes;
             memory.lazily_freed_bytes = cache.lazily_freed_bytes;
+            memory.huge_page_bytes = cache.huge_page_bytes.min(entry.huge_page_bytes_max);
             memory.usage_at_stat_bytes = memory.usage_bytes;
             memory.stat_age_ms = 0;
         }
@@ -152,8 +149,9 @@ impl Pods {
     }
 }
 
-impl Open {
-    /// What a sample has of it; `None`: nothing was ever read, or its cgroup has vanished.
+impl Entry {
+    /// What a sample has of it; `None`: nothing was ever read, or it has no cgroup. Of its huge pages, as many as it
+    /// requests: a kubelet lets it have no more.
     fn memory_of(
         &mut self,
         uid: &PodUid,
@@ -162,25 +160,29 @@ impl Open {
         thread: Option<&StatThread>,
         mut failed: impl FnMut(&FileError),
     ) -> Option<PodMemory> {
-        match self.read(now_ns, urgent, thread) {
-            Ok(usage_bytes) => self.usage_bytes = Some(usage_bytes),
+        let open = self.open.as_mut()?;
+        match open.read(now_ns, urgent, thread) {
+            Ok(usage_bytes) => open.usage_bytes = Some(usage_bytes),
             Err(error) if error.is_vanished() => return None,
             Err(error) => failed(&error),
         }
-        let newest = self.memory.newest();
+        let newest = open.memory.newest();
         let cache = newest.map(|newest| newest.cache).unwrap_or_default();
         Some(PodMemory {
             uid: uid.clone(),
-            usage_bytes: self.usage_bytes?,
+            usage_bytes: open.usage_bytes?,
             inactive_file_bytes: cache.inactive_file_bytes,
             usage_at_stat_bytes: newest.map_or(0, |newest| newest.usage_bytes),
             active_file_bytes: cache.active_file_bytes,
             lazily_freed_bytes: cache.lazily_freed_bytes,
-            uncharged_bytes: self.uncharged_bytes.load(Ordering::Relaxed),
+            uncharged_bytes: open.uncharged_bytes.load(Ordering::Relaxed),
+            huge_page_bytes: cache.huge_page_bytes.min(self.huge_page_bytes_max),
             stat_age_ms: age_ms(newest, now_ns),
         })
     }
+}
 
+impl Open {
     /// Returns the usage; brings the page cache up to date where that is worth a read.
     fn read(
         &mut self,

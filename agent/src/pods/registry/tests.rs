@@ -1,6 +1,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::sync::mpsc::channel;
 
+use plimsoll_core::kube::quantity::Quantity;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
@@ -431,6 +432,46 @@ fn all_of_a_pods_usage_counts_while_its_page_cache_is_slow_to_read() {
         }
         std::thread::yield_now();
     }
+}
+
+/// Where the kernel counts them in the usage. What a pod did not request it may hold instead of memory.
+#[test]
+fn huge_pages_are_read_with_the_page_cache_as_far_as_they_are_requested() {
+    const MIB: u64 = 1 << 20;
+    let (_dir, host, mut pods) = one_pod("1");
+    let set = |name: &str, text: String| std::fs::write(host.path(POD).join(name), text).unwrap();
+    let set_huge = |mib: u64| {
+        let stat = format!("inactive_file 0\nactive_file 0\nhugetlb {}\n", mib * MIB);
+        set("memory.stat", stat);
+    };
+    set("memory.current", format!("{}\n", 1100 * MIB));
+    set_huge(1024);
+    look(&mut pods);
+    let now_ns = crate::host::clock::now_ns();
+    let read = |pods: &mut Pods, now_ns| {
+        let mut sample = Vec::new();
+        pods.read(&mut sample, now_ns, false, |_, error| panic!("{error}"));
+        sample.remove(0)
+    };
+    let mut memory = read(&mut pods, now_ns);
+    assert_eq!(memory.usage_bytes, 1100 * MIB);
+    assert_eq!(memory.working_set_bytes(), 1100 * MIB, "none is requested");
+    pods.freshen(&mut memory, now_ns).unwrap();
+    assert_eq!(memory.working_set_bytes(), 1100 * MIB);
+    let mut with_request = (*pod("a")).clone();
+    let requests = &mut with_request.spec.containers[0].resources.requests;
+    for (size, amount) in [("hugepages-2Mi", "512Mi"), ("hugepages-1Gi", "1Gi")] {
+        requests.insert(size.to_owned(), Quantity::parse(amount).unwrap());
+    }
+    pods.apply(Arc::new(with_request)).unwrap();
+    let mut memory = read(&mut pods, now_ns);
+    assert_eq!(memory.usage_bytes, 1100 * MIB);
+    assert_eq!(memory.huge_page_bytes, 1024 * MIB);
+    assert_eq!(memory.working_set_bytes(), 76 * MIB);
+    // It has given them back, and has other memory in their place.
+    set_huge(0);
+    pods.freshen(&mut memory, now_ns).unwrap();
+    assert_eq!(memory.working_set_bytes(), 1100 * MIB);
 }
 
 /// Of a pod with more cgroups than are kept not even the first read is the loop's.

@@ -184,9 +184,14 @@ fn stale_pod(view: &View<'_>, met: &Met, sample: &Sample, scratch: &mut Scratch)
     let is_alone = candidates.next().is_none() && scratch.chosen.len() == 1;
     let whole_pods = met.threshold.signal != Signal::NumaMemoryAvailable;
     let mut others = rows.iter().filter(|other| !other.exempt);
-    if is_alone && whole_pods && others.next().is_some_and(|first| first.uid == row.uid) {
+    if is_alone
+        && whole_pods
+        && others.next().is_some_and(|first| first.uid == row.uid)
+        && let Some(pod) = view.state.pods.get(&row.uid)
+    {
         let at_least = RankRow {
             usage: least_used_bytes(
+                &pod.pod,
                 &sample.pods[index],
                 &sample.node,
                 view.config.options.availability,

@@ -466,7 +466,8 @@ fn reclaim(
         _ => 0,
     };
     // The kernel takes inactive pages first, which change nothing.
-    let inactive_bytes = memory.usage_bytes.saturating_sub(charged_bytes);
+    let unused_bytes = memory.usage_bytes.saturating_sub(charged_bytes);
+    let inactive_bytes = unused_bytes.saturating_sub(memory.huge_page_bytes);
     (gain_bytes >= PROGRESS_BYTES).then(|| {
         let decision = Decision::Reclaim {
             uid: pod.row.uid.clone(),

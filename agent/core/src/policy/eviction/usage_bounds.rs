@@ -8,10 +8,12 @@
 //!   usage;
 //! - older: anything up to its usage, though usage stood still. A cgroup at its limit replaces page cache by anonymous
 //!   memory, or the reverse, and its usage stays what it was;
-//! - in any case not less than its usage minus the page cache of the node, which is read with each sample.
+//! - in any case not less than its usage minus the page cache of the node, which is read with each sample; but of a pod
+//!   that requests huge pages any of its usage may be such pages by now.
 //!
 //! What its cgroup is not charged for is in all of these.
 
+use crate::kube::pod::Pod;
 use crate::model::event::{NodeMemory, PodMemory};
 use crate::model::options::Availability;
 
@@ -35,6 +37,7 @@ pub(super) fn is_stale_pod(memory: &PodMemory) -> bool {
 
 /// What a pod uses at least, as far as its figures are old.
 pub(super) fn least_used_bytes(
+    pod: &Pod,
     memory: &PodMemory,
     node: &NodeMemory,
     availability: Availability,
@@ -46,14 +49,17 @@ pub(super) fn least_used_bytes(
         lazily_freed_bytes: 0,
         ..memory.clone()
     };
-    let by_node = all_cache.limited(node).used_bytes(availability);
+    let by_node = match pod.requests_huge_pages() {
+        true => memory.uncharged_bytes,
+        false => all_cache.limited(node).used_bytes(availability),
+    };
     if !is_recent(memory) {
         return by_node;
     }
     let by_stat = memory
         .usage_bytes
         .min(memory.usage_at_stat_bytes)
-        .saturating_sub(memory.cache_bytes(availability))
+        .saturating_sub(memory.unused_bytes(availability))
         .saturating_add(memory.uncharged_bytes);
     by_stat.max(by_node)
 }
@@ -67,7 +73,7 @@ pub(crate) fn most_used_bytes(memory: &PodMemory, availability: Availability) ->
         true => memory
             .usage_bytes
             .max(memory.usage_at_stat_bytes)
-            .saturating_sub(memory.cache_bytes(availability))
+            .saturating_sub(memory.unused_bytes(availability))
             .min(memory.usage_bytes),
         false => memory.usage_bytes,
     };

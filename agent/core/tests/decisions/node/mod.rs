@@ -117,6 +117,7 @@ impl Node {
             active_file_bytes: active * MI,
             lazily_freed_bytes: 0,
             uncharged_bytes: 0,
+            huge_page_bytes: 0,
             stat_age_ms: 0,
         };
         self.step(EventKind::Sample(Sample {
