@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, bind, sendto, socket};
 use super::{Go, Growth, Log};
 
 /// What is sent at a time: less than a socket may have on its way.
-const MESSAGE: [u8; 30_000] = [1; 30_000];
+static MESSAGE: [u8; 30_000] = [1; 30_000];
 
 /// Sockets that send to themselves until the kernel takes no more, and never receive.
 pub(crate) fn fill(growth: &Growth, go: &Go, log: &Log) -> anyhow::Result<()> {
