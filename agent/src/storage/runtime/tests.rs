@@ -8,7 +8,8 @@ use plimsoll_core::model::config::EngineConfig;
 use plimsoll_core::model::signal::{Operator, Signal};
 use plimsoll_core::model::threshold::{self, ThresholdSettings};
 use plimsoll_core::protocol::runtime_link::{
-    ContainerState, FRAMING, FromRuntime, PROTOCOL, RuntimeContainer, RuntimeImage, ToRuntime,
+    ContainerState, FRAMING, FromRuntime, LayerUse, PROTOCOL, RuntimeContainer, RuntimeImage,
+    ToRuntime,
 };
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -188,7 +189,11 @@ fn serve_files(dir: &Path, removes: Removes, mut questions: u32, mut stream: Uni
         created_unix_ns: 0,
         finished_unix_ns: Some(S),
         images: vec!["used".to_owned()],
-        writable_layer: None,
+        // So that what comes of it is waited for before an image goes, however late.
+        writable_layer: Some(LayerUse {
+            bytes: Some(2 << 20),
+            ..LayerUse::default()
+        }),
     };
     send(&mut stream, &FromRuntime::Hello { protocol: PROTOCOL });
     while questions > 0
