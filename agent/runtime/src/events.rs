@@ -10,7 +10,6 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::Duration;
 
-use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::runtime_link::{FromNri, TEXT_BYTES_MAX};
 use tokio::time::Instant;
 use tonic::Streaming;
@@ -20,17 +19,14 @@ use crate::cri::{Runtime, Version};
 use crate::frames::cut;
 use crate::interface::cri::{ContainerEventResponse, ContainerEventType};
 use crate::outbox::Outbox;
+use crate::reconnect::Reconnect;
 
 /// The only runtime that is asked, and from which version on.
 const RUNTIME: &str = "containerd";
 const MAJOR_MIN: u32 = 2;
-/// A runtime to which there is no connection is away or starts.
-const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon. One that is too
 /// old may be upgraded.
-const AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// A connection that was of use for so long has not ended soon.
-const LASTING: Duration = Duration::from_secs(10);
+const AGAIN: Reconnect = Reconnect::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Why the runtime does not tell.
 #[derive(Debug, thiserror::Error)]
@@ -57,15 +53,7 @@ pub(crate) async fn follow(socket: &Path, outbox: &Outbox) -> Infallible {
         let why = cut(&ended.to_string());
         say(outbox, &mut said, Some(why));
         let is_away = matches!(ended, Ended::Call(CallError::Connect { .. }));
-        // The next one that is there is another.
-        if is_away || began.elapsed() >= LASTING {
-            again.reset();
-        }
-        let pause = if is_away {
-            CONNECTED_AGAIN
-        } else {
-            again.failed()
-        };
+        let pause = again.pause(is_away, Some(began.elapsed()));
         tokio::time::sleep(pause).await;
     }
 }

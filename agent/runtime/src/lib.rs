@@ -15,6 +15,7 @@ pub mod limits;
 pub mod nri;
 mod outbox;
 pub mod pod_resources;
+mod reconnect;
 pub mod serve;
 pub mod show;
 #[cfg(test)]

@@ -154,7 +154,7 @@ const CLUSTER_ROOMS: [(&str, &[&str]); 16] = [
 ];
 
 /// Of `plimsoll-runtime`, as [`ROOMS`].
-const RUNTIME_ROOMS: [(&str, &[&str]); 13] = [
+const RUNTIME_ROOMS: [(&str, &[&str]); 14] = [
     ("main", &["cli"]),
     (
         "cli",
@@ -170,12 +170,23 @@ const RUNTIME_ROOMS: [(&str, &[&str]); 13] = [
         ],
     ),
     ("serve", &["cri", "pod_resources", "connection", "frames"]),
-    ("nri", &["events", "outbox", "frames", "interface"]),
+    (
+        "nri",
+        &["events", "outbox", "reconnect", "frames", "interface"],
+    ),
     (
         "events",
-        &["cri", "connection", "outbox", "frames", "interface"],
+        &[
+            "cri",
+            "connection",
+            "outbox",
+            "reconnect",
+            "frames",
+            "interface",
+        ],
     ),
     ("outbox", &[]),
+    ("reconnect", &[]),
     ("show", &["cri"]),
     ("cri", &["connection", "interface"]),
     ("pod_resources", &["connection", "interface"]),

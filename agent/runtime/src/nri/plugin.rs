@@ -7,7 +7,6 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use plimsoll_core::protocol::backoff::Backoff;
 use plimsoll_core::protocol::runtime_link::{Adjustment, Answer, FromNri, Shown};
 use plimsoll_core::shown::Show as _;
 use prost::Message as _;
@@ -27,6 +26,7 @@ use crate::interface::nri::{
 };
 use crate::interface::ttrpc;
 use crate::outbox::Outbox;
+use crate::reconnect::Reconnect;
 
 /// The plugin's name, and its place among others: late, so that it sees what others have set, and leaves it.
 const NAME: &str = "plimsoll";
@@ -47,14 +47,9 @@ const SYNCHRONIZED_WITHIN: Duration = Duration::from_secs(60);
 const MESSAGE_WITHIN: Duration = Duration::from_secs(10);
 /// Read at one time, bytes.
 const PORTION: usize = 16 << 10;
-/// A runtime to which there is no connection is away or starts: what it makes before the plugin is there is made
-/// without. To try costs one call of the system.
-const CONNECTED_AGAIN: Duration = Duration::from_millis(500);
 /// The first pause after a connection that has ended, and the longest, after so many that ended soon: a runtime that
 /// does not take the plugin.
-const AGAIN: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
-/// A connection that was of use for so long has not ended soon.
-const LASTING: Duration = Duration::from_secs(10);
+const AGAIN: Reconnect = Reconnect::new(Duration::from_millis(250), Duration::from_secs(10));
 
 /// Why a connection to the runtime has ended.
 #[derive(Debug, thiserror::Error)]
@@ -104,16 +99,8 @@ pub(super) async fn serve(socket: &Path, table: &Table, outbox: &Outbox) -> Infa
         let why = cut(&ended.to_string());
         outbox.state(FromNri::Away { why });
         let is_away = matches!(ended, Ended::Absent(_) | Ended::Connect { .. });
-        let has_lasted = |since: Instant| since.elapsed() >= LASTING;
-        // The next one that is there is another.
-        if is_away || session.synchronized.is_some_and(has_lasted) {
-            again.reset();
-        }
-        let pause = if is_away {
-            CONNECTED_AGAIN
-        } else {
-            again.failed()
-        };
+        let lasted = session.synchronized.map(|since| since.elapsed());
+        let pause = again.pause(is_away, lasted);
         tokio::time::sleep(pause).await;
     }
 }
